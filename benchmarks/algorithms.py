@@ -21,7 +21,7 @@ import torch
 
 from engines import mlp_task
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.bench.measure import environment
+from fedzmg.bench import environment
 from fedzmg.simulation import Simulation, Trial
 
 

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedzmg import Task, Trial, tasks
-from fedzmg.bench.measure import environment
+from fedzmg.bench import environment
 from fedzmg.data.plan import ClientBatch
 from fedzmg.models import mlp
 from fedzmg.simulation import Simulation

@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedzmg.bench.measure import Machine, environment, time_rounds, wait
-from fedzmg.bench.workloads import WORKLOADS
+from fedzmg.bench import WORKLOADS, Machine, environment, time_rounds, wait
 from fedzmg.models.kernels import rounding
 from fedzmg.simulation import resolve_device
 from fedzmg.tasks.task import Task
@@ -133,16 +132,16 @@ def main() -> None:
                 rounds_of(task, device, arguments.precision), device, arguments.rounds
             )
         ours = time_rounds(
-            task, Machine("not asked for", 1.0, 1.0), engine=arguments.engine,
+            task, Machine(1.0, 1.0), engine=arguments.engine,
             precision=arguments.precision, rounds=arguments.rounds, device=device,
         )  # fmt: skip
-        ms = ours.round_ms
+        ms = ours["round_ms"]
         found.append(
             {"workload": name, "plain_ms": plain, "fedzmg_ms": ms, "ratio": plain / ms,
-             "engine": ours.engine, "precision": arguments.precision}
+             "engine": ours["engine"], "precision": arguments.precision}
         )  # fmt: skip
         print(
-            f"{name}: plain loop {plain:.1f} ms, fedzmg ({ours.engine}) {ms:.1f} ms "
+            f"{name}: plain loop {plain:.1f} ms, fedzmg ({ours['engine']}) {ms:.1f} ms "
             f"per round: {plain / ms:.1f} x",
             flush=True,
         )

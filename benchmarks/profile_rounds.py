@@ -22,8 +22,7 @@ from typing import Any, get_args
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedzmg.bench.measure import NEVER, environment, wait
-from fedzmg.bench.workloads import WORKLOADS
+from fedzmg.bench import NEVER, WORKLOADS, environment, wait
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Simulation, Trial
 

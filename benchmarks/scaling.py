@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.bench.measure import (
+from fedzmg.bench import (
+    WORKLOADS,
     Machine,
     environment,
     host_peak_mib,
@@ -30,7 +31,6 @@ from fedzmg.bench.measure import (
     reset_host_peak,
     time_rounds,
 )
-from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.models.networks import mlp
 from fedzmg.simulation import RoundPlanner, resolve_device
 from fedzmg.tasks.task import Task
@@ -63,12 +63,12 @@ def packed(
             task, machine, engine=engine, precision=precision, trials=count,  # type: ignore[arg-type]
             rounds=3, device=device,
         )  # fmt: skip
-        row = {**timing.as_dict(), "ms_per_client_step": timing.round_ms / timing.steps}
+        row = {**timing, "ms_per_client_step": timing["round_ms"] / timing["steps"]}
         rows.append(row)
         print(
-            f"{workload}, {timing.clients:>5} clients side by side ({timing.engine}): "
+            f"{workload}, {timing['clients']:>5} clients side by side ({timing['engine']}): "
             f"{row['ms_per_client_step']:.4f} ms per client and step, "
-            f"{timing.round_ms:.1f} ms per round, peak {timing.peak_mib:,.0f} MiB",
+            f"{timing['round_ms']:.1f} ms per round, peak {timing['peak_mib']:,.0f} MiB",
             flush=True,
         )
     return rows
@@ -90,13 +90,13 @@ def one_population(device_name: str, clients: int) -> dict[str, Any]:
     before = host_peak_mib()
     reset_host_peak()
     # Measuring the machine would take more memory than the smaller populations do.
-    unknown = Machine("not measured", 1.0, 1.0)
+    unknown = Machine(1.0, 1.0)
     timing = time_rounds(task, unknown, engine=engine, rounds=20, device=device)
     return {
         "clients": clients,
         "build_seconds": built,
         "plan_ms": 1e3 * planning,
-        "round_ms": timing.round_ms,
+        "round_ms": timing["round_ms"],
         "data_mib": clients * EXAMPLES * (FEATURES * 2 + 8) / 2**20,
         "build_mib": before,
         "host_mib": host_peak_mib(),

@@ -112,3 +112,14 @@ def test_paired_rules_are_not_combined_with_others(registry: ModuleType) -> None
     lean = registry.get("lean")
     with pytest.raises(ValueError, match="do not work with"):
         Algorithm("alone", lean.client, algorithms.Average())
+
+
+def test_the_lock_has_the_constraints_hashes_and_no_address() -> None:
+    root = Path(__file__).parents[1]
+    lock = (root / "requirements.lock").read_text()
+    packages = re.findall(r"^([a-z0-9-]+==\S+)(.*(?:\n    .*)*)", lock, re.MULTILINE)
+    assert len(packages) == len(re.findall("==.*\\\\$", lock, re.MULTILINE))
+    assert all("--hash=sha256:" in hashes for _, hashes in packages)
+    wanted = re.findall(r"^[^#\s]+", (root / "constraints.txt").read_text(), re.MULTILINE)
+    assert set(wanted) <= {name for name, _ in packages}
+    assert not re.search("://|--(extra-)?index|--find-links| @ |file:", lock)

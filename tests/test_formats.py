@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.plan_directory import read_lines
+from fedzmg.experiment.grids.score import read_lines
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.results.diff import read
 from fedzmg.results.runs import read_log

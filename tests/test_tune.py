@@ -141,7 +141,7 @@ def test_search_in_a_directory_continues_and_is_reported(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"axes": {}}, "axes = {}: expected numbers by option"),
+        ({"axes": {}}, "axes is empty"),
         ({"axes": {"client.lr": 0.1}}, "axes = {'client.lr': 0.1}: expected numbers by option"),
         ({"axes": {"client.l": [0.1]}}, "unknown axis 'client.l': did you mean 'client.lr'?"),
         ({"seeds": 0}, "seeds = 0"),

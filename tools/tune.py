@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fedzmg import algorithms, tasks
-from fedzmg.bench.measure import machine
+from fedzmg.bench import machine
 from fedzmg.simulation import Device, Trial, resolve_device, simulate
 
 ROOT = Path(__file__).parents[1]

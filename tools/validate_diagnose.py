@@ -259,7 +259,7 @@ def validate(case: Case, known: Mapping[str, Any]) -> dict[str, Any]:
     wanted = {**case.protocol, "rounds": case.rounds, "eval_every": every}
     task = replace(task, protocol=task.protocol.with_options(wanted))
     found = diagnose(task, device="cpu", drifting=0)
-    measured = found.points[0].measurement
+    measured = found.points[0]
     tuning = replace(task, test=task.tune or task.test)
     arms: dict[str, Any] = {}
     for arm in ARMS:

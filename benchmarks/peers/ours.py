@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedzmg.bench.measure import NEVER
-from fedzmg.bench.workloads import WORKLOADS
+from fedzmg.bench import NEVER, WORKLOADS
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import RoundPlanner, Simulation, Trial

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -18,6 +20,7 @@ from fedzmg.errors import InputError, Interrupted, unknown
 from fedzmg.experiment.grids.grid import Tuned, run_grid
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
+from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import Device, EngineName
@@ -28,10 +31,19 @@ COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 """Algorithms of a comparison by default."""
 
 
-def algorithm_names(text: str) -> list[str]:
-    """Parse comma-separated names of algorithms; ``all`` means every one."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    return list(ALGORITHMS) if names == ["all"] else names
+def algorithm_names(given: Any) -> list[str]:
+    """Return names of algorithms, comma-separated or in a list; ``all`` means every one."""
+    if isinstance(given, str):
+        names = [name.strip() for name in given.split(",")]
+        if "" in names:
+            raise InputError(f"algorithms = {given!r}: a name is empty, remove a comma")
+        return list(ALGORITHMS) if names == ["all"] else names
+    if isinstance(given, Sequence) and all(isinstance(name, str) for name in given):
+        return list(given)
+    raise InputError(
+        f"algorithms = {given!r}: expected names; train an algorithm of your own with "
+        "simulate(task, [Trial(algorithm, seed)]) and compare by StudyResult.from_histories"
+    )
 
 
 def tuning_notes(
@@ -71,15 +83,14 @@ def comparison_spec(
     **fields: Any,
 ) -> StudySpec:
     """Build the study of a comparison; ``fields`` may be ``rounds``, ``engine`` and ``device``."""
-    for key in settings:
-        for name in algorithms:
-            own = key.removeprefix(f"{name}.")
-            table = own.partition(".")[0]
-            if own == key or table in ("client", "server", "weights"):
-                continue
-            if table in ("task", "preset", "protocol", "algorithm", "seed", "engine", "device"):
-                raise InputError(f"{own} cannot be set for one algorithm ({name}), only for all")
-            raise unknown("key", own, known_options(registry.get(name)), f"fedzmg list {name}")
+    for name, key in itertools.product(algorithms, settings):
+        own = key.removeprefix(f"{name}.")
+        table = own.partition(".")[0]
+        if own == key or table in ("client", "server", "weights"):
+            continue
+        if table in RunSpec.model_fields:
+            raise InputError(f"{own} cannot be set for one algorithm ({name}), only for all")
+        raise unknown("key", own, known_options(registry.get(name)), f"fedzmg list {name}")
     # Evaluations and rounds are at the top of a study file, in the protocol of a run.
     lifted = {key: f"protocol.{key}" for key in ("rounds", "eval_every")}
     values = {key: v for key, v in settings.items() if key not in lifted.values()}
@@ -132,7 +143,7 @@ def compare(
         InputError: for an unknown name or a value out of range.
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
-    chosen, algorithms = _task(task, preset), _names(algorithms)
+    chosen, algorithms = _task(task, preset), algorithm_names(algorithms)
     numbers, directory = _seeds(seeds), None if out is None else Path(out)
     given = _flat_settings(settings, algorithms)
     spec = comparison_spec(
@@ -188,12 +199,17 @@ def tune(
         InputError: for an unknown name, a value out of range, or a task without examples set apart.
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
-    chosen, algorithms = _task(task, preset), _names(algorithms)
+    chosen, algorithms = _task(task, preset), algorithm_names(algorithms)
     numbers, directory = _seeds(seeds, first=1000), None if out is None else Path(out)
+    try:
+        values = {key: [float(value) for value in own] for key, own in axes.items()}
+    except (AttributeError, TypeError, ValueError):
+        example = {"client.lr": [0.1, 1.0]}
+        raise InputError(f"axes = {axes!r}: expected numbers by option, {example}") from None
     total = chosen.protocol.rounds if rounds is None else rounds
     last = min(10, total) if last is None and isinstance(total, int) else last
     given: dict[str, Any] = {"task": chosen.name, "preset": dict(chosen.preset), "last": last}
-    given |= {"algorithms": algorithms, "axes": _axes(axes), "seeds": numbers, "rounds": total}
+    given |= {"algorithms": algorithms, "axes": values, "seeds": numbers, "rounds": total}
     given |= {"selection": selection, "engine": engine, "device": device}
     spec = GridSpec.parse(given).with_settings(_flat_settings(settings, algorithms))
     with contextlib.ExitStack() as stack:
@@ -217,37 +233,15 @@ def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
     return task
 
 
-def _names(algorithms: Any) -> list[str]:
-    """Return names of algorithms as a list."""
-    if isinstance(algorithms, str):
-        return algorithm_names(algorithms)
-    if isinstance(algorithms, Sequence) and all(isinstance(name, str) for name in algorithms):
-        return list(algorithms)
-    raise InputError(
-        f"algorithms = {algorithms!r}: expected names; train an algorithm of your own with "
-        "simulate(task, [Trial(algorithm, seed)]) and compare by StudyResult.from_histories"
-    )
-
-
 def _seeds(seeds: Any, first: int = 0) -> list[int]:
     """Return seeds that were given as their number or one by one."""
-    if isinstance(seeds, int) and seeds < 1:
-        raise InputError(f"seeds = {seeds}: expected at least one")
     try:
-        listed = range(first, first + seeds) if isinstance(seeds, int) else seeds
-        return [operator.index(seed) for seed in listed]
+        given = range(first, first + seeds) if isinstance(seeds, int) else seeds
+        found = [operator.index(seed) for seed in given]
     except TypeError:
-        raise InputError(f"seeds = {seeds!r}: expected their number or a list of them") from None
-
-
-def _axes(axes: Any) -> dict[str, list[float]]:
-    """Return lists of numbers by option."""
-    try:
-        found = {key: [float(value) for value in values] for key, values in axes.items()}
-    except (AttributeError, TypeError, ValueError):
-        found = {}
+        found = []
     if not found:
-        raise InputError(f"axes = {axes!r}: expected numbers by option, {{'client.lr': [0.1, 1]}}")
+        raise InputError(f"seeds = {seeds!r}: expected their number or a list of them")
     return found
 
 
@@ -269,17 +263,14 @@ def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-@contextlib.contextmanager
 def _shown(
     progress: Progress | bool, task: Task, packs: Mapping[str, int]
-) -> Iterator[Progress | None]:
-    """Yield the receiver of progress updates."""
+) -> AbstractContextManager[Progress | None]:
+    """Return the receiver of progress updates."""
     if progress is not True:
-        yield progress or None
-        return
+        return contextlib.nullcontext(progress or None)
     from rich.console import Console
 
     from fedzmg.terminal.live import Display
 
-    with Display(Console(stderr=True), task.metric.name, packs) as display:
-        yield display
+    return Display(Console(stderr=True), task.metric.name, packs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ class Rule:
                 value = int(value) if isinstance(value, Integral) else float(value)
                 object.__setattr__(self, field.name, value)
                 closed = limits["low"] <= value <= limits["high"]
-                if closed and limits["above"] < value < limits["below"] and math.isfinite(value):
+                finite = abs(value) <= sys.float_info.max  # of any number of digits
+                if closed and limits["above"] < value < limits["below"] and finite:
                     continue
             raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
 
@@ -198,13 +200,18 @@ class Algorithm:
 
     def options(self) -> dict[str, Any]:
         """Return every option by key, such as ``{"client.lr": 0.1, "weights": "examples"}``."""
-        found: dict[str, Any] = {"weights": self.weights}
+        fields = self.fields().items()
+        return {"weights": self.weights} | {k: getattr(rule, f.name) for k, (rule, f) in fields}
+
+    def fields(self) -> dict[str, tuple[Rule, dataclasses.Field[Any]]]:
+        """Return the rule and the field of every option but the weights, outermost rules first."""
+        found: dict[str, tuple[Rule, dataclasses.Field[Any]]] = {}
         for side in ("client", "server"):
             for rule in chain(getattr(self, side)):
                 for field in dataclasses.fields(rule):
-                    value = getattr(rule, field.name)
-                    if not isinstance(value, Rule) and not field.metadata.get("derived"):
-                        found.setdefault(f"{side}.{field.name}", value)
+                    inner = isinstance(getattr(rule, field.name), Rule)
+                    if not inner and not field.metadata.get("derived"):
+                        found.setdefault(f"{side}.{field.name}", (rule, field))
         return found
 
     def with_options(self, options: Mapping[str, Any]) -> Algorithm:
@@ -287,8 +294,11 @@ def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     """Reject a value that is not a rule of this kind, or not a dataclass."""
     name = (rule if isinstance(rule, type) else type(rule)).__name__
     if not isinstance(rule, kind):
-        found = "a class, not a rule" if isinstance(rule, type) else f"not a {kind.__name__}"
-        raise InputError(f"{side} = {name}: {found}; expected a {kind.__name__}, {name}(...)")
+        example = "SGD(lr=0.1)" if kind is ClientRule else "Average()"
+        if isinstance(rule, type) and issubclass(rule, kind):
+            example = f"{name}(...), an instance of the class"
+        shown = name if isinstance(rule, type | Rule) else repr(rule)
+        raise InputError(f"{side} = {shown}: expected a {kind.__name__}, such as {example}")
     # @dataclass replaces a field that number(...) or choice(...) declared by its default.
     undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
     if undone or not dataclasses.is_dataclass(rule):

@@ -52,19 +52,31 @@ def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> Input
     "unknown task 'xyz' ('fedzmg list' shows all)"
     >>> str(unknown("column", "xyz", map(str, range(10))))
     "unknown column 'xyz' (known: 0, 1, 2, 3, 4, 5, 6, 7 and 2 more)"
+    >>> str(unknown("key", "c", ["x.c", "y.c", "z.c"], "l x", "l y", "l z"))
+    "unknown key 'c': did you mean 'x.c', 'y.c' or 'z.c'? ('l x', 'l y' and 'l z' show all)"
     """
     names = sorted(set(known))
     close = _close(name, names)
-    hint = f": did you mean {' or '.join(map(repr, close))}?" if close else ""
+    hint = f": did you mean {listed(map(repr, close), 'or')}?" if close else ""
     more = len(names) - _MOST_NAMED
     tail = f" and {more} more" if more > 0 else ""
     rest = f" (known: {', '.join(names[:_MOST_NAMED])}{tail})"
     if commands and (close or more > 0):
         verb = "show" if len(commands) > 1 else "shows"
-        rest = f" ({' and '.join(map(repr, commands))} {verb} all)"
+        rest = f" ({listed(map(repr, commands))} {verb} all)"
     elif close and more > 0:
         rest = ""
     return InputError(f"unknown {kind} {name!r}{hint}{rest}")
+
+
+def listed(words: Iterable[str], last: str = "and") -> str:
+    """Join words as in a sentence.
+
+    >>> listed("abc"), listed("ab", "or"), listed("a")
+    ('a, b and c', 'a or b', 'a')
+    """
+    *some, final = words
+    return f" {last} ".join(filter(None, [", ".join(some), final]))
 
 
 def _close(name: str, names: list[str]) -> list[str]:

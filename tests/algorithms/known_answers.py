@@ -23,7 +23,7 @@ ENGINES = ["sequential", "vectorized"]
 
 
 def made(name: str, **options: Any) -> Algorithm:
-    """An algorithm; ``server_lr`` stands for ``server.lr``."""
+    """Make an algorithm; ``server_lr`` sets ``server.lr``."""
     changed = {key.replace("_", ".", 1): value for key, value in options.items()}
     return algorithms.get(name).with_options(changed)
 

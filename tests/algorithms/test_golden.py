@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 import torch
 from known_answers import close, named, simulation
+from torch import Tensor
 
 from fedzmg import algorithms
 from fedzmg.algorithms import SGD, ZeroMean, zero_mean
 from fedzmg.contract import Algorithm, chain
-from fedzmg.tree import Tree, row
+from fedzmg.engine import local
+from fedzmg.engine.aggregate import Merger
+from fedzmg.messages import Cohort
+from fedzmg.tree import Tree, leaves, row
 from golden_problems import (
     GOLDEN,
     P2,
@@ -148,67 +152,148 @@ def test_every_stored_trace_is_used() -> None:
     assert set(GOLDEN["dense_layer"]) - {"problem"} == set(DENSE_ENTRIES)
 
 
-def check_state(
-    algorithm: Algorithm, expected: dict[str, Any], state: Any, memories: Any, atol: float
-) -> None:
-    """Compare server state and client memories with a stored round."""
-    server = chain(algorithm.server)[-1]
-    kind, found = type(server).__name__, {}
+class Recorder:
+    """Local steps, losses of full passes and merged uploads of a round, on either engine."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.works: list[Any] = []
+        self.losses: list[Any] = []
+        self.cohorts: list[Cohort] = []
+        for owner, name, kept in (
+            (local, "count", self.works),
+            (local, "add_full_pass", self.losses),
+            (Merger, "cohort", self.cohorts),
+        ):
+            patch.setattr(owner, name, self._recorded(getattr(owner, name), kept))
+
+    @staticmethod
+    def _recorded(function: Any, kept: list[Any]) -> Any:
+        def call(*args: Any) -> Any:
+            kept.append(function(*args))
+            return kept[-1]
+
+        return call
+
+    def clear(self) -> None:
+        for kept in (self.works, self.losses, self.cohorts):
+            kept.clear()
+
+    @staticmethod
+    def by_client(kept: list[Any], clients: list[str]) -> dict[str, list[Any]]:
+        """Split mapped rows, or the calls of one client after another."""
+        each = len(kept) // len(clients)
+        if kept and leaves(kept[0])[-1].ndim:
+            return {client: [row(value, i) for value in kept] for i, client in enumerate(clients)}
+        return {c: kept[i * each : (i + 1) * each] for i, c in enumerate(clients)}
+
+
+def server_values(
+    algorithm: Algorithm, weight: Tensor, state: Any, memories: Any, cohort: Cohort
+) -> dict[str, Any]:
+    """Return server state and client memories by the names of the published equations."""
+    kind = type(chain(algorithm.server)[-1]).__name__
     if algorithm.name.startswith("scaffold"):
-        found = {"c": state, "c_i": memories}
-    elif algorithm.name == "feddyn":
-        found = {"h": 0.1 * state, "h_k": memories}
-    elif algorithm.name == "mimelite":
-        found = {"m": state}
-    elif algorithm.name == "adabest":
-        h_server = state["weight"].flatten() - torch.tensor(expected["w"], dtype=torch.float64)
+        return {"c": state, "c_i": memories}
+    if algorithm.name == "feddyn":
+        return {"h": 0.1 * state, "h_k": memories}
+    if algorithm.name == "mimelite":
+        return {"m": state}
+    if algorithm.name == "adabest":
         estimates = {client: memory.estimate for client, memory in memories.items()}
-        found = {"w_bar": state, "h_server": {"weight": h_server}, "h_i": estimates}
-    elif algorithm.name.startswith(("mfl", "fedlion")):
-        found = {"momentum": state}
-    elif kind == "Momentum":
-        # Published forms keep the moments of the update, the library those of its negative.
-        found = {"v": -state}
-    elif kind in ("Adagrad", "ReddiAdagrad"):
-        found = {"v": state if isinstance(state, Tree) else state.second}
-    elif hasattr(state, "first"):
-        first = -state.first if kind.startswith("Reddi") else state.first
-        found = {key: v for key, v in {"m": first, "v": state.second}.items() if v != ()}
-    for key in found.keys() & expected.keys():
-        values = expected[key]
-        pairs = values.items() if isinstance(values, dict) else [(None, values)]
-        for client, value in pairs:
-            close((found[key] if client is None else found[key][client])["weight"], value, atol)
-    unchecked = {"m"} if kind == "ReddiAdagrad" else set()
-    states = {"c", "c_i", "h", "h_k", "m", "v", "w_bar", "h_server", "h_i", "momentum"}
-    assert expected.keys() & states - unchecked <= found.keys()
+        return {"w_bar": state, "h_server": state["weight"] - weight, "h_i": estimates}
+    if algorithm.name.startswith(("mfl", "fedlion")):
+        return {"momentum": state}
+    # Published forms keep the moments of the update, the library those of its negative.
+    if kind == "Momentum":
+        return {"v": -state}
+    if kind == "Adagrad":
+        return {"v": state}
+    if kind == "ReddiAdagrad":  # without beta1 the first moment is the update
+        return {"m": -cohort.delta, "v": state.second}
+    if hasattr(state, "first"):
+        return {"m": -state.first if kind.startswith("Reddi") else state.first, "v": state.second}
+    return {}
+
+
+def client_values(recorder: Recorder, clients: list[str]) -> dict[str, Any]:
+    """Return what each client did in a round."""
+    works = recorder.by_client(recorder.works, clients)
+    last = {client: own[-1] for client, own in works.items()}
+    found: dict[str, Any] = {
+        "local_iterates": {c: [w.params["weight"][0] for w in own] for c, own in works.items()}
+    }
+    if hasattr(last[clients[0]].scratch, "ticks"):
+        found["integer_update"] = {c: w.scratch.ticks for c, w in last.items()}
+    if hasattr(last[clients[0]].scratch, "bad"):
+        losses = recorder.by_client(recorder.losses, clients)
+        found["clients"] = {
+            c: {
+                "epochs_run": last[c].steps,
+                "losses": [full_pass.loss for full_pass in losses[c][1:]],
+                "lr_used": [w.scratch.lr for w in own],
+                "w": last[c].params,
+            }
+            for c, own in works.items()
+        }
+    return found
+
+
+def compare(found: Any, expected: Any, atol: float) -> None:
+    """Compare everything that a golden file has."""
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            compare(found[key], value, atol)
+    elif isinstance(expected, list) and isinstance(expected[0], str):
+        assert sorted(found) == sorted(expected)
+    else:
+        got = found["weight"] if isinstance(found, Tree) else found
+        close(torch.stack(got) if isinstance(got, list) else got, expected, atol)
 
 
 @PATHS
 @pytest.mark.parametrize(("problem", "algorithm", "stored"), TRACES)
 def test_federation_after_every_round(
-    problem: Any, algorithm: Algorithm, stored: Any, engine: str, dtype: torch.dtype
+    problem: Any,
+    algorithm: Algorithm,
+    stored: Any,
+    engine: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     participants = [r.get("participants", list(problem["n"])) for r in stored]
     # Local epochs of one full batch; FedAdap may stop earlier.
     epochs = 6 if algorithm.name == "fedadap" else problem["local_steps"]
     task = quadratic_task(problem, epochs=epochs)
     sim = simulation(task, algorithm, engine=engine, dtype=dtype, participants=participants)
+    recorder = Recorder(monkeypatch)
     for expected in stored:
+        recorder.clear()
+        before = row(sim.snapshot.state, 0)
         [record] = sim.run_round().records
-        weight = sim.snapshot.params["weight"][0]
+        weight, state = sim.snapshot.params["weight"][0], row(sim.snapshot.state, 0)
         assert weight.dtype == dtype
-        close(weight, expected["w"], TOLERANCE[dtype])
-        if "sum_w" in expected:
-            close(weight.sum(), expected["sum_w"], TOLERANCE[dtype])
+        names = list(problem["n"])
+        clients = [names[batch.client] for batch in sim.planner.batches(sim.round)]
+        memories = {name: row(sim.memory.read([(0, i)]), 0) for i, name in enumerate(names)}
+        cohort = row(recorder.cohorts[-1], 0)
+        found = {
+            "round": record.round,
+            "participants": clients,
+            "w": weight,
+            "sum_w": weight.sum(),
+            "delta": -cohort.delta,
+            **client_values(recorder, clients),
+            **server_values(algorithm, weight, state, memories, cohort),
+        }
+        if algorithm.name.startswith("fedgbo"):
+            frozen = algorithm.server.share(before)
+            found["recovered_mean_gradient"] = frozen.gradient(cohort.delta / cohort.average)
+        models = {"w", "sum_w", "delta", "local_iterates"}
+        compare(found, {k: v for k, v in expected.items() if k in models}, TOLERANCE[dtype])
+        # Undoing a step divides rounding errors by lr (1 - beta1).
+        compare(found, expected, 1e-9 if dtype == torch.float64 else 1e-4)
         if "clients" in expected:
             assert record.steps == sum(c["epochs_run"] for c in expected["clients"].values())
-        memories = {
-            client: row(sim.memory.read([(0, i)]), 0) for i, client in enumerate(problem["n"])
-        }
-        # Undoing a step divides rounding errors by lr (1 - beta1).
-        atol = 1e-9 if dtype == torch.float64 else 1e-4
-        check_state(algorithm, expected, row(sim.snapshot.state, 0), memories, atol)
 
 
 @PATHS

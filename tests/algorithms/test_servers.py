@@ -181,7 +181,7 @@ SIGN_STEPS = {
 @pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("name", SIGN_STEPS)
 def test_no_memory_and_nothing_added_is_a_sign_step(name: str, bound: bool) -> None:
-    """In the first round; a coordinate that never moved stays put and is no NaN."""
+    """In the first round; a coordinate that never moved stays, and is not NaN."""
     deltas = [[3.0, -0.001, 0.0], [0.0, 0.0, 0.0]]
     found = drive(SIGN_STEPS[name], [0.0, 1.0, 4.0], deltas, bound=bound)
     assert found[0] == pytest.approx([-0.5, 1.5, 4.0], abs=1e-12)

@@ -1,7 +1,7 @@
 """Algorithms whose optimiser lives on both sides: MFL, FedGBO, FedLion, FedCAda, FedAdap.
 
-The answers are loops in plain Python that share nothing with the library, and algorithms that these
-turn into when a hyper-parameter is at the end of its range.
+The answers are loops in plain Python that share nothing with the library, and simpler algorithms
+that these equal when a hyper-parameter is at the end of its range.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def test_fedadap_stops_and_saves_epochs(patience: int, engine: str) -> None:
         assert after.record.steps == run
 
 
-# What they turn into at the ends of their ranges.
+# Equal algorithms at the ends of ranges.
 
 
 def ragged_task(**protocol: Any) -> fedzmg.Task:
@@ -314,7 +314,7 @@ def test_fedgbo_keeps_moments_of_the_gradients_that_a_wrapper_leaves() -> None:
         assert float(after.state.first["weight"].abs().min()) > 0.1
 
 
-# What only FedLion has: whole ticks.
+# Whole ticks of FedLion.
 
 
 @pytest.mark.parametrize(("epochs", "width"), [(127, 1), (128, 2)])

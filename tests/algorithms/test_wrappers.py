@@ -152,7 +152,7 @@ def test_cosine_against_torch(horizon: int, floor: float | None) -> None:
         lr,
     )
     found = factors(Schedule("cosine", horizon=horizon, floor=floor), ROUNDS)
-    # Where torch's rate is zero, after the horizon, ours is not.
+    # After the horizon torch's learning rate is zero, ours is not.
     compared = horizon if floor is None else ROUNDS
     assert found[:compared] == pytest.approx(expected[:compared], rel=1e-9, abs=1e-12)
     assert found[0] == 1.0

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from fedzmg.data import catalog
-from fedzmg.data.fetch import file_hash
+from fedzmg.data.cache import file_hash
 from fedzmg.data.sources import SOURCES, Remote
 from fedzmg.report.html.page import render
 from fedzmg.results.reading import read

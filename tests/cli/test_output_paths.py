@@ -28,7 +28,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "diagnose.diagnose",
         "theory.run",
         "cli.data._population",
-        "bench.measure.measure_all",
+        "bench.measure_all",
     ):
         monkeypatch.setattr(f"fedzmg.{name}", work)
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedzmg.data import archive
+from fedzmg.data import sources
 from fedzmg.errors import InputError
 
 MEMBERS = {"set/train.bin": b"a" * 5000, "set/deep/test.bin": b"b" * 700, "set/notes.txt": b"hi"}
@@ -53,13 +53,13 @@ def unpack(
     path = tmp_path / name
     path.write_bytes(data)
     into = tmp_path / "out"
-    files = archive.extract(path, into, wanted)
+    files = sources.extract(path, into, wanted)
     return {file.relative_to(into).as_posix(): file.read_bytes() for file in files}
 
 
 @pytest.fixture(autouse=True)
 def _small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(sources, "MOST_BYTES", 10**6)
 
 
 def refused(tmp_path: Path, data: bytes) -> str:
@@ -75,7 +75,7 @@ def refused(tmp_path: Path, data: bytes) -> str:
 def test_members_come_out_whatever_the_archive_is_called(tmp_path: Path, kind: str) -> None:
     data = zip_bytes(MEMBERS) if kind == "zip" else tar_bytes(MEMBERS, kind[4:])
     assert unpack(tmp_path, data) == MEMBERS
-    assert archive.is_archive(tmp_path / "a")
+    assert sources.is_packed(tmp_path / "a")
     (tmp_path / "out").rename(tmp_path / "first")
     wanted = unpack(tmp_path, data, wanted=["*T.BIN", "*n.bin"])
     assert sorted(wanted) == ["set/deep/test.bin", "set/train.bin"]
@@ -85,7 +85,7 @@ def test_members_come_out_whatever_the_archive_is_called(tmp_path: Path, kind: s
 def test_a_single_file_is_called_what_it_was_before(tmp_path: Path, kind: str) -> None:
     data = COMPRESSORS[kind](b"snippets" * 1000)
     assert unpack(tmp_path, data, f"plays.h5.{kind}") == {"plays.h5": b"snippets" * 1000}
-    assert not archive.is_archive(tmp_path / f"plays.h5.{kind}")
+    assert sources.is_packed(tmp_path / f"plays.h5.{kind}")
 
 
 @pytest.mark.parametrize("name", ["../evil", "set/../../evil", "/evil", "..\\evil", "C:/evil"])
@@ -97,7 +97,7 @@ def test_members_cannot_leave_the_folder(
     inner.mkdir()
     (inner / "a").write_bytes(make({"fine": b"1", name: b"2"}))
     with contextlib.suppress(InputError):
-        archive.extract(inner / "a", inner / "out", ["*"])
+        sources.extract(inner / "a", inner / "out", ["*"])
     assert [p.name for p in tmp_path.iterdir()] == ["inner"]
     assert {p.name for p in inner.iterdir()} <= {"a", "out"}
     assert not Path("/evil").exists()
@@ -156,9 +156,9 @@ def test_a_changed_byte_is_noticed(tmp_path: Path, kind: str) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     for data in (b"just text", b""):
         assert "not an archive" in refused(tmp_path, data)
-        assert not archive.is_archive(tmp_path / "a")
+        assert not sources.is_packed(tmp_path / "a")
     with pytest.raises(InputError, match="none"):
-        archive.extract(tmp_path / "none", tmp_path / "out", ["*"])
+        sources.extract(tmp_path / "none", tmp_path / "out", ["*"])
 
 
 @settings(max_examples=40)
@@ -177,10 +177,10 @@ def test_nothing_but_the_documented_error_escapes(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, into = Path(folder) / "a", Path(folder) / "deep" / "out"
         path.write_bytes(mutated)
-        archive.is_archive(path)
+        sources.is_packed(path)
         message = ""
         try:
-            archive.extract(path, into, ["*"])
+            sources.extract(path, into, ["*"])
         except InputError as error:
             message = str(error)
         assert "\n" not in message

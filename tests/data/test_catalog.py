@@ -121,7 +121,8 @@ def test_files_are_imported_and_mapped(tiny: Source, pair: list[Path], tmp_path:
     with h5py.File(pair[1]) as file:
         expected = np.rint(file["examples/b/pixels"][:] * 255)
     np.testing.assert_array_equal(test.array("x")[1:], expected)
-    [found] = catalog.present(cache).values()
+    found = catalog.stored("tiny", cache)
+    assert found is not None
     assert found.counts == {"train": (2, 7), "test": (2, 3)}
     assert {s["sha256"] for s in found.sources} == {
         hashlib.sha256(p.read_bytes()).hexdigest() for p in pair
@@ -159,7 +160,6 @@ def test_a_difference_in_counts_is_noted(pair: list[Path], tmp_path: Path) -> No
     assert "train: 2 clients instead of 3,383" in notes
     assert "test: 3 examples instead of 40,832" in notes
     assert catalog.load("emnist10", tmp_path / "cache").notes == notes
-    assert catalog.present(tmp_path / "cache")["emnist10"].notes == notes
 
 
 def refused(name: str, files: list[Path], tmp_path: Path) -> str:
@@ -266,6 +266,10 @@ def test_the_name_of_a_file_counts_before_the_name_of_its_folder(
     write_images(tmp_path / "both" / "test" / "data.h5", {"a": 4})
     made = catalog.import_files("tiny", [tmp_path / "both"], tmp_path / "c")
     assert made.splits["train"].rows == 6
+    for folder, rows in {"a/train/test": 5, "a/test/train/deep": 2}.items():
+        write_images(tmp_path / "test" / folder / "data.h5", {"a": rows})
+    made = catalog.import_files("tiny", [tmp_path / "test" / "a"], tmp_path / "c")
+    assert (made.splits["train"].rows, made.splits["test"].rows) == (5, 2)
 
 
 def test_of_several_files_the_official_ones_are_meant(
@@ -313,7 +317,13 @@ def test_a_bad_file_in_an_archive_is_named_after_the_archive(
 ) -> None:
     pair[0].write_bytes(pair[0].read_bytes()[:1000])
     packed = tar_bz2(pair, tmp_path / "all.tar.bz2")
-    assert "all.tar.bz2/my_train.h5: " in refused("tiny", [packed], tmp_path)
+    assert f"{packed}/my_train.h5: " in refused("tiny", [packed], tmp_path)
+    one = tar_bz2(pair[1:], tmp_path / "one.tar.bz2")
+    other = tar_bz2(make_pair(tmp_path / "other", stem="b"), tmp_path / "two.tar.bz2")
+    assert f"found: {one}/my_test.h5, {other}/b_test.h5" in refused("tiny", [one, other], tmp_path)
+    for damaged in (packed.read_bytes()[:1500], gzip.compress(pair[1].read_bytes())[:1500]):
+        packed.write_bytes(damaged)
+        assert f"{packed}: cannot be read" in refused("tiny", [packed], tmp_path)
 
 
 def test_a_missing_set_is_refused_with_a_remedy(tmp_path: Path) -> None:
@@ -325,7 +335,7 @@ def test_a_missing_set_is_refused_with_a_remedy(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=remedy):
             function(name, tmp_path)
-    assert (catalog.present(tmp_path), left(tmp_path)) == ({}, [])
+    assert (catalog.stored("emnist62", tmp_path), left(tmp_path)) == (None, [])
 
 
 @pytest.fixture
@@ -432,7 +442,8 @@ def test_damage_is_reported_and_repaired(mirror: Path, pair: list[Path], tmp_pat
             record.write_text(values)
             with pytest.raises(InputError, match=r"set.json is damaged .*data remove tiny"):
                 catalog.load("tiny", cache)
-            assert catalog.present(cache) == {}
+            with pytest.raises(InputError, match="is damaged"):
+                catalog.stored("tiny", cache)
         assert again().fingerprint == made.fingerprint
         assert catalog.load("tiny", cache).fingerprint == made.fingerprint
 
@@ -531,5 +542,4 @@ def test_real_files_are_found_in_their_folder_and_have_the_counts(
     assert REAL is not None
     made = catalog.import_files(name, [Path(REAL)], tmp_path)
     assert made.notes == ()
-    found = catalog.present(tmp_path)[name]
-    assert found.counts == SOURCES[name].counts
+    assert made.counts == SOURCES[name].counts

@@ -79,7 +79,7 @@ def test_known_lines_belong_to_their_speakers(plays: Plays, role: str, line: str
 
 def test_files_are_those_of_the_build_script(builder: ModuleType) -> None:
     for name, expected in builder.OUTPUT_SHA256.items():
-        content = embedded._FILES.joinpath(name).read_bytes()
+        content = Path(embedded.__file__).with_name(name).read_bytes()
         assert hashlib.sha256(content).hexdigest() == expected
 
 

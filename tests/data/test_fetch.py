@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedzmg.data import fetch
+from fedzmg.data import cache
 from fedzmg.errors import InputError
 from fedzmg.version import __version__
 
@@ -64,8 +64,8 @@ class Server(ThreadingHTTPServer):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(fetch, "PAUSE", 0.01)
-    monkeypatch.setattr(fetch, "RETRIES", 2)
+    monkeypatch.setattr(cache, "PAUSE", 0.01)
+    monkeypatch.setattr(cache, "RETRIES", 2)
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("FEDZMG_MIRROR", raising=False)
     with Server(("127.0.0.1", 0), Handler) as running:
@@ -135,7 +135,7 @@ class Recorder:
 
 
 def get(server: Server, to: Path, **options: Any) -> Path:
-    return fetch.download(
+    return cache.download(
         server.url, to / "data.bin", **{"sha256": SHA256, "size": len(CONTENT), **options}
     )
 
@@ -222,8 +222,8 @@ def test_a_complete_part_is_checked_and_not_trusted(server: Server, tmp_path: Pa
 def test_a_server_that_stalls_is_left_and_asked_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "TIMEOUT", 0.2)
-    monkeypatch.setattr(fetch, "RETRIES", 20)
+    monkeypatch.setattr(cache, "TIMEOUT", 0.2)
+    monkeypatch.setattr(cache, "RETRIES", 20)
     server.answers = [stall, whole]
     progress = Recorder()
     assert get(server, tmp_path, progress=progress).read_bytes() == CONTENT
@@ -267,7 +267,7 @@ def test_an_endless_file_does_not_fill_the_disk(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: bool,
     size: int | None, limit: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(fetch, "UNDECLARED", 2000)
+    monkeypatch.setattr(cache, "UNDECLARED", 2000)
     sent = []
 
     def endless(handler: Handler) -> None:
@@ -290,7 +290,7 @@ def test_an_endless_file_does_not_fill_the_disk(
 def test_a_host_that_cannot_be_reached_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "PAUSE", 0.0)
+    monkeypatch.setattr(cache, "PAUSE", 0.0)
     monkeypatch.setenv("NO_PROXY", "*")
 
     def fail(*_: Any, **__: Any) -> None:
@@ -304,7 +304,7 @@ def test_a_host_that_cannot_be_reached_is_one_line(
         if "unknown" in url:
             monkeypatch.setattr(socket, "getaddrinfo", fail)
         with pytest.raises(InputError, match=match):
-            fetch.download(url, tmp_path / "a", sha256=SHA256)
+            cache.download(url, tmp_path / "a", sha256=SHA256)
 
 
 def test_a_mirror_takes_the_place_of_the_host(
@@ -312,10 +312,10 @@ def test_a_mirror_takes_the_place_of_the_host(
 ) -> None:
     official = "https://official.example/deep/data.bin"
     base = server.url.rpartition("/files/")[0] + "/copy/"
-    fetch.download(official, tmp_path / "a", sha256=SHA256, mirror=base)
+    cache.download(official, tmp_path / "a", sha256=SHA256, mirror=base)
     assert server.seen[-1]["path"] == "/copy/data.bin"
     monkeypatch.setenv("FEDZMG_MIRROR", base)
-    fetch.download(official, tmp_path / "b", sha256=SHA256)
+    cache.download(official, tmp_path / "b", sha256=SHA256)
     assert server.seen[-1]["path"] == "/copy/data.bin"
     assert (tmp_path / "b").read_bytes() == CONTENT
 
@@ -328,11 +328,11 @@ def test_a_mirror_may_be_a_folder(tmp_path: Path) -> None:
     for number, mirror in enumerate([str(folder), folder.as_uri()]):
         to = tmp_path / str(number)
         (tmp_path / f"{number}.part").write_bytes(b"the beginning of something else")
-        fetch.download(official, to, sha256=SHA256, size=len(CONTENT), mirror=mirror)
+        cache.download(official, to, sha256=SHA256, size=len(CONTENT), mirror=mirror)
         assert to.read_bytes() == CONTENT
     (folder / "data.bin").write_bytes(OTHER)
     with pytest.raises(InputError, match="SHA-256 is"):
-        fetch.download(official, tmp_path / "c", sha256=SHA256, mirror=str(folder))
+        cache.download(official, tmp_path / "c", sha256=SHA256, mirror=str(folder))
     (folder / "data.bin").unlink()
     with pytest.raises(InputError, match=r"a%20mirror/data.bin: No such file"):
-        fetch.download(official, tmp_path / "c", sha256=SHA256, mirror=str(folder))
+        cache.download(official, tmp_path / "c", sha256=SHA256, mirror=str(folder))

@@ -83,14 +83,14 @@ def test_bounds(table: npt.NDArray[np.int64]) -> None:
     clients, classes = table.shape
     names = [str(i) for i in range(clients)]
     report = describe(table, names, reference="global")
-    for row in report.clients:
-        assert 1 <= row.distinct <= min(classes, row.volume)
-        assert 0.0 <= row.entropy <= 1.0
-        assert 0.0 <= row.gini <= 1 - 1 / classes + 1e-12
-        assert 0.0 <= row.kl <= np.log(table.sum() / row.volume) + 1e-9
-        assert 1 / row.distinct - 1e-12 <= row.dominant_share <= 1.0
+    for row in report["clients"]:
+        assert 1 <= row["distinct"] <= min(classes, row["volume"])
+        assert 0.0 <= row["entropy"] <= 1.0
+        assert 0.0 <= row["gini"] <= 1 - 1 / classes + 1e-12
+        assert 0.0 <= row["kl"] <= np.log(table.sum() / row["volume"]) + 1e-9
+        assert 1 / row["distinct"] - 1e-12 <= row["dominant_share"] <= 1.0
     np.testing.assert_array_less(entropy(table) - 1e-12, entropy(table, "present") + 1e-12)
-    json.dumps(report.as_dict(), allow_nan=False)
+    json.dumps(report, allow_nan=False)
 
 
 @given(table=tables.map(filled), seed=st.integers(0, 9))
@@ -103,7 +103,7 @@ def test_names_of_classes_and_order_of_clients_do_not_matter(
     names = [str(i) for i in range(len(table))]
     one, two = describe(table, names), describe(mixed, names)
     for measure in MEASURES:
-        assert one.summary[measure] == pytest.approx(two.summary[measure], abs=1e-9)
+        assert one["summary"][measure] == pytest.approx(two["summary"][measure], abs=1e-9)
 
 
 @pytest.mark.parametrize("classes", [2, 10, 66, 100])
@@ -204,18 +204,18 @@ def test_the_reference_is_the_sample_or_everybody() -> None:
     names = [f"c{i}" for i in range(30)]
     for reference in ("pooled", "global"):
         report = describe(table, names, sample=5, reference=reference, seed=1)
-        chosen = [names.index(row.client) for row in report.clients]
+        chosen = [names.index(row["client"]) for row in report["clients"]]
         whole = table[chosen].sum(0) if reference == "pooled" else table.sum(0)
         expected = [stats.entropy(table[i], whole) for i in chosen]
-        assert [row.kl for row in report.clients] == pytest.approx(expected)
-        np.testing.assert_array_equal(report.counts, table[chosen])
+        assert [row["kl"] for row in report["clients"]] == pytest.approx(expected)
+        np.testing.assert_array_equal(report["counts"], table[chosen])
 
 
 def test_a_sample_is_random_without_repeats_and_fixed_by_its_seed() -> None:
     table = np.ones((100, 3), dtype=int)
     names = [f"c{i:02}" for i in range(100)]
     drawn = [
-        [row.client for row in describe(table, names, sample=10, seed=seed).clients]
+        [row["client"] for row in describe(table, names, sample=10, seed=seed)["clients"]]
         for seed in [*range(100), 3]
     ]
     assert drawn.pop() == drawn[3]
@@ -226,14 +226,14 @@ def test_a_sample_is_random_without_repeats_and_fixed_by_its_seed() -> None:
 
 def test_a_report_survives_json_and_lists_rows_for_csv() -> None:
     report = describe(PAIR, ["a", "b"], name="two", labels=["w", "x", "y", "z"], sample=2, seed=4)
-    kept = json.loads(json.dumps(report.as_dict()))
+    kept = json.loads(json.dumps(report))
     assert kept["name"] == "two"
     assert kept["counts"] == PAIR.tolist()
-    assert kept["clients"] == report.rows()
+    assert kept == report
     assert kept["clients"][1]["dominant_class"] == "z"
     assert (kept["sample"], kept["seed"], kept["total"]) == (2, 4, 2)
     assert set(kept["summary"]) == set(MEASURES)
-    alone = json.loads(json.dumps(describe(np.array([[4, 1]]), ["a"]).as_dict()))
+    alone = json.loads(json.dumps(describe(np.array([[4, 1]]), ["a"])))
     assert alone["summary"]["volume"] == {"mean": 5.0, "sd": None}
 
 

@@ -16,7 +16,7 @@ from fedzmg import tasks
 from fedzmg.algorithms import get as algorithm
 from fedzmg.data.federated import FederatedData
 from fedzmg.data.plan import local_stream
-from fedzmg.diagnose import Point, diagnose
+from fedzmg.diagnose import Measurement, diagnose
 from fedzmg.diagnose.measure import WHOLE
 from fedzmg.errors import InputError
 from fedzmg.models.initial import initial_params
@@ -52,7 +52,7 @@ def test_a_linear_model_by_hand() -> None:
     x, y = (column.numpy() for column in task.train.examples)
     x, ends = x.astype(np.float64), task.train.offsets
     own = [softmax_gradient(w, b, x[i:j], y[i:j]) for i, j in itertools.pairwise(ends)]
-    layer = found.points[0].measurement.layers[0]
+    layer = found.points[0].layers[0]
     shares = [6 * (g.mean(1) ** 2).sum() / (g**2).sum() for g, _ in own]
     assert np.allclose(layer.shares, shares, rtol=1e-9)
     loss, _ = softmax_gradient(w, b, x, y)  # weighted by examples, it is that of all examples
@@ -78,8 +78,8 @@ def test_a_linear_model_by_hand() -> None:
         assert value == pytest.approx(spread, rel=1e-9)
 
 
-def same_point(one: Point, two: Point) -> None:
-    for a, b in zip(one.measurement.layers, two.measurement.layers, strict=True):
+def same_point(one: Measurement, two: Measurement) -> None:
+    for a, b in zip(one.layers, two.layers, strict=True):
         assert a.shares == pytest.approx(b.shares, rel=1e-9)
         assert astuple(a.distance) == pytest.approx(astuple(b.distance), rel=1e-9)
     assert astuple(one.drift[WHOLE]) == pytest.approx(astuple(two.drift[WHOLE]), rel=1e-9)
@@ -113,10 +113,10 @@ def test_text_has_no_inputs_to_centre() -> None:
     found = diagnose(task, device="cpu")
     assert found.centred is None
     assert found.inputs is None
-    names = [layer.name for layer in found.points[0].measurement.layers]
+    names = [layer.name for layer in found.points[0].layers]
     assert names[0] == "embedding.weight"
     assert {"gru.weight_ih_l0", "gru.weight_hh_l0", "dense.weight"} <= set(names)
-    lost = {one.name: one.lost for one in found.points[0].measurement.layers}
+    lost = {one.name: one.lost for one in found.points[0].layers}
     assert lost["embedding.weight"] == 0
     assert all(value is not None and 0 <= value <= 1 for value in lost.values())
     json.dumps(found.as_dict(), allow_nan=False)
@@ -131,8 +131,8 @@ def test_along_a_run_measures_the_models_of_plain_fedavg() -> None:
         dtype=torch.float64, engine="vectorized",
     )  # fmt: skip
     alone = diagnose(task, params=history.params, round=4, drifting=0, lr=0.1, **DOUBLE)
-    end = found.points[-1].measurement.whole
-    assert alone.points[0].measurement.whole.shares == pytest.approx(end.shares)
+    end = found.points[-1].whole
+    assert alone.points[0].whole.shares == pytest.approx(end.shares)
     assert alone.centred is None
     assert alone.points[0].round == 4
 

@@ -126,7 +126,7 @@ def test_a_first_layer_that_cannot_learn_is_a_loss(
     found = diagnose(signs(model, inputs), drifting=0, device="cpu")
     assert found.verdict.expect == "loss"
     assert name in found.verdict.summary
-    first = found.points[0].measurement.layers[0]
+    first = found.points[0].layers[0]
     assert first.lost == first.forbidden == pytest.approx(1.0)  # no bias stands in for it
 
 
@@ -171,7 +171,7 @@ def test_a_head_that_is_declared_before_the_body() -> None:
     found = diagnose(task, drifting=2, device="cpu")
     assert "first layer's gradient (body.weight)" in found.verdict.summary
     assert found.centred is not None
-    for point in (found.points[0].measurement, found.centred):
+    for point in (found.points[0], found.centred):
         assert [layer.name for layer in point.layers][:2] == ["body.weight", "head.weight"]
     share = found.centred.layers[0].share.mean
     assert share == pytest.approx(0, abs=1e-10)  # of the body's inputs, which are centred

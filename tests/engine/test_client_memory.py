@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedzmg.engine.client_memory import MemoryStore, Slots
-from fedzmg.tree import Tree
+from fedzmg.errors import InputError
+from fedzmg.tree import Tree, row
 
 CLIENTS = 4
 
@@ -62,7 +66,7 @@ def test_every_crash_leads_back_to_either_checkpoint(
             assert (None if found is None else found[0]) == now.get(client)
 
 
-def test_half_written_row_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_row_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = slots(tmp_path)
     store.write(1, 1, np.array([1.0, 1.0]))
     store.committed = (1,)
@@ -97,6 +101,25 @@ def test_store_keeps_types_and_trials_apart() -> None:
     assert (count.tolist(), count.dtype) == ([8, 7, 0], torch.int64)
     assert store.of_trial(0).keys() == {2}
     assert store.kept_bytes == 4 * 4
+
+
+def test_full_temporary_folder_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    written = [(0, 2)], 1, row(fresh(), slice(1)), [True]
+    temporary, kept = MemoryStore(fresh(), CLIENTS), MemoryStore(fresh(), CLIENTS, [tmp_path] * 2)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(InputError, match=f"{tmp_path}.*TMPDIR"):
+        temporary.write(*written)
+    with pytest.raises(OSError, match="space"):
+        kept.write(*written)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(InputError, match=r"missing.*TMPDIR"):
+        MemoryStore(fresh(), CLIENTS)
 
 
 SCRIPT = """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg import InputError, Task, Trial, simulate
-from fedzmg.bench.workloads import WORKLOADS
+from fedzmg.bench import WORKLOADS
 from fedzmg.engine import choose
 from fedzmg.engine.choose import EnginePlanner, Probe, can_compile
 from fedzmg.engine.cuda_graph import compile_apart

@@ -17,12 +17,10 @@ from toys import Stop, toy
 
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import TimeLimitReached
-from fedzmg.experiment.grids import search
-from fedzmg.experiment.grids.grid import choosing, run_grid
-from fedzmg.experiment.grids.score import choose_best, neighbours, warnings
-from fedzmg.experiment.plan_directory import read_rows
+from fedzmg.experiment.grids.grid import choosing, run_grid, warnings
+from fedzmg.experiment.grids.score import choose_best, neighbours, read_rows
 from fedzmg.experiment.specs.files import GridSpec
+from fedzmg.experiment.training import TimeLimitReached
 from fedzmg.experiment.verify import verify
 from fedzmg.simulation import Trial, simulate
 
@@ -237,14 +235,15 @@ def test_other_data_in_the_same_place_is_refused(tmp_path: Path) -> None:
         run_grid(spec(), tmp_path, task=toy(seed=1))
 
 
+@pytest.mark.parametrize("write", ["append_log", "run_directory.change_manifest"])
 def test_full_disk_is_one_line_and_the_grid_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
 ) -> None:
-    def full(path: Path, rows: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(search, "append_log", full)
+        patch.setattr(f"fedzmg.experiment.grids.search.{write}", full)
         with pytest.raises(InputError, match=r"cannot write to .*: No space left on device"):
             run_grid(spec(), tmp_path / "g", task=toy())
     whole = run_grid(spec(), tmp_path / "whole", task=toy())

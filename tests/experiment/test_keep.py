@@ -12,8 +12,8 @@ from toys import toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.grids.score import read_lines
 from fedzmg.experiment.keep import keep
-from fedzmg.experiment.plan_directory import read_lines
 from fedzmg.experiment.run_directory import RunDirectory, export_model
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.studies.study import run_study
@@ -107,7 +107,7 @@ def test_nothing_trains_on_in_a_copy(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="grid belongs to a kept copy"):
         run_grid(GRID, copy / "grid", task=toy(rounds=3))
     run = copy / "study" / "fedzmg" / "seed-3"
-    with pytest.raises(InputError, match="export from the original"):
+    with pytest.raises(InputError, match="the original of a kept copy"):
         export_model(run)
     assert sorted(copy.rglob("*")) == before
     log = run / "metrics.jsonl.gz"

@@ -59,7 +59,6 @@ class Mine(ServerRule):
 def anew() -> None:
     """Processes do not see sources change; tests do."""
     rules._hash.cache_clear()
-    rules._source.cache_clear()
 
 
 def hash_of(text: str, place: Path) -> str | None:

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedzmg.results.runs import scheduled
+from fedzmg.results.reading import group_study
+from fedzmg.results.runs import Run, scheduled
 from fedzmg.results.scores import (
     ThresholdRule,
     fell_from,
     final_score,
-    late_stage_mean,
+    late_means,
     mean_curve,
     rounds_to_threshold,
 )
@@ -142,26 +143,24 @@ def test_threshold_mean_is_the_most_lenient_rule(
 
 
 @pytest.mark.parametrize(
-    ("total", "every", "last", "expected"),
+    ("total", "every", "expected"),
     [
-        (1000, 5, None, np.mean(np.arange(901, 1001, 5))),
-        (1000, 5, 50, np.mean(np.arange(951, 1001, 5))),
-        (100, 5, None, np.mean([91, 96])),
-        (100, 5, 100, np.mean([91, 96])),  # not longer than last: a tenth
-        (40, 5, 100, 36),  # the tenth, rounds 37 to 40, holds no evaluation
-        (5, 1, None, 5),
-        (1, 1, None, 1),
+        (1000, 5, np.mean(np.arange(901, 1001, 5))),
+        (100, 5, np.mean([91, 96])),
+        (40, 5, 36),  # the tenth, rounds 37 to 40, holds no evaluation
+        (5, 1, 5),
+        (1, 1, 1),
     ],
 )
-def test_final_score_window(total: int, every: int, last: int | None, expected: float) -> None:
+def test_final_score_window(total: int, every: int, expected: float) -> None:
     rounds = np.arange(1, total + 1, every)
-    assert final_score(rounds, rounds, last, total=total) == pytest.approx(expected)
+    assert final_score(rounds, rounds, total=total) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_final_score_of_a_diverged_run_is_nan(bad: float) -> None:
-    assert math.isnan(final_score([1, 9, 10], [0.1, bad, -bad], 2, total=10))
-    assert final_score([1, 9, 10], [bad, 0.25, 0.75], 2, total=10) == 0.5
+    assert math.isnan(final_score([1, 19, 20], [0.1, bad, -bad], total=20))
+    assert final_score([1, 19, 20], [bad, 0.25, 0.75], total=20) == 0.5
 
 
 @given(total=st.integers(1, 300), every=st.integers(1, 400))
@@ -192,23 +191,26 @@ def test_mean_curve_marks_what_a_diverged_run_spoils() -> None:
     np.testing.assert_array_equal(averaged, [1.0, np.nan, np.nan])
 
 
+def late(curves: dict[str, list[float]], threshold: float) -> dict[str, float]:
+    """Return the late-stage means of one run each, a single evaluation being a window."""
+    runs = []
+    for label, values in curves.items():
+        protocol = {"rounds": every_five(values)[-1], "eval_every": 5}
+        spec = {"task": "toy", "algorithm": label, "seed": 0, "protocol": protocol}
+        metrics = dict(zip(every_five(values), values, strict=True))
+        log = (dict.fromkeys(metrics, 0), None, metrics, {}, {}, 0.0)
+        runs.append(Run("", "", spec, {}, *log, label=label))
+    return late_means(group_study(runs, {"window": 1}, []), threshold)[0]
+
+
 def test_late_stage_counts_only_after_the_slowest() -> None:
-    curves = {"fast": [1.0, 2.0, 3.0, 4.0], "slow": [0.0, 0.0, 5.0, 7.0]}
-    assert late_stage_mean([0, 5, 10, 15], curves, {"fast": 0, "slow": 5}) == {
-        "fast": 3.5,
-        "slow": 6.0,
-    }
-    assert late_stage_mean([0, 5, 10, 15], curves, {"fast": 10, "slow": 0}) == {
-        "fast": 4.0,
-        "slow": 7.0,
-    }
+    curves = {"fast": [5.0, 2.0, 3.0, 4.0], "slow": [0.0, 6.0, 5.0, 7.0]}
+    assert late(curves, 5.0) == {"fast": 3.5, "slow": 6.0}
+    assert late(curves, 4.5) == late(curves, 5.0)
+    assert late({**curves, "last": [0.0, 0.0, 8.0, 9.0]}, 5.0) == {"fast": 4, "slow": 7, "last": 9}
 
 
 def test_late_stage_undefined() -> None:
-    curves = {"a": [1.0, 2.0], "b": [1.0, 2.0]}
-    assert late_stage_mean([0, 5], curves, {"a": 0, "b": None}) is None
-    assert late_stage_mean([0, 5], curves, {"a": 0, "b": 5}) is None
-    means = late_stage_mean([0, 5], {"a": [1.0, math.nan], "b": [1.0, 2.0]}, {"a": 0, "b": 0})
-    assert means is not None
-    assert math.isnan(means["a"])
-    assert means["b"] == 2.0
+    assert late({"a": [1.0, 2.0], "b": [0.0, 0.0]}, 1.0) == {}  # b never reaches it
+    assert late({"a": [1.0, 2.0], "b": [0.0, 2.0]}, 1.0) == {}  # nothing follows
+    assert late({"a": [1.0, math.nan], "b": [1.0, 2.0]}, 1.0) == {"b": 2.0}

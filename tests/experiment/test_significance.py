@@ -148,7 +148,7 @@ def test_seeds_needed_reference(effect_size: float, power: float, expected: int)
     assert seeds_needed(effect_size, power) == expected
 
 
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.floats(0.05, 60.0), st.floats(0.1, 0.99), st.floats(1e-6, 0.09))
 def test_seeds_needed_is_the_smallest_that_suffices(
     effect_size: float, power: float, level: float

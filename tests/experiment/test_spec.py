@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.strict import Value, parse_settings
+from fedzmg.experiment.specs.run import RunSpec, Value, parse_settings
 
 DIGITS = tasks.get("digits")
 
@@ -125,14 +124,15 @@ def test_wrong_wrappers_are_refused_in_one_line(client: dict[str, Value], messag
     [
         ("tsk = 'digits'", "'tsk'.*'task'"),
         ("seed = 1", "task is missing.*'fedzmg schema run'"),
-        ("task = 'digits'\nseed = 'one'", r"seed = 'one': expected a valid integer"),
+        ("task = 'digits'\nseed = 'one'", "seed = 'one': expected a whole number"),
         ("task = 'digits'\nengine = 'fast'", r"engine = 'fast': expected 'auto', 'sequential'"),
         (
             "task = 'digits'\nclient_metrics_every = -1",
             "every = -1: expected at least 0",
         ),
+        ("task = 'digits'\nseed = -1", "seed = -1: expected at least 0"),
         ("task = [", r"is not valid TOML"),
-        ("task = 'digits'\nclient = 3", r"client = 3: expected a valid dictionary"),
+        ("task = 'digits'\nclient = 3", "client = 3: expected a table"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -168,6 +168,11 @@ def test_settings_reach_their_tables() -> None:
 def test_unknown_settings_suggest_the_nearest(key: str, hint: str) -> None:
     with pytest.raises(InputError, match=f"unknown key .*did you mean '.*{hint}'"):
         RunSpec(task="cifar100").with_settings({key: 1})
+
+
+def test_fields_of_what_is_not_a_table_are_refused() -> None:
+    with pytest.raises(InputError, match=r"preset = 3: .*preset\.centring"):
+        RunSpec(task="cifar100").with_settings({"preset": 3, "preset.centring": 1})
 
 
 @pytest.mark.parametrize("text", ["client.lr", "=3", "a=[[1]]", " =1"])

@@ -19,6 +19,7 @@ from fedzmg.storage.files import write_atomic
 from fedzmg.storage.formats import write_json
 
 FACTS = {"format": FORMAT, "data_sha256": "", "engine": "vectorized", "onednn": False}
+FACTS |= {"device": "cpu"}
 
 
 def record(round_: int, metric: float | None = 0.5, train_loss: float = 1.0) -> Record:

@@ -16,7 +16,7 @@ import torch
 from toys import Stop, toy
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import manifest, training
+from fedzmg.experiment import run_directory, training
 from fedzmg.experiment import verify as module
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
@@ -24,6 +24,7 @@ from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verify import verify
+from fedzmg.simulation import RoundReport, Simulation
 
 
 def train(out: Path, algorithm: str = "fedzmg", **changes: Any) -> None:
@@ -93,7 +94,9 @@ def test_all_clients_at_once_is_a_width_on_a_gpu(
     device: str, recorded: int | None, chunk: int | None
 ) -> None:
     facts = {"device": device, "chunk": recorded}
-    assert manifest.chunk(facts, toy(), trials=5) == chunk, "five trials of three clients"
+    assert run_directory.clients_at_once(facts, toy(), trials=5) == chunk, (
+        "five trials of three clients"
+    )
 
 
 def test_difference_is_found_in_its_round_with_its_size(runs: Path) -> None:
@@ -191,6 +194,30 @@ def test_variants_are_packed_again_as_they_were(
     shutil.rmtree(tmp_path / "one" / "heavy" / "seed-5")
     assert all(v.reproduced for v in verify(tmp_path / "one", rounds=1, task=toy()))
     assert together == [4, 4, 4, 3]
+
+
+def test_runs_with_other_facts_are_not_packed_together(
+    varied: Path, tmp_path: Path, together: list[int]
+) -> None:
+    place = shutil.copytree(varied, tmp_path / "study")
+    edit(place / "heavy" / "seed-3" / "manifest.json", pack=["heavy/seed-3"])
+    edit(place / "heavy" / "seed-5" / "manifest.json", threads=torch.get_num_threads() + 1)
+    assert len(verify(place, rounds=1, task=toy())) == 4
+    assert together == [1, 1, 2]
+
+
+def test_only_logged_rounds_are_trained(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, trained, real = runs / "seed-0" / "metrics.jsonl", list[int](), Simulation.run_round
+    lines = [line for line in log.read_text().splitlines(True) if json.loads(line)["round"] < 3]
+    log.write_text("".join(lines))
+
+    def run_round(simulation: Simulation) -> RoundReport:
+        trained.append(simulation.round)
+        return real(simulation)
+
+    monkeypatch.setattr(Simulation, "run_round", run_round)
+    [verdict] = verify(runs / "seed-0", rounds=5, task=toy())
+    assert (verdict.rounds, verdict.reproduced, trained) == (2, True, [0, 1])
 
 
 def test_neighbours_on_a_gpu_are_found_among_all_variants(

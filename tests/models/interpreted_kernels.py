@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedzmg.models.kernels import triton_convolution, triton_draws, triton_recurrence
-from fedzmg.models.kernels.draws import RANGE, random_bits
+from fedzmg.models.kernels import triton_convolution, triton_layers
+from fedzmg.models.kernels.layers import RANGE, random_bits
 
 CONVOLUTIONS = {
     # clients, batch, channels, filters, height, width, taps, padding
@@ -90,8 +90,8 @@ def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
     signal = torch.randn_like(expected)
     slopes = torch.autograd.grad(expected, [from_input, w, b], signal)
     with torch.no_grad():
-        got, gates = triton_recurrence.forward(from_input, w, b, "ieee")
-        to_input, to_hidden = triton_recurrence.backward(signal, got, gates, w, "ieee")
+        got, gates = triton_layers.forward(from_input, w, b, "ieee")
+        to_input, to_hidden = triton_layers.backward(signal, got, gates, w, "ieee")
         for_w = torch.einsum("ktbj,ktbu->kju", to_hidden, got[:, :-1])
         return difference(
             (got[:, 1:].transpose(1, 2), expected),
@@ -105,7 +105,7 @@ def draws(layer: int, call: int, places: int, share: float | None) -> float:
     """Count the places that differ."""
     keys = torch.randint(-(2**63), 2**63 - 1, (3,))
     below = None if share is None else int(share * RANGE)
-    got = triton_draws.draws(keys, layer, call, places, below)
+    got = triton_layers.draws(keys, layer, call, places, below)
     bits = random_bits(keys[:, None], layer, torch.Size((places,)), keys.device, call)
     return float((got != (bits if below is None else bits < below)).sum())
 

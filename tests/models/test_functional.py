@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, FunctionalModel, digits_cnn, mlp
-from fedzmg.models.keyed import KeyedDropout
+from fedzmg.models.layers import KeyedDropout
 from fedzmg.tree import Tree
 from golden_problems import Net
 

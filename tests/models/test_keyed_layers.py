@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedzmg.errors import InputError
 from fedzmg.models import FunctionalModel, RandomFlip, RandomShift
-from fedzmg.models.kernels.draws import BLOCK, RANGE, draws, hash32, random_bits
-from fedzmg.models.keyed import KeyedDropout, KeyedLayer
+from fedzmg.models.kernels.layers import BLOCK, RANGE, draws, hash32, random_bits
+from fedzmg.models.layers import KeyedDropout, KeyedLayer
 from fedzmg.seeds import step_keys
 from golden_problems import Net
 
@@ -27,7 +27,9 @@ def apply(layer: KeyedLayer, x: Tensor, key: Tensor = KEYS[0]) -> Tensor:
 
 
 def mask(key: int | Tensor, shape: tuple[int, ...], layer: int = 0) -> Tensor:
-    return apply(KeyedDropout(0.5, layer), torch.ones(shape), torch.as_tensor(key)) != 0
+    dropout = KeyedDropout(0.5)
+    dropout.layer = layer
+    return apply(dropout, torch.ones(shape), torch.as_tensor(key)) != 0
 
 
 def correlation(left: Tensor, right: Tensor) -> float:
@@ -67,13 +69,13 @@ def test_a_layer_called_twice_in_one_pass_draws_twice() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dropout_in_every_precision(dtype: torch.dtype) -> None:
     x = torch.full((200, 200), 3.0, dtype=dtype)
-    out = apply(KeyedDropout(0.25, 0), x)
+    out = apply(KeyedDropout(0.25), x)
     assert out.dtype == dtype
     assert out.unique().tolist() == [0.0, 4.0]
-    assert torch.equal(out.float(), apply(KeyedDropout(0.25, 0), x.float()))
+    assert torch.equal(out.float(), apply(KeyedDropout(0.25), x.float()))
     assert float(out.double().mean()) == pytest.approx(3, abs=20 * math.sqrt(0.1875 / x.numel()))
-    assert torch.equal(apply(KeyedDropout(0.0, 0), x), x)
-    assert not apply(KeyedDropout(1.0, 0), x).any()
+    assert torch.equal(apply(KeyedDropout(0.0), x), x)
+    assert not apply(KeyedDropout(1.0), x).any()
 
 
 def test_hash_is_one_to_one_and_mixes() -> None:
@@ -183,7 +185,7 @@ def test_every_move_is_as_likely() -> None:
 
 LAYERS = [
     RandomFlip, lambda: RandomShift(2), lambda: RandomShift(1, edge=True),
-    lambda: KeyedDropout(0.4, 0),
+    lambda: KeyedDropout(0.4),
 ]  # fmt: skip
 
 
@@ -193,7 +195,8 @@ def test_a_key_fixes_everything_and_every_key_differs(make: Any) -> None:
     out = apply(make(), x)
     assert torch.equal(out, apply(make(), x))
     assert not torch.equal(out, apply(make(), x, KEYS[1]))
-    assert not torch.equal(out, apply(make().numbered(1), x))
+    (second := make()).layer = 1
+    assert not torch.equal(out, apply(second, x))
     assert torch.equal(apply(make().eval(), x), x)
     for more in range(4):
         assert torch.equal(apply(make(), images(5 + more, 3, 4))[:5], apply(make(), x[:5]))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.layer_swaps import SWAPS, swap_layers
+from fedzmg.models.layers import SWAPS, swap_layers
 
 
 def real(*shape: int) -> Tensor:

@@ -18,7 +18,7 @@ from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
 from fedzmg.models import GRU, CharGRU, CharTransformer, FunctionalModel, layout_of, mlp
 from fedzmg.models.initial import initial_params
-from fedzmg.models.keyed import KeyedDropout
+from fedzmg.models.layers import KeyedDropout
 from fedzmg.models.networks import _Attention
 
 

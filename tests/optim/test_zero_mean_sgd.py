@@ -20,8 +20,8 @@ from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, CharTransformer, digits_cnn, layout_of, mlp, resnet18_gn
+from fedzmg.models.layout import Axes
 from fedzmg.optim import ZeroMeanSGD
-from fedzmg.optim.axes import Axes
 from fedzmg.optim.updates import inputs_sharded, usable
 from fedzmg.tree import Tree
 from golden_problems import GOLDEN, P2, P3, Net, make_context
@@ -329,6 +329,14 @@ def test_a_state_of_another_optimizer_is_rejected(make: Any, message: str, steps
     with pytest.raises(InputError, match=message):
         ours.load_state_dict(other.state_dict())
     assert ours.param_groups[0]["lr"] == 0.2
+
+
+def test_a_state_with_more_groups_is_rejected() -> None:
+    model = small()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    sgd.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(ValueError, match="argument"):
+        ZeroMeanSGD(model, 0.2).load_state_dict(sgd.state_dict())
 
 
 @pytest.mark.parametrize("way", [{}, {"foreach": True}, {"fused": True}])

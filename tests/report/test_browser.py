@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import re
@@ -25,7 +27,6 @@ pytestmark = [
 
 # Measures in the page itself, after its own script; the result becomes the title.
 PROBE = """
-<script>
 window.addEventListener("load", () => {
   const charts = Array.from(document.querySelectorAll("svg.chart"));
   const drawn = charts.filter((chart) => {
@@ -64,7 +65,6 @@ window.addEventListener("load", () => {
   found.shown = getComputedStyle(line).display;
   report();
 });
-</script>
 """
 
 
@@ -72,14 +72,16 @@ def probed(text: str, folder: Path, width: int) -> dict[str, Any]:
     """Return the probe's measurements in a page of some width."""
     assert BROWSER is not None
     page = folder / "page.html"
-    page.write_text(text.replace("</body>", PROBE + "</body>"))
+    probe = PROBE
     if width < 500:
         # A headless window is at least 500 pixels wide, so the phone is a frame inside one.
-        page.write_text(
-            page.read_text()
-            .replace('document.title = "PROBE"', 'parent.postMessage("PROBE"')
-            .replace('+ "END";', '+ "END", "*");')
-        )
+        probe = probe.replace('document.title = "PROBE"', 'parent.postMessage("PROBE"')
+        probe = probe.replace('+ "END";', '+ "END", "*");')
+    # The policy of the page would block the probe.
+    digest = base64.b64encode(hashlib.sha256(probe.encode()).digest()).decode()
+    text = text.replace("script-src ", f"script-src 'sha256-{digest}' ")
+    page.write_text(text.replace("</body>", f"<script>{probe}</script></body>"))
+    if width < 500:
         frame = (
             f'<!DOCTYPE html><title>x</title><iframe src="page.html" width="{width}" height="900" '
             'style="border:0"></iframe><script>window.addEventListener("message", (event) => '
@@ -112,6 +114,12 @@ def test_page_in_a_browser(study_page: str, tmp_path: Path, width: int) -> None:
     # A click on a name in the legend hides its curve, another shows it again.
     assert (found["hidden"], found["shown"]) == ("none", "inline")
     assert re.fullmatch(r"fed\w+, round 1: \d+\.\d\d ± \d+\.\d\d %", found["tip"])
+
+
+def test_other_scripts_are_blocked(study_page: str, tmp_path: Path) -> None:
+    text = study_page.replace("<header", "<script>document.title = 'hostile'</script><header")
+    with pytest.raises(AssertionError, match="inline script violates"):
+        probed(text, tmp_path, 1280)
 
 
 def test_data_sets_side_by_side_are_not_cut_off(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.report import exports, figures, writing
+from fedzmg.report.html import page
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
 
@@ -26,18 +27,15 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Draw one figure of a study, without content; the list has the formats asked for."""
-    asked: list[str] = []
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw one figure of a study, without content."""
 
     def rendered(chart: Any, suffix: str) -> bytes:
-        asked.append(suffix)
         return f"<svg>{suffix}</svg>".encode()
 
     monkeypatch.setattr(figures, "STUDY_FIGURES", {"seeds": figures.STUDY_FIGURES["seeds"]})
     monkeypatch.setattr(figures, "rendered", rendered)
-    monkeypatch.setattr("fedzmg.report.html.blocks.rendered", rendered)
-    return asked
+    monkeypatch.setattr(page, "rendered", rendered)
 
 
 @pytest.mark.usefixtures("quick")
@@ -101,7 +99,7 @@ def test_grid_becomes_a_heat_map_file(tmp_path: Path, grid: dict[str, Any]) -> N
     material = read([tmp_path])
     charts = figures.draw(material, [])
     assert set(charts) == {"grid-fedzmg", "grid-heat-maps"}
-    assert {name for name, _ in exports.figures(charts, tmp_path)} == {
+    assert {name for name, _ in exports.figures(charts)} == {
         f"figures/{stem}.{suffix}" for stem in charts for suffix in ("png", "svg", "pdf")
     }
     written = {name: content.decode() for name, content in exports.tables(material, [])}
@@ -156,18 +154,6 @@ def test_a_report_leaves_nothing_of_an_earlier_one(
     assert not list((tmp_path / "used" / "figures").glob("*.png"))
     report(one, "fresh", "--page-only")
     assert names(tmp_path / "fresh") == {"report.html", "written.json"}
-
-
-def test_unchanged_figures_are_not_rendered_again(tmp_path: Path, quick: list[str]) -> None:
-    drawn: Any = {"seeds": None}
-    files = dict(exports.figures(drawn, tmp_path))
-    writing.replace_files(tmp_path, files)
-    quick.clear()
-    assert dict(exports.figures(drawn, tmp_path)) == files
-    assert quick == ["svg"]
-    (tmp_path / "figures" / "seeds.svg").write_text("other")
-    assert dict(exports.figures(drawn, tmp_path)) == files
-    assert quick == ["svg", "svg", "png", "pdf"]
 
 
 def test_tables_and_links_are_not_replaced_either(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -18,13 +20,14 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
+from fedzmg.data.heterogeneity import describe
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report import figures
 from fedzmg.report.figures.style import MOST_IN_ONE_PANEL, Chart, line_style, usual_range
 from fedzmg.results.reading import group_study, read
-from fedzmg.results.runs import Log, Run
+from fedzmg.results.runs import Run
 from fedzmg.results.scores import band_around
-from fedzmg.results.study_result import study_result
+from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.simulation import ClientMetrics
 
 ROUNDS = np.arange(1, 101, 5)
@@ -36,26 +39,32 @@ def made_up(top: float = 0.5, runs: int = 3) -> NDArray[np.float64]:
     return np.asarray(rising + 0.01 * np.arange(runs)[:, None])
 
 
-def drawn(
-    runs: dict[str, Any], metric: str = "accuracy", *, task: str = "toy", every: int = 5,
-    threshold: float = 0.7, layout: bool = False,
-) -> Chart:  # fmt: skip
-    """Draw the curves of runs, which diverge at their first non-finite value."""
+def drawn(runs: dict[str, Any], *, layout: bool = False, **options: Any) -> Chart:
+    """Draw the curves of runs."""
     draw = figures.curves if layout else figures.curves.__wrapped__  # type: ignore[attr-defined]
+    chart: Chart = draw(outcome(runs, **options))
+    return chart
+
+
+def outcome(
+    runs: dict[str, Any], metric: str = "accuracy", *, task: str = "toy", every: int = 5,
+    threshold: float = 0.7,
+) -> StudyResult:  # fmt: skip
+    """Return the result of runs, which diverge at their first non-finite value."""
     found = []
     for name, own in runs.items():
         for seed, values in enumerate(np.asarray(own, dtype=float)):
             rounds = tuple(range(1, every * len(values) + 1))
             lost = np.flatnonzero(~np.isfinite(values))
-            log = Log(
-                rounds, (0,) * len(rounds), every * int(lost[0]) + 1 if len(lost) else None,
-                rounds[::every], tuple(values.tolist()), rounds[::every], {"total": 1}, 1.0,
+            log = (
+                dict.fromkeys(rounds, 0), every * int(lost[0]) + 1 if len(lost) else None,
+                dict(zip(rounds[::every], values.tolist(), strict=True)),
+                {r: r for r in rounds[::every]}, {"total": 1}, 1.0,
             )  # fmt: skip
             protocol = {"rounds": rounds[-1], "eval_every": every, "threshold": threshold}
             spec = {"task": task, "algorithm": name, "seed": seed, "protocol": protocol}
-            found.append(Run("", "", spec, {"metric": metric}, log, label=name))
-    chart: Chart = draw(study_result(group_study(found, {"algorithms": list(runs)}, [])))
-    return chart
+            found.append(Run("", "", spec, {"metric": metric}, *log, label=name))
+    return study_result(group_study(found, {"algorithms": list(runs)}, []))
 
 
 def texts(chart: Chart) -> list[str]:
@@ -108,7 +117,7 @@ def test_mean_deviation_threshold_and_texts_of_a_curve() -> None:
     assert series.points[1] == f"round 6: {mean:.2f} ± {deviation:.2f} %"
     alone = drawn({"FedAvg": made_up(runs=1)})
     assert edges(alone) == []
-    assert "One run" in alone.caption
+    assert "Mean of 1 run" in alone.caption
     for number in (1, 2):
         drawn({"FedAvg": np.zeros((2, number))}, threshold=0.0)
 
@@ -237,6 +246,35 @@ def test_many_algorithms_of_a_study(write_run: Any, tmp_path: Path, log_line: An
         assert chart is not None
         assert {one.label for one in chart.series.values()} == {f"a{i}" for i in range(12)}
         check_layout(chart)
+
+
+HOSTILE = "$\\bm{w}$ \x1b[31m\x00\x7f\ud800_"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["curves", "seeds", "grid", "data", "examples"])
+def test_labels_are_neither_mathtext_nor_control_characters(
+    kind: str, grid: dict[str, Any]
+) -> None:
+    grid["algorithms"]["fedzmg"]["label"] = HOSTILE
+    make: dict[str, Any] = {
+        "curves": lambda: drawn({HOSTILE: made_up()}, task=HOSTILE, layout=True),
+        "seeds": lambda: figures.STUDY_FIGURES["seeds"](outcome({HOSTILE: made_up()})),
+        "grid": lambda: figures.heat_maps(grid),
+        "data": lambda: figures.heterogeneity(
+            describe([[1, 2], [3, 0]], [HOSTILE, "b"], labels=["a", HOSTILE]).as_dict()
+        ),
+        "examples": lambda: figures.examples(
+            "x", [HOSTILE], [np.zeros((1, 4, 4), np.uint8)], [[HOSTILE]]
+        ),
+    }
+    chart = make[kind]()
+    svg = figures.rendered(chart, "svg").decode()
+    words = "".join(ElementTree.fromstring(svg).itertext())
+    assert "$\\bm{w}$" in words
+    assert not re.search(r"[\x00-\x08\x0e-\x1f\x7f]", words)
+    for suffix in ("png", "pdf"):
+        figures.rendered(chart, suffix)
 
 
 def test_examples_and_files_under_the_whole_stem(tmp_path: Path) -> None:

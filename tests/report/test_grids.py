@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from fedzmg.report.figures import heat_maps
-from fedzmg.report.figures.grids import field as laid_out
+from fedzmg.report.figures.grids import field as arrange
 from fedzmg.terminal import views
 
 WIDE = 140
@@ -49,19 +49,19 @@ def text(shown: Any) -> str:
 
 
 def test_field_puts_client_rates_across_and_server_rates_up() -> None:
-    field = laid_out(data()["algorithms"]["fedzmg"])
+    field = arrange(data()["algorithms"]["fedzmg"])
     assert (field.columns, field.rows) == ("client.lr", "server.lr")
     # Points run over the server rate first.
-    assert field.scores.tolist() == [[0.0, 0.1 * 3], [0.1, 0.4], [0.2, 0.5]]
-    assert field.diverged.tolist() == [[True, False], [False, False], [False, False]]
+    assert field.scores.tolist() == [[-np.inf, 0.1 * 3], [0.1, 0.4], [0.2, 0.5]]
+    assert field.marks.tolist() == [["x", ""], ["", ""], ["", ""]]
 
 
 def test_more_axes_show_the_best_over_the_others() -> None:
     axes = {"client.lr": [0.1, 1.0], "server.lr": [1.0], "client.momentum": [0.0, 0.9]}
-    field = laid_out(data(axes)["algorithms"]["fedzmg"])
+    field = arrange(data(axes)["algorithms"]["fedzmg"])
     assert field.others == ["client.momentum"]
     np.testing.assert_allclose(field.scores, [[0.1, 0.3]])
-    assert not field.diverged.any()
+    assert not np.any(field.marks)
 
 
 def test_heat_map_marks_the_best_and_what_diverged() -> None:
@@ -141,10 +141,8 @@ def test_points_that_were_stopped_are_shown_as_such() -> None:
         entry["points"][i] |= {"score": None, "runs": [None], "stopped": [line]}
     entry["stopped"] = {"cannot_win": 2, "rounds": 224, "rounds_asked": 300}
     known["stop"] = {"cannot_win": True}
-    field = laid_out(entry)
-    assert field.stopped.sum() == 2
-    assert field.stopped[1, 0]
-    assert not (field.stopped & field.diverged).any()
+    field = arrange(entry)
+    assert field.marks.tolist() == [["x", ""], ["_", "_"], ["", ""]]
     axes = heat_maps(known, "fedzmg").axes[0]
     assert sorted(line.get_marker() for line in axes.lines) == ["_", "_", "x"]
     shown = text(views.grid(known, WIDE))

@@ -32,7 +32,7 @@ def made_up(clients: int, classes: int, volume: int = 100, **options: Any) -> di
     shares = rng.dirichlet(np.full(classes, 0.3), clients)
     counts = np.array([rng.multinomial(volume, share) for share in shares])
     names = [f"client {i}" for i in range(clients)]
-    return dict(json.loads(json.dumps(describe(counts, names, **options).as_dict())))
+    return dict(json.loads(json.dumps(describe(counts, names, **options))))
 
 
 def printed(renderable: Any) -> str:
@@ -62,7 +62,7 @@ def pachinko_like() -> Figure:
 
 def test_heat_map_shows_the_share_of_every_class_sorted_by_dominant_class() -> None:
     counts = np.array([[0, 1, 3], [8, 2, 0], [0, 0, 5], [0, 9, 1]])
-    data = describe(counts, ["a", "b", "c", "d"]).as_dict()
+    data = describe(counts, ["a", "b", "c", "d"])
     heat, _, _ = panels(data)
     shown = heat.images[0].get_array()
     # Dominant classes 0, 1, 2, 2; of the last two the purer one first.
@@ -99,7 +99,7 @@ def test_histogram_counts_every_client_once() -> None:
     rng = np.random.default_rng(0)
     for volumes in (rng.integers(20, 300, 200), rng.integers(1, 10_000, 200)):
         counts = np.stack([volumes, np.zeros_like(volumes)], axis=1)
-        data = describe(counts, [str(i) for i in range(len(volumes))]).as_dict()
+        data = describe(counts, [str(i) for i in range(len(volumes))])
         _, axes, _ = panels(data)
         bars = axes.containers[0]
         assert sum(bar.get_height() for bar in bars) == len(volumes)
@@ -134,7 +134,7 @@ def test_texts_stay_inside_and_do_not_overlap(pachinko_like: Figure) -> None:
 
 @pytest.mark.parametrize("counts", [[[3]], [[5, 5, 5]] * 40, [[1, 0, 0], [0, 0, 10**6]]])
 def test_poor_data_can_be_drawn(counts: list[list[int]]) -> None:
-    data = describe(counts, [f"${i}$" for i in range(len(counts))], name="a $ and $\\x$").as_dict()
+    data = describe(counts, [f"${i}$" for i in range(len(counts))], name="a $ and $\\x$")
     figure(data, PAPER["emnist62"]).draw_without_rendering()
 
 
@@ -142,7 +142,7 @@ def test_odd_characters_are_shown() -> None:
     """A whole vocabulary has room on the axis, and one sees its white space."""
     letters = [chr(code) for code in range(ord("A"), ord("A") + 60)]
     labels = [" ", "\n", "\t", "$", "[", "\x00", "é", *letters]
-    data = describe(np.ones((2, 67), int), ["a", "b"], unit="characters", labels=labels).as_dict()
+    data = describe(np.ones((2, 67), int), ["a", "b"], unit="characters", labels=labels)
     drawn = figure(data)
     drawn.draw_without_rendering()
     shown = [text.get_text() for text in parts(drawn)[0].get_xticklabels()]
@@ -151,7 +151,7 @@ def test_odd_characters_are_shown() -> None:
 
 @pytest.mark.parametrize("same", [True, False])
 def test_distances_by_volume_or_in_order(same: bool) -> None:
-    data = describe([[2, 2], [4 if same else 5, 0], [3, 1]], ["a", "b", "c"], name="mine").as_dict()
+    data = describe([[2, 2], [4 if same else 5, 0], [3, 1]], ["a", "b", "c"], name="mine")
     chart = figures.distances(data)
     assert chart is not None
     [dots] = chart.axes[0].lines
@@ -163,7 +163,7 @@ def test_distances_by_volume_or_in_order(same: bool) -> None:
 
 
 def test_a_table_without_the_paper_or_deviations() -> None:
-    data = describe(np.array([[3, 1]]), ["[bold]me[/bold]"], name="[red]mine").as_dict()
+    data = describe(np.array([[3, 1]]), ["[bold]me[/bold]"], name="[red]mine")
     text = printed(description(data, None, 200))
     assert "paper" not in text
     assert "±" not in text.partition("volume")[2]
@@ -176,7 +176,7 @@ def test_files_hold_everything_and_a_report_draws_the_same_figure(tmp_path: Path
     labels = [" ", "\n", ","]
     counts = np.array([[3, 1, 0], [0, 4, 0], [0, 0, 2]])
     names = ["a,b", 'c "d"', "é"]
-    data = describe(counts, names, labels=labels, name="mnist-by-writer").as_dict()
+    data = describe(counts, names, labels=labels, name="mnist-by-writer")
     write_description(data, PAPER["emnist62"], tmp_path / "new")
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(DESCRIPTION)
     with (tmp_path / "new" / "heterogeneity.csv").open(encoding="utf-8", newline="") as file:
@@ -194,8 +194,8 @@ def test_files_hold_everything_and_a_report_draws_the_same_figure(tmp_path: Path
 def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:
     """The numbers of the second client are told by hand: 3 of one class and 1 of another."""
     counts = np.array([[2, 2, 0, 0], [3, 1, 0, 0]])
-    ours = describe(counts, names=["a", "b"], name="cifar100").as_dict()
-    other = describe(counts, names=["a", "b"], name="mine").as_dict()
+    ours = describe(counts, names=["a", "b"], name="cifar100")
+    other = describe(counts, names=["a", "b"], name="mine")
     together = side_by_side([ours, other])
     assert [row[0].text for row in together.rows] == ["cifar100", "paper: CIFAR-100", "mine"]
     assert together.rows[1][2].text == "100 ± 0"

@@ -45,7 +45,7 @@ def drawn(display: Display) -> list[str]:
     return [" ".join(line.split()) for line in capture.get().splitlines()]
 
 
-def test_trials_are_told_apart_by_what_differs() -> None:
+def test_names_of_trials_show_only_differences() -> None:
     rates = [Trial.of("fedavg", 7, client_lr=lr) for lr in (0.1, 0.3)]
     assert names(rates) == ["client.lr 0.1", "client.lr 0.3"]
     assert names([Trial.of("fedavg", s) for s in (3, 5)]) == ["seed 3", "seed 5"]
@@ -55,21 +55,18 @@ def test_trials_are_told_apart_by_what_differs() -> None:
     assert names(named)[2] == "no 1, seed 1"
 
 
-def test_best_is_remembered_with_its_round_and_a_stopped_trial_keeps_its_state() -> None:
-    seen = TrialState("a")
+def test_best_round_is_kept_and_a_stopped_trial_keeps_its_state() -> None:
+    seen, lower = TrialState("a", None), TrialState("b", None)
     for round_, metric in ((1, 0.1), (6, 0.5), (11, 0.3)):
         one = SimpleNamespace(round=round_, metric=metric, train_loss=1.0, diverged=False)
-        seen.update(one, stopped=False, higher=True)
-    assert (seen.metric, seen.best, seen.best_round) == (0.3, 0.5, 6)
-    gone = SimpleNamespace(round=12, metric=0.0, train_loss=9.0, diverged=True)
-    seen.update(gone, stopped=True, higher=True)
+        seen.update(one, stopped=False, sign=1)
+        lower.update(one, stopped=False, sign=-1)
+    assert (seen.evaluated.round, seen.best.round, lower.best.round) == (11, 6, 1)
+    gone = SimpleNamespace(round=12, metric=0.9, train_loss=9.0, diverged=True)
+    seen.update(gone, stopped=True, sign=1)
     later = SimpleNamespace(round=13, metric=None, train_loss=float("nan"), diverged=True)
-    seen.update(later, stopped=True, higher=True)
-    assert (seen.state, seen.trained) == ("diverged, stopped after round 12", 12)
-    lower = TrialState("b", best=0.5)
-    lower.update(SimpleNamespace(round=2, metric=0.4, train_loss=1.0, diverged=False),
-                 stopped=False, higher=False)  # fmt: skip
-    assert lower.best == 0.4
+    seen.update(later, stopped=True, sign=1)
+    assert (seen.state, seen.last, seen.best.round) == ("diverged, stopped after round 12", gone, 6)
 
 
 def test_plain_lines_describe_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:

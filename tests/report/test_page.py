@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import shlex
@@ -66,10 +68,22 @@ def test_page_is_whole_in_itself(study_page: str) -> None:
     assert page.open == []
     assert page.outside == []
     assert len(page.ids) == len(set(page.ids))
-    assert "http" not in text
+    assert "://" not in text
     assert "@import" not in text
     assert set(re.findall(r"url\((.)", text)) == {"#"}
     assert {one[1:] for one in re.findall(r"#s0-[\w-]+", text)} <= set(page.ids)
+
+
+def test_policy_allows_only_the_script_of_the_page(study_page: str) -> None:
+    [script] = re.findall(r"<script>(.*?)</script>", study_page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    [policy] = re.findall(
+        r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', study_page
+    )
+    assert policy.split("; ") == [
+        "default-src 'none'", f"script-src 'sha256-{digest}'", "style-src 'unsafe-inline'",
+        "img-src data:", "base-uri 'none'", "form-action 'none'",
+    ]  # fmt: skip
 
 
 def commands(*places: Path) -> list[list[str]]:
@@ -260,7 +274,7 @@ def test_grids_and_heterogeneity_alone_make_a_page(grid: dict[str, Any], tmp_pat
     words = Outline(text).text
     assert "A grid over client.lr and server.lr on digits." in words
     assert "The clients of 1 data set, described by their data" in words
-    assert "Best: client.lr = 0.1, server.lr = 10: 50.00 %" in words
+    assert "Best of 6 points: 50.00 % at client.lr 0.1, server.lr 10; neighbours: 40" in words
     assert "The best point is on the border of client.lr" in words
     assert "entropy 0.500 ± 0.100 0.56 ± 0.07 -0.060" in words
     assert [one.get("aria-label", "").split(":")[0] for one in charts(text)] == ["digits"]
@@ -341,7 +355,7 @@ def test_an_unfinished_study_is_described_truly(write_run: Any, tmp_path: Path) 
     result = study_result(study)
     assert summary(result) == [
         "FedAvg, ours ends at 100.00 % final accuracy on digits, trial (mean over 3 seeds).",
-        "It first holds 50 % (mean of 4 evaluations) after 5 rounds.",
+        "First to hold 50 % (mean of 4 evaluations), after 5 rounds: FedAvg, ours.",
         "6 of 9 runs are not finished.",
     ]
     assert "Still to come: fedadam (3 runs)." in result.notes
@@ -356,7 +370,7 @@ def test_an_unfinished_study_is_described_truly(write_run: Any, tmp_path: Path) 
         assert done.exit_code == 0
         return done.stderr
 
-    assert f"the study {place} is not finished (3 of 9 trained)" in keep(place, "whole")
+    assert f"the study {place} is not finished" in keep(place, "whole")
     assert "is not finished" in keep(place / "the-other" / "seed-0", "run")
     assert keep(place / "ours", "finished") == ""
     assert len(read([tmp_path / "whole"]).studies) == 1

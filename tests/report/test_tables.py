@@ -63,11 +63,15 @@ def test_table_by_hand(known: Path) -> None:
     ours, theirs = sheet.rows
     assert [cell.text for cell in ours] == [
         "fedzmg", "56.00 ± 1.00 %", "28.72 ± 0.00 %", "56.00 ± 1.00 %", "11.00 ± 1.00 %",
-        "101.00 ± 1.00 %", "40.0 ± 0.0 %",
+        "101.00 ± 1.00 %", "40.00 ± 0.00 %",
     ]  # fmt: skip
-    assert [cell.text for cell in theirs][4:] == ["6.00 ± 1.00 %", "96.00 ± 1.00 %", "50.0 ± 0.0 %"]
+    assert [cell.text for cell in theirs][4:] == [
+        "6.00 ± 1.00 %",
+        "96.00 ± 1.00 %",
+        "50.00 ± 0.00 %",
+    ]
     assert [cell.kind for cell in ours] == ["", "best", "", "best", "best", "best", "best"]
-    assert "all 10 clients that have any" in sheet.caption
+    assert "10 of 10 clients, all that have any" in sheet.caption
     assert "own training examples" in sheet.caption
     assert len(sheet.records) == 6
     assert sheet.records[0]["worst_tenth"] == EVEN[0]
@@ -90,7 +94,7 @@ def test_missing_and_diverged_runs_are_counted(known: Path, log_line: Line) -> N
     for path in known.glob(f"*/*/{CLIENTS}"):
         path.unlink()
     without = render(read([known]), drawn={})
-    assert "Clients: all runs have no metric by client" in without
+    assert "Clients: 6 of 6 runs have no metric by client" in without
     assert "<h3>Clients</h3>" not in without
 
 

@@ -128,7 +128,7 @@ def test_examples_kept_for_tests_go_first_where_owners_are_known() -> None:
 
 
 def test_evaluating_clients_changes_no_bit() -> None:
-    """Whoever looks after every round trains the same as who never does."""
+    """Evaluation after every round leaves records and parameters the same."""
     seen: list[Any] = []
     looking = simulate(
         images(), [Trial.of("fedadam", seed=1)], engine="vectorized", device="cpu",
@@ -160,7 +160,7 @@ def test_too_little_memory_makes_smaller_parts(monkeypatch: pytest.MonkeyPatch) 
 
 
 def sized(counts: list[int], rounds: int) -> Any:
-    """As much of a task as says whom to look at; clients without examples keep their place."""
+    """Make the parts of a task that decide the clients to evaluate; some have no examples."""
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     x = torch.zeros(sum(counts), 1)
     train = FederatedData(Examples(x, x), offsets, tuple(map(str, range(len(counts)))))
@@ -197,7 +197,7 @@ def test_watched_clients_bring_all_their_examples_and_no_others(
     assert len(found.clients) == len(holders) or most == len(found.clients) or sum(counts) > afford
 
 
-def test_records_tell_the_losses_of_the_cohort() -> None:
+def test_records_hold_quantiles_of_the_cohorts_losses() -> None:
     """A cohort of everybody, one step each: the losses of the initial model, by hand."""
     task = regression()
     protocol = task.protocol.with_options({"cohort": 7, "batch_size": 9, "rounds": 1})

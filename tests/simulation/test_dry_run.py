@@ -63,6 +63,14 @@ CLIENTS = {
         r"OtherState.step returned \(.*, a Tree of weight, bias\): expected \(.*, \(\)\)",
     client("PlainDict", lambda self, _, params, scratch, grad: (dict(params), scratch)):
         r"PlainDict.step returned \(a dict, \(\)\): expected \(a Tree of weight, bias, ",
+    client("Flat", lambda self, _, p, scratch, grad: (p.map(lambda w: w.flatten()), scratch)):
+        r"Flat.step .* of weight = .*\(12,\), \(\)\): .* of weight = .*\(3, 4\), \(\)\)",
+    client("Sums", lambda self, _, p, scratch, grad: (p.map(lambda w: w.sum(0)), scratch)):
+        r"Sums.step .* weight = .*\(4,\), bias = .*\(\), \(\)\): .* weight = .*\(3, 4\)",
+    client("Renames", lambda self, _, p, scratch, grad: (Tree({**p, "b": p["bias"]}), scratch)):
+        r"Renames.step .* b = .*\(3,\), ",
+    client("Reorders", lambda self, _, p, scratch, grad: (Tree(dict([*p.items()][::-1])), scratch)):
+        r"Reorders.step .* of bias, weight, .* of weight, bias, ",
     client("Branches", lambda self, _, p, scratch, grad: (p if self.lr > 0 else grad, scratch)):
         r"Branches.step: .* torch.where",
     client("Reads", lambda self, _, params, scratch, grad: (params * float(self.lr), scratch)):

@@ -60,19 +60,21 @@ def test_quantiles_of_losses_are_numpys_whatever_the_chunks(data: st.DataObject)
     number = st.floats(0, 100, width=32)
     losses = data.draw(st.lists(number, min_size=total, max_size=total))
     accepted = data.draw(st.lists(st.booleans(), min_size=total, max_size=total))
-    cut = data.draw(st.integers(1, total))
+    size = data.draw(st.integers(1, total))
     stream = full_pass(1, 0, 1)
     batches = [ClientBatch(i // cohort, 0, 1, stream) for i in range(total)]
     merger = Merger(batches, trials, by_examples=True)
-    for part in (range(cut), range(cut, total)):
+    for begin in range(0, total, size):
+        part = range(begin, min(begin + size, total))
         # Rows are in another order than batches, as after a sort by length.
         own = list(part)[::-1]
         sent = torch.tensor([[0.0 if accepted[i] else torch.nan] for i in own])
         loss = torch.tensor([losses[i] for i in own])
         outcome = Outcome(Upload(Tree({"w": sent})), (), torch.ones(len(own), dtype=int), loss)
-        if own:
-            merger.add(Chunk(list(part), list(range(len(own)))[::-1], outcome, 0))
-    for trial, row in enumerate(merger.losses().tolist()):
+        merger.add(Chunk(list(part), list(range(len(own)))[::-1], outcome, 0))
+    table = merger.losses()
+    assert table.shape == (trials, cohort)
+    for trial, row in enumerate(table.tolist()):
         first = trial * cohort
         kept = [losses[i] for i in range(first, first + cohort) if accepted[i]]
         # Six digits are recorded.

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fedzmg.data.formats.cifar import FINE_TO_COARSE
+from fedzmg.data.formats.images import FINE_TO_COARSE
 
 WRITERS = tuple(f"f{i:04d}_{i:02d}" for i in range(12))
 COUNTS = (5, 16, 17, 1, 33, 2, 3, 4, 5, 6, 7, 8)

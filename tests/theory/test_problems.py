@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedzmg import Trial, simulate, tasks
 from fedzmg.tasks.convex import Convex, Problem
 from fedzmg.theory import descent
-from fedzmg.theory.problems import REAL, Quadratics, normal, quadratics, regressions, seeded
+from fedzmg.theory.problems import REAL, Logistic, Quadratics, normal, seeded
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden.json").read_text())["p3"]
 
@@ -67,7 +67,7 @@ def test_rounds_are_the_golden_ones(name: str, options: dict[str, object]) -> No
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(2, 7))
 def test_constrained_optimum_solves_the_kkt_system(seed: int, rows: int, dims: int) -> None:
     generator = seeded(seed)
-    problem = quadratics(generator, clients=3, dims=dims)
+    problem = Quadratics.draw(generator, 3, dims=dims)
     rows = min(rows, dims - 1)
     constraints, start = normal(generator, rows, dims), normal(generator, dims)
     pull = sum(
@@ -88,7 +88,7 @@ def test_constrained_optimum_solves_the_kkt_system(seed: int, rows: int, dims: i
 
 def test_expected_distances_without_noise_are_those_of_the_run() -> None:
     generator = seeded(3)
-    problem = quadratics(generator, clients=3, dims=4)
+    problem = Quadratics.draw(generator, 3, dims=4)
     start, rate = normal(generator, 4), descent.theorems_schedule(problem)
     both = (descent.zero_mean, descent.identity)
     exact = descent.expected_distances(
@@ -101,7 +101,7 @@ def test_expected_distances_without_noise_are_those_of_the_run() -> None:
 
 
 def test_logistic_gradients_and_hessians_are_derivatives_of_the_loss() -> None:
-    problem = regressions(seeded(4), clients=3, examples=10)
+    problem = Logistic.draw(seeded(4), clients=3, examples=10)
     point = normal(seeded(5), problem.dims).requires_grad_()
     [gradient] = torch.autograd.grad(problem.value(point), [point])
     everywhere = point.detach().expand(3, 1, problem.dims)

@@ -20,10 +20,10 @@ is a sign step; a coordinate that never moved stays.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.algorithms.moments import averaged, ratio
+from fedzmg.algorithms.moments import Statistics, averaged, ratio
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
@@ -46,13 +46,6 @@ class Adagrad(ServerRule):
         return params - self.lr * cohort.delta.map(ratio, (squares + self.eps).sqrt()), squares
 
 
-class Sums(NamedTuple):
-    """Server state: first moment, if there is one, and sum of squared updates."""
-
-    first: Tree | tuple[()]
-    second: Tree
-
-
 @final
 @dataclass(frozen=True)
 class ReddiAdagrad(ServerRule):
@@ -63,16 +56,16 @@ class ReddiAdagrad(ServerRule):
     tau: Number = number(1e-3, low=0, doc="degree of adaptivity, added to the root")
     v0: Number | None = number(None, low=0, doc="initial sum of squares; tau^2 if absent")
 
-    def init(self, params: Tree) -> Sums:
+    def init(self, params: Tree) -> Statistics:
         start = self.tau * self.tau if self.v0 is None else self.v0
-        return Sums(() if self.beta1 is None else params.zeros(), params.zeros() + start)
+        return Statistics(() if self.beta1 is None else params.zeros(), params.zeros() + start)
 
-    def update(self, params: Tree, state: Sums, cohort: Cohort) -> tuple[Tree, Sums]:
+    def update(self, params: Tree, state: Statistics, cohort: Cohort) -> tuple[Tree, Statistics]:
         first, kept, squares = cohort.delta, state.first, state.second + cohort.delta * cohort.delta
-        if self.beta1 is not None and isinstance(kept, Tree):
+        if self.beta1 is not None:
             first = kept = averaged(kept, first, self.beta1)
         step = first.map(ratio, squares.sqrt() + self.tau)
-        return params - self.lr * step, Sums(kept, squares)
+        return params - self.lr * step, Statistics(kept, squares)
 
 
 FAMILY = "plain clients, server optimizers"

@@ -32,6 +32,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.moments import Statistics, averaged
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
@@ -40,29 +41,22 @@ from fedzmg.tree import State, Tree
 class Frozen(NamedTuple):
     """Frozen statistics that the server shares: they map a gradient to a step and back."""
 
-    first: Tree | tuple[()]
-    beta1: Number | tuple[()]
-    scale: Tree | tuple[()]
+    first: State
+    beta1: State
+    scale: State
 
     def direction(self, grad: Tree) -> Tree:
         """Return the step of a gradient, before the learning rate."""
-        if isinstance(self.first, Tree) and not isinstance(self.beta1, tuple):
-            grad = self.beta1 * self.first + (1 - self.beta1) * grad
+        if isinstance(self.first, Tree):
+            grad = averaged(self.first, grad, self.beta1)
         return grad / self.scale if isinstance(self.scale, Tree) else grad
 
     def gradient(self, direction: Tree) -> Tree:
         """Invert :meth:`direction`."""
         grad = direction * self.scale if isinstance(self.scale, Tree) else direction
-        if isinstance(self.first, Tree) and not isinstance(self.beta1, tuple):
+        if isinstance(self.first, Tree):
             grad = (grad - self.beta1 * self.first) / (1 - self.beta1)
         return grad
-
-
-class Moments(NamedTuple):
-    """Server state; a moment that is not used is ``()``."""
-
-    first: Tree | tuple[()]
-    second: Tree | tuple[()]
 
 
 @final
@@ -94,27 +88,27 @@ class FedGBOServer(ServerRule):
     beta2: Number | None = number(None, low=0, below=1, doc="decay of second moment; absent: none")
     eps: Number = number(1e-3, low=0, doc="added to the root of the second moment, if any")
 
-    def init(self, params: Tree) -> Moments:
-        return Moments(
+    def init(self, params: Tree) -> Statistics:
+        return Statistics(
             () if self.beta1 is None else params.zeros(),
             () if self.beta2 is None else params.map(torch.ones_like),
         )
 
-    def share(self, state: Moments) -> Frozen:
+    def share(self, state: Statistics) -> Frozen:
         return Frozen(
             state.first,
             () if self.beta1 is None else self.beta1,
-            state.second.sqrt() + self.eps if isinstance(state.second, Tree) else (),
+            () if self.beta2 is None else state.second.sqrt() + self.eps,
         )
 
-    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
+    def update(self, params: Tree, state: Statistics, cohort: Cohort) -> tuple[Tree, Statistics]:
         grad = self.share(state).gradient(cohort.delta / cohort.average)
         first, second = state
-        if isinstance(first, Tree) and self.beta1 is not None:
-            first = self.beta1 * first + (1 - self.beta1) * grad
-        if isinstance(second, Tree) and self.beta2 is not None:
-            second = self.beta2 * second + (1 - self.beta2) * (grad * grad)
-        return params - cohort.delta, Moments(first, second)
+        if self.beta1 is not None:
+            first = averaged(first, grad, self.beta1)
+        if self.beta2 is not None:
+            second = averaged(second, grad * grad, self.beta2)
+        return params - cohort.delta, Statistics(first, second)
 
 
 def _info(name: str, lr: float, server: FedGBOServer, statistics: str, kept: int) -> AlgorithmInfo:

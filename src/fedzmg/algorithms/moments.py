@@ -30,6 +30,13 @@ class Moments(NamedTuple):
     steps: Tensor
 
 
+class Statistics(NamedTuple):
+    """Server state of rules that may keep one moment only; a moment that is not kept is ``()``."""
+
+    first: State
+    second: State
+
+
 def no_moments(params: Tree, second: Number = 0.0) -> Moments:
     """Return the state before the first step; the second moment starts at ``second``."""
     # The count has the parameters' dtype, which the hyper-parameters have in engines.

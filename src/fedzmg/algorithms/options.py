@@ -17,7 +17,7 @@ from typing import Any
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
 from fedzmg.algorithms.wrapper import ServerDecay
-from fedzmg.contract import Algorithm, AlgorithmInfo, chain
+from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.errors import InputError, unknown
 
 SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))
@@ -58,7 +58,7 @@ def wrapper_options(algorithm: Algorithm) -> list[str]:
 
 def number_options(algorithm: Algorithm) -> list[str]:
     """Return the keys with numeric values, of this algorithm and of wrappers that fit."""
-    own = {key for key, field in _fields(algorithm).items() if "number" in field.metadata}
+    own = {key for key, (_, field) in algorithm.fields().items() if "number" in field.metadata}
     added = {key for key in wrapper_options(algorithm) if not key.endswith(".schedule")}
     return sorted(own | added)
 
@@ -117,7 +117,7 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
     if model_bytes is not None:
         costs |= {f"{name}_bytes": round(times * model_bytes) for name, times in costs.items()}
     described = {
-        key: (_range(f), f.metadata.get("doc", "")) for key, f in _fields(algorithm).items()
+        key: (_range(f), f.metadata.get("doc", "")) for key, (_, f) in algorithm.fields().items()
     }
     described["weights"] = "examples, uniform", "weights of clients when uploads are averaged"
     return {
@@ -138,18 +138,6 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
         "costs": costs,
         "about": inspect.cleandoc(entry.about),
     }
-
-
-def _fields(algorithm: Algorithm) -> dict[str, dataclasses.Field[Any]]:
-    """Return the dataclass field of every option but the weights, outermost rules first."""
-    own = algorithm.options()
-    found: dict[str, dataclasses.Field[Any]] = {}
-    for side in ("client", "server"):
-        for rule in chain(getattr(algorithm, side)):
-            for field in dataclasses.fields(rule):
-                if (key := f"{side}.{field.name}") in own:
-                    found.setdefault(key, field)
-    return found
 
 
 def _range(field: dataclasses.Field[Any]) -> str:

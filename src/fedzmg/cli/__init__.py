@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import io
 import re
 import sys
 from typing import Annotated, Any, NoReturn
@@ -16,10 +16,8 @@ from fedzmg.errors import InputError, Interrupted
 from fedzmg.results.formatting import plain
 from fedzmg.version import __version__
 
-REFUSED = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
-"""System errors that the user can solve."""
-
-
+_LONGEST = 1000
+"""Longest error message, in characters."""
 FIRST_STEPS = """\
 fedzmg trains and compares federated-learning algorithms. Try:
 
@@ -58,26 +56,22 @@ for command in (  # in the order of the help
 app.add_typer(data.app, name="data")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"fedzmg {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def _root(
     context: typer.Context,
-    _version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
+    if version:
+        typer.echo(f"fedzmg {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(FIRST_STEPS)
 
 
 def main() -> None:
     """Entry point: one line and exit code 2 for bad input, 130 for Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack a character
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if app(standalone_mode=False) == INTERRUPTED:
             raise KeyboardInterrupt
@@ -85,11 +79,12 @@ def main() -> None:
         _fail(str(error))
     except KeyboardInterrupt:
         _interrupted("; run the same command again to continue")
-    except OSError as error:
-        if error.errno not in REFUSED:
-            raise
-        path = "the output" if error.filename is None else error.filename
-        _fail(f"{path}: {error.strerror}; see that it may be read and written, and has room")
+    except (OSError, UnicodeEncodeError) as error:
+        path, reason = (getattr(error, key, None) for key in ("filename", "strerror"))
+        remedy = "check the name, permissions and free space"
+        _fail(f"{path or 'the output'}: {reason or error}; {remedy}")
+    except MemoryError as error:
+        _fail(f"out of memory {error}: use a smaller cohort or model, or a larger machine")
     except Exception as error:
         # Usage errors, of click or of the copy that newer versions of typer carry along.
         if not hasattr(error, "format_message"):
@@ -104,6 +99,9 @@ def _interrupted(message: str) -> NoReturn:
 
 
 def _fail(message: str) -> None:
-    if message.strip():  # empty after the help that a bare command shows
-        typer.echo(f"fedzmg: error: {plain(' '.join(message.split()))}", err=True)
+    line = plain(" ".join(message.split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    if line:  # empty after the help that a bare command shows
+        typer.echo(f"fedzmg: error: {line}", err=True)
     sys.exit(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from typer import Option
 
 from fedzmg.errors import InputError
-from fedzmg.results.formatting import plain as printable
+from fedzmg.results.formatting import plain
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -28,18 +28,13 @@ def opt(help: str, shown: str | bool = True, **more: Any) -> Any:
     return Option(help=help, show_default=shown, **more)
 
 
-def flag(name: str, help: str) -> Any:
-    """Declare a switch without a negative form."""
-    return Option(name, help=help)
-
-
 def setting(help: str, metavar: str = "KEY=VALUE") -> Any:
     """Declare the option ``--set``, which can be given several times."""
     return Option("--set", metavar=metavar, help=help)
 
 
 Texts = list[str] | None
-Json = Annotated[bool, flag("--json", "Print JSON for a program to read.")]
+Json = Annotated[bool, Option("--json", help="Print JSON for a program to read.")]
 Device = Annotated[str, opt(DEVICES)]
 Cache = Annotated[
     Path | None, opt("Data folder.", "$FEDZMG_DATA or the user's cache", metavar="DIR")
@@ -47,11 +42,16 @@ Cache = Annotated[
 
 
 def show(
-    data: Any, view: Callable[[int], RenderableType], as_json: bool, **paths: Path | str
+    data: Mapping[str, Any],
+    view: Callable[[int], RenderableType],
+    as_json: bool,
+    directory: Path | None = None,
+    **paths: Path | str,
 ) -> None:
     """Print data as JSON, or a view of it as wide as the terminal and the paths of its files."""
     if as_json:
-        typer.echo(json.dumps(data))
+        own = {} if directory is None else {"directory": str(directory)}
+        typer.echo(json.dumps({**data, **own}))
         return
     console = Console()
     console.print(view(console.width))
@@ -69,42 +69,27 @@ def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[No
         raise InputError(f"{file}{given}: {error}") from None
 
 
+def echo(text: object, *, err: bool = False) -> None:
+    """Print text without control characters."""
+    typer.echo(plain(text), err=err)
+
+
 def say(*lines: str) -> None:
     """Print lines for the user on standard error."""
     for line in lines:
-        typer.echo(f"fedzmg: {printable(line)}", err=True)
+        echo(f"fedzmg: {line}", err=True)
 
 
 def print_path(what: str, path: Path | str, *, err: bool = False) -> None:
     """Print the path of something in one line."""
-    typer.echo(f"{what:<7} {printable(path)}", err=err)
+    echo(f"{what:<7} {path}", err=err)
 
 
-def plain(text: str, *, err: bool = False) -> None:
-    """Print a line as it is, without markup, line breaks and control characters."""
-    from fedzmg.terminal import render
-
-    render.say(Console(stderr=err), text)
-
-
-def notes(lines: Iterable[str], *, err: bool = False) -> None:
-    """Print notes on data."""
-    for line in lines:
-        plain(f"note: {line}", err=err)
-
-
-def check_directory(directory: Path, files: Iterable[str], writer: str) -> None:
-    """Check before long work that a directory can be written and holds no foreign files."""
+def check_output(path: Path, files: Iterable[str] = (), writer: str = "") -> None:
+    """Check before long work that a directory of ``files``, or a single file, can be written."""
     from fedzmg.report.writing import check_place, refuse_foreign
 
-    check_place(directory)
-    refuse_foreign(directory, files, writer)
-
-
-def check_file(path: Path) -> None:
-    """Check before long work that the file of ``--out`` can be written."""
-    from fedzmg.report.writing import check_place
-
-    if path.is_dir():
+    if not files and path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory; choose a file with --out")
-    check_place(path.parent)
+    check_place(path if files else path.parent)
+    refuse_foreign(path, files, writer)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from typer import Argument
+from typer import Argument, Option
 
 from fedzmg.cli import common
-from fedzmg.cli.common import Cache, Json, Texts, flag, opt, setting
+from fedzmg.cli.common import Cache, Json, Texts, opt, setting
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from fedzmg.data.catalog import Dataset
     from fedzmg.data.heterogeneity import Population
+    from fedzmg.terminal.live import Downloads
 
 app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
@@ -42,34 +44,28 @@ Settings = Annotated[Texts, setting("Option of the partition, e.g. alpha=0.1.")]
 def list_(cache: Cache = None, as_json: Json = False) -> None:
     """List all data sets and which of them are stored here."""
     from fedzmg.data.sources import SOURCES
-    from fedzmg.terminal import cards
+    from fedzmg.terminal import views
 
     found = {name: _summary(name, cache) for name in SOURCES}
-    common.show(found, partial(cards.data_sets, found), as_json)
-    notes = [f"{name}: {note}" for name, one in found.items() for note in one["notes"]]
-    common.notes(notes, err=as_json)
+    common.show(found, partial(views.data_sets, found), as_json)
+    for name, one in found.items():
+        _print_notes((f"{name}: {note}" for note in one["notes"]), err=as_json)
 
 
 @app.command()
 def get(name: Name, cache: Cache = None, mirror: Mirror = None) -> None:
     """Download a data set from its official address and check it."""
     from fedzmg.data import catalog
-    from fedzmg.terminal.live import Downloads
 
-    with Downloads(Console(stderr=True)) as progress:
-        dataset = catalog.get(name, cache, mirror, progress)
-    _report(dataset)
+    _store(partial(catalog.get, name, cache, mirror))
 
 
 @app.command(name="import")
 def import_(name: Name, files: Files, cache: Cache = None) -> None:
     """Make a data set from files you have."""
     from fedzmg.data import catalog
-    from fedzmg.terminal.live import Downloads
 
-    with Downloads(Console(stderr=True)) as progress:
-        dataset = catalog.import_files(name, files, cache, progress)
-    _report(dataset)
+    _store(partial(catalog.import_files, name, files, cache))
 
 
 @app.command()
@@ -78,7 +74,7 @@ def remove(name: Name, cache: Cache = None) -> None:
     from fedzmg.data import catalog
     from fedzmg.results.formatting import bytes_text
 
-    typer.echo(f"removed {name}: {bytes_text(catalog.remove(name, cache))}")
+    common.echo(f"removed {name}: {bytes_text(catalog.remove(name, cache))}")
 
 
 @app.command()
@@ -90,7 +86,7 @@ def path(
     from fedzmg.data import catalog
     from fedzmg.data.cache import root
 
-    typer.echo(str(root(cache) if name is None else catalog.load(name, cache).path))
+    common.echo(root(cache) if name is None else catalog.load(name, cache).path)
 
 
 @app.command()
@@ -100,7 +96,9 @@ def describe(
     sample: Annotated[int | None, opt("Measure this many clients.", "all", min=2)] = None,
     entropy: Annotated[str | None, opt("Normalise by all 'classes' or those 'present'.")] = None,
     reference: Annotated[str | None, opt("KL from 'global' or from the 'pooled' sample.")] = None,
-    as_paper: Annotated[bool, flag("--as-paper", "Measure ten clients as in the paper.")] = False,
+    as_paper: Annotated[
+        bool, Option("--as-paper", help="Measure ten clients as in the paper.")
+    ] = False,
     client_column: Annotated[str | None, opt("Client column of a table.", "client")] = None,
     label_column: Annotated[str, opt("Label column of a table.")] = "label",
     partition: PartitionName = None,
@@ -121,7 +119,7 @@ def describe(
 
     title = _title(name)
     directory = out or Path("runs") / f"data-{title}"
-    common.check_directory(directory, DESCRIPTION, "data describe")
+    common.check_output(directory, DESCRIPTION, "data describe")
     columns = (client_column, label_column)
     shown = _population(name, split, partition, clients, seed, set_, cache, columns)
     if as_paper:
@@ -134,16 +132,16 @@ def describe(
         sample=sample, seed=seed,
     )  # fmt: skip
     part = split if _is_named(name) else None
-    data = {**found.as_dict(), "split": part, "partition": shown.partition, "made": provenance()}
+    data = {**found, "split": part, "partition": shown.partition, "made": provenance()}
     with staged(directory, "data describe") as folder:
         write_description(data, paper.described(name), folder)
     view = partial(views.description, data, paper.described(name))
     files = {"figure": directory / "heterogeneity.png", "files": directory}
-    common.show({**data, "directory": str(directory)}, view, as_json, **files)
+    common.show(data, view, as_json, directory, **files)
     twin = paper.twin(name)
     if twin is not None and twin != name:
-        common.plain(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
-    common.notes(shown.notes, err=as_json)
+        common.echo(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
+    _print_notes(shown.notes, err=as_json)
 
 
 @app.command()
@@ -171,22 +169,21 @@ def show(
     assert owners is not None
     spans = {}  # rows of the file by client
     for client in shown.names[:rows]:
-        i = owners.names.index(client)
-        spans[client] = slice(*owners.offsets[i : i + 2])
+        spans[client] = slice(*owners.offsets[owners.names.index(client) :][:2])
     if shown.unit == "characters":
         text = shown.columns.strings("text")
         for client, span in spans.items():
-            common.plain(f"{client}: {span.stop - span.start:,} snippets")
+            common.echo(f"{client}: {span.stop - span.start:,} snippets")
             for row in range(span.start, min(span.stop, span.start + min(columns, 3))):
                 start, end = text.offsets[row : row + 2]
                 words = bytes(text.text[start : min(end, start + 200)]).decode(errors="replace")
-                common.plain("    " + words.replace("\n", "\n    "))
+                common.echo("    " + words.replace("\n", "\n    "))
         return
     x, y = shown.columns.array("x"), shown.columns.array("y")
     if x.ndim not in (3, 4):
         raise InputError(f"{name!r} holds arrays of shape {x.shape[1:]}, not images")
     directory = out or Path("runs") / f"data-{_title(name)}"
-    common.check_directory(directory, ("examples.png", "examples.svg"), "data show")
+    common.check_output(directory, ("examples.png", "examples.svg"), "data show")
     part = f", {split}" if _is_named(name) else ""
     picture = figures.examples(
         f"{_title(name)}{part}: {len(spans)} of {len(shown.names):,} clients",
@@ -226,7 +223,7 @@ def _population(
     from fedzmg.data.formats import is_path, is_table, read_path
     from fedzmg.data.heterogeneity import DEFAULT_PARTITIONS, embedded_columns, population
     from fedzmg.data.sources import EMBEDDED, SOURCES, source
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import parse_settings
 
     named = _is_named(name)
     if not named and not is_path(name):
@@ -291,10 +288,19 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
     }
 
 
-def _report(dataset: Dataset) -> None:
-    """Print counts, notes and folder of a new data set."""
+def _store(make: Callable[[Downloads], Dataset]) -> None:
+    """Make a data set and print its counts, notes and folder."""
+    from fedzmg.terminal.live import Downloads
+
+    with Downloads(Console(stderr=True)) as progress:
+        dataset = make(progress)
     for split, columns in dataset.splits.items():
         clients = "" if columns.clients is None else f"{columns.clients:,} clients, "
-        common.plain(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
-    common.notes(dataset.notes)
-    common.plain(f"stored in {dataset.path}")
+        common.echo(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
+    _print_notes(dataset.notes)
+    common.echo(f"stored in {dataset.path}")
+
+
+def _print_notes(notes: Iterable[str], *, err: bool = False) -> None:
+    for note in notes:
+        common.echo(f"note: {note}", err=err)

@@ -6,23 +6,22 @@ import json
 import time
 import webbrowser
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
-from typer import Argument
+from typer import Argument, Option
 
 from fedzmg.cli import common
-from fedzmg.cli.common import Json, flag, opt
+from fedzmg.cli.common import Json, opt
 from fedzmg.errors import unknown
 
 if TYPE_CHECKING:
     from fedzmg.results.watch import Watch, Work
 
-DIFFERENT = 1
-"""Exit code of differences."""
 Directory = Annotated[
     Path, Argument(metavar="DIR", help="A run, study or grid, or a directory of some.")
 ]
@@ -30,10 +29,10 @@ Directory = Annotated[
 
 def watch(
     directory: Directory,
-    once: Annotated[bool, flag("--once", "Show the state once and end.")] = False,
+    once: Annotated[bool, Option("--once", help="Show the state once and end.")] = False,
     every: Annotated[float, opt("Seconds between two looks.", min=0.1)] = 2.0,
     wait: Annotated[
-        bool, flag("--wait", "Stay until all is trained, even if nothing runs.")
+        bool, Option("--wait", help="Stay until all is trained, even if nothing runs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -42,7 +41,7 @@ def watch(
     It ends when all is trained, or when no process works on it any more.
     """
     from fedzmg.results.watch import Watch
-    from fedzmg.terminal import watch as view
+    from fedzmg.terminal import inspection as view
 
     console, looks = Console(), _looks(Watch(directory), every, once, wait)
     try:
@@ -55,14 +54,14 @@ def watch(
         elif console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
                 for works in looks:
-                    live.update(view.fitted(works, console), refresh=True)
+                    live.update(view.screen(works, console.width), refresh=True)
         else:
             shown: list[str] = []
             for works in looks:
                 before, shown = shown, [view.line(work) for work in works]
                 for line in shown:
                     if line not in before:
-                        common.plain(f"{time.strftime('%H:%M:%S')} {line}")
+                        common.echo(f"{time.strftime('%H:%M:%S')} {line}")
     except KeyboardInterrupt:  # the usual way to leave
         raise SystemExit(common.INTERRUPTED) from None
 
@@ -96,7 +95,7 @@ def diff(
     found = compare(left, right)
     common.show(found.as_dict(), lambda width: views.diff(found, asked, width), as_json)
     if found.differs(asked):
-        raise SystemExit(DIFFERENT)
+        raise SystemExit(1)
 
 
 def verify(
@@ -109,15 +108,13 @@ def verify(
     from fedzmg.experiment.verify import verify as verify_runs
     from fedzmg.terminal import inspection as views
 
-    found = verify_runs(
-        directory, rounds=rounds, runs=runs, say=lambda text: typer.echo(text, err=True)
-    )
+    found = verify_runs(directory, rounds=rounds, runs=runs, say=partial(common.echo, err=True))
     data = [verdict.as_dict() for verdict in found]
     good = all(verdict.reproduced for verdict in found)
     shown = {"reproduced": good, "runs": data}
     common.show(shown, lambda width: views.verify(data, width), as_json)
     if not good:
-        raise SystemExit(DIFFERENT)
+        raise SystemExit(1)
 
 
 def list_(
@@ -128,15 +125,15 @@ def list_(
     """List algorithms and tasks, or describe one of them."""
     from fedzmg import algorithms, tasks
     from fedzmg.algorithms.options import card
-    from fedzmg.terminal import cards
+    from fedzmg.terminal import views
 
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     if name in tasks.TASKS:
         data = tasks.info(name).describe()
-        common.show(data, lambda width: cards.task_card(data, name, width), as_json)
+        common.show(data, lambda width: views.task_card(data, name, width), as_json)
     elif name in algorithms.ALGORITHMS:
         data = card(algorithms.ALGORITHMS[name], size)
-        common.show(data, lambda width: cards.algorithm_card(data, width, task), as_json)
+        common.show(data, lambda width: views.algorithm_card(data, width, task), as_json)
     elif name is not None:
         known = [*algorithms.ALGORITHMS, *tasks.TASKS]
         raise unknown("algorithm or task", name, known, "fedzmg list")
@@ -148,7 +145,7 @@ def list_(
                 for n, info in tasks.TASKS.items()
             },
         }
-        common.show(data, lambda width: cards.tables(data, width), as_json)
+        common.show(data, lambda width: views.tables(data, width), as_json)
 
 
 def report(
@@ -157,8 +154,8 @@ def report(
         Argument(metavar="DIR...", help="Runs, studies, grids, descriptions of data, or some."),
     ],
     out: Annotated[Path | None, opt("Directory to write to.", "DIR/report")] = None,
-    page_only: Annotated[bool, flag("--page-only", "Write no tables and figures.")] = False,
-    open_: Annotated[bool, flag("--open", "Open the page in a browser.")] = False,
+    page_only: Annotated[bool, Option("--page-only", help="Write no tables and figures.")] = False,
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
 
@@ -207,4 +204,4 @@ def export(
     """Write a run's trained model as a plain state dict in safetensors."""
     from fedzmg.experiment.run_directory import export_model
 
-    typer.echo(str(export_model(run_directory, to)))
+    common.echo(export_model(run_directory, to))

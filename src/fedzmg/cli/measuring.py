@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from typer import Argument
+from typer import Argument, Option
 
 from fedzmg.cli import common
-from fedzmg.cli.common import ENGINES, Device, Json, Texts, flag, opt, setting
+from fedzmg.cli.common import ENGINES, Device, Json, Texts, opt, setting
 from fedzmg.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 ON_CPU = ("mlp",)
 ON_GPU = ("cifar100", "emnist62", "shakespeare")
 """Default workloads."""
-NOT_REPRODUCED = 1
-"""Exit code if a derived number disagrees with its measurement."""
-WRITER = "diagnose"
-OWN = "fedzmg.diagnose.diagnose(task, params=...)"
-FILES = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
 
 
 def bench(
@@ -51,41 +46,41 @@ def bench(
 ) -> None:
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
     from fedzmg import algorithms
-    from fedzmg.bench.measure import environment, measure_all
-    from fedzmg.experiment.control import named_write_errors
+    from fedzmg.bench import environment, measure_all
     from fedzmg.simulation import resolve_device
     from fedzmg.storage.formats import write_json
     from fedzmg.terminal import views
 
     if out is not None:
-        common.check_file(out)
+        common.check_output(out)
     algorithms.get(algorithm)
     target = resolve_device(device)
     found = []
     for timing in measure_all(
         workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
         engine.split(","), precision.split(","),
-        [int(count) if count.isdigit() else count for count in trials.split(",")],
+        trials.split(","),
         rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
     ):  # fmt: skip
-        found.append(timing.as_dict())
-        common.plain(views.timing_line(found[-1]), err=as_json)
+        found.append(timing)
+        common.echo(views.timing_line(timing), err=as_json)
     data = {"environment": environment(target), "timings": found}
     # Before the file: its disk may be full.
     common.show(data, partial(views.timings, data), as_json)
     if out is not None:
-        with named_write_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_json(out, data)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, data)
 
 
 def theory(
     checks: Annotated[Texts, Argument(help="T1 to T12, E1 to E9.", show_default="all")] = None,
-    plot: Annotated[bool, flag("--plot", "Write figures as PNG and SVG.")] = False,
+    plot: Annotated[bool, Option("--plot", help="Write figures as PNG and SVG.")] = False,
     out: Annotated[Path, opt("Directory for figures.")] = Path("runs/theory"),
     html: Annotated[Path | None, opt("Write a page with tables and figures to this file.")] = None,
-    quick: Annotated[bool, flag("--quick", "Fewer repetitions: faster and coarser.")] = False,
-    as_markdown: Annotated[bool, flag("--markdown", "Print a Markdown table.")] = False,
+    quick: Annotated[
+        bool, Option("--quick", help="Fewer repetitions: faster and coarser.")
+    ] = False,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print a Markdown table.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim.
@@ -101,7 +96,7 @@ def theory(
     if plot:
         check_place(out)
     if html is not None:
-        common.check_file(html)
+        common.check_output(html)
     quiet = as_json or as_markdown
     console = Console(stderr=quiet)
     findings, begun = [], time.perf_counter()
@@ -109,7 +104,7 @@ def theory(
         finding = found.as_dict()
         findings.append(finding)
         if quiet:
-            common.plain(f"{found.id}: {found.verdict}", err=True)
+            common.echo(f"{found.id}: {found.verdict}", err=True)
         else:
             console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
@@ -133,9 +128,9 @@ def theory(
             common.print_path("figure", out / path.name, err=quiet)
     if len(findings) > 1 and not quiet:
         console.print(render([overview(findings)], console.width))
-    common.plain(views.findings_summary(findings, seconds), err=quiet)
+    common.echo(views.findings_summary(findings, seconds), err=quiet)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
-        raise SystemExit(NOT_REPRODUCED)
+        raise SystemExit(1)
 
 
 def diagnose(
@@ -165,7 +160,8 @@ def diagnose(
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
-    common.check_directory(directory, FILES, WRITER)
+    files = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
+    common.check_output(directory, files, "diagnose")
     with Console(stderr=as_json).status("measuring") as status:
         found = measure(
             task, params=params, round=round_, clients=clients, examples=examples,
@@ -175,11 +171,11 @@ def diagnose(
             progress=status.update,
         )  # fmt: skip
     data = found.as_dict()
-    with staged(directory, WRITER) as folder:
+    with staged(directory, "diagnose") as folder:
         write_json(folder / "diagnosis.json", data)
         figures.save(figures.diagnosis(data), folder / "diagnosis")
-    shown, figure = {**data, "directory": str(directory)}, directory / "diagnosis.png"
-    common.show(shown, partial(views.diagnosis, data), as_json, figure=figure)
+    figure = directory / "diagnosis.png"
+    common.show(data, partial(views.diagnosis, data), as_json, directory, figure=figure)
 
 
 def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:
@@ -187,8 +183,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from fedzmg import tasks
     from fedzmg.experiment.run_directory import RunDirectory
     from fedzmg.experiment.specs.files import refuse_own_task
-    from fedzmg.experiment.specs.run import RunSpec
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import RunSpec, parse_settings
 
     params, round_ = None, 0
     if what in tasks.TASKS:
@@ -203,7 +198,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     else:
         directory = RunDirectory(Path(what))
         spec = directory.spec()
-        refuse_own_task(spec.task, directory.path, OWN)
+        refuse_own_task(spec.task, directory.path, "fedzmg.diagnose.diagnose(task, params=...)")
         checkpoint = directory.checkpoint()
         if checkpoint is None:
             raise InputError(f"{what} has no checkpoint: train the run for a round or more")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -40,60 +40,45 @@ Minutes = Annotated[
 ]
 
 
-class Work(NamedTuple):
-    """A task to train on, its directory and the receivers of progress."""
+@contextlib.contextmanager
+def _progress(
+    task: Task, directory: Path, track: str | None, as_json: bool,
+    *packs: Mapping[str, int], naming: Naming | None = None,
+) -> Iterator[Tracking]:  # fmt: skip
+    """Show rounds on the terminal and to trackers; report the time limit."""
+    from fedzmg import trackers
+    from fedzmg.experiment.training import TimeLimitReached
+    from fedzmg.terminal.live import Display
 
-    task: Task
-    directory: Path
-    track: str | None
-    as_json: bool
+    console, makers = Console(stderr=as_json), trackers.named(track)
+    try:
+        with (
+            Display(console, task.metric.name, *packs) as display,
+            trackers.Tracking(makers, directory, display, naming) as progress,
+        ):
+            yield progress
+    except TimeLimitReached as error:
+        common.say(f"{error}, run the same command again to continue")
+        raise SystemExit(common.UNFINISHED) from None
 
-    @contextlib.contextmanager
-    def shown(
-        self,
-        packs: Mapping[str, int] | None = None,
-        sizes: Mapping[str, int] | None = None,
-        naming: Naming | None = None,
-    ) -> Iterator[Tracking]:
-        """Show rounds on the terminal and to trackers; report the time limit."""
-        from fedzmg import trackers
-        from fedzmg.experiment.control import TimeLimitReached
-        from fedzmg.terminal.live import Display
 
-        console, makers = Console(stderr=self.as_json), trackers.named(self.track)
-        try:
-            with (
-                Display(console, self.task.metric.name, packs, sizes) as display,
-                trackers.Tracking(makers, self.directory, display, naming) as progress,
-            ):
-                yield progress
-        except TimeLimitReached as error:
-            common.say(f"{error}, run the same command again to continue")
-            raise SystemExit(common.UNFINISHED) from None
+def _train_study(
+    spec: StudySpec, task: Task, directory: Path, track: str | None, as_json: bool, **more: Any
+) -> None:
+    """Train a study and show its scores and curves."""
+    from fedzmg.experiment.studies.study import run_study, study_packs
+    from fedzmg.report import figures
+    from fedzmg.terminal import views
 
-    def show(self, data: Mapping[str, Any], view: Any, **paths: Path | str) -> None:
-        """Print a result."""
-        common.show({**data, "directory": str(self.directory)}, view, self.as_json, **paths)
-
-    def train_study(self, spec: StudySpec, max_minutes: float | None = None, **more: bool) -> None:
-        """Train a study and show its scores and curves."""
-        from fedzmg.experiment.studies.study import run_study, study_packs
-        from fedzmg.report import figures
-        from fedzmg.terminal import views
-
-        sizes = {label: len(names) for label, names in study_packs(spec, self.task).items()}
-        with self.shown(dict.fromkeys(sizes, 1), sizes) as progress:
-            result = run_study(
-                spec, self.directory, task=self.task, progress=progress, max_minutes=max_minutes,
-                **more,
-            )  # fmt: skip
-        chart = figures.curves(result)
-        written = [] if chart is None else figures.save(chart, self.directory / "curves")
-        seconds = sum(run.log.seconds for run in result.study.runs)
-        paths: dict[str, Path] = dict(zip(("figure", ""), written, strict=False))
-        paths["study"] = self.directory
-        view = partial(views.study, result)
-        self.show(result.as_dict(), view, time=f"{seconds:,.0f} s", **paths)
+    sizes = {label: len(names) for label, names in study_packs(spec, task).items()}
+    with _progress(task, directory, track, as_json, dict.fromkeys(sizes, 1), sizes) as progress:
+        result = run_study(spec, directory, task=task, progress=progress, **more)
+    chart = figures.curves(result)
+    written = [] if chart is None else figures.save(chart, directory / "curves")
+    paths: dict[str, Path | str] = dict(zip(("figure", ""), written, strict=False))
+    time = f"{sum(run.seconds for run in result.study.runs):,.0f} s"
+    paths = {"time": time, **paths, "study": directory}
+    common.show(result.as_dict(), partial(views.study, result), as_json, directory, **paths)
 
 
 def compare(
@@ -120,7 +105,7 @@ def compare(
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg import tasks
     from fedzmg.api import algorithm_names, comparison_spec, tuning_notes
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import parse_settings
 
     if task.endswith(".toml"):
         raise InputError(f"{task}: compare takes a task, not a file; use 'fedzmg study {task}'")
@@ -136,7 +121,7 @@ def compare(
     directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
     _refuse_to_replace(directory, spec)
     common.say(*chosen.notes, *tuning_notes(task, names, settings))
-    Work(chosen, directory, track, as_json).train_study(spec, grow=True)
+    _train_study(spec, chosen, directory, track, as_json, grow=True)
 
 
 def run(
@@ -156,8 +141,7 @@ def run(
     from fedzmg.experiment.rules_hash import say_changed
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.run import RunSpec
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import RunSpec, parse_settings
     from fedzmg.storage.files import folder_name
 
     if (Path(task) / "spec.toml").is_file():
@@ -185,8 +169,7 @@ def run(
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
     common.say(*built.notes, *notes)
-    work = Work(built, directory, track, as_json)
-    with work.shown() as progress:
+    with _progress(built, directory, track, as_json) as progress:
         trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
         say_changed(trained, directory, progress.say)
         [history] = run_pack(built, [resolved], [directory], progress=progress)
@@ -198,7 +181,7 @@ def run(
     text = f"{metric} {last.metric:.4f}, loss {last.loss:.4f} after round {last.round}"
     if diverged is not None:
         text = f"diverged in round {diverged}: try a smaller client.lr\n{text}"
-    work.show(summary, lambda _: text, run=directory)
+    common.show(summary, lambda _: text, as_json, directory, run=directory)
 
 
 def grid(
@@ -211,16 +194,15 @@ def grid(
 ) -> None:
     """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
     from fedzmg import trackers
-    from fedzmg.experiment.grids.grid import run_grid
-    from fedzmg.experiment.grids.score import warnings
+    from fedzmg.experiment.grids.grid import run_grid, warnings
     from fedzmg.report import figures
     from fedzmg.storage.formats import read_json
     from fedzmg.terminal import views
 
-    spec, work = _prepare("grid", file, set_, out, track, as_json)
-    directory = work.directory
-    with work.shown(spec.packs(), naming=trackers.by_point(spec)) as progress:
-        data = run_grid(spec, directory, task=work.task, progress=progress, max_minutes=max_minutes)
+    spec, task, directory = _prepare("grid", file, set_, out)
+    naming = trackers.by_point(spec)
+    with _progress(task, directory, track, as_json, spec.packs(), naming=naming) as progress:
+        data = run_grid(spec, directory, task=task, progress=progress, max_minutes=max_minutes)
     written = figures.save(figures.heat_maps(data), directory / "heat-maps")[0]
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
     for name, folder in folders.items():
@@ -228,7 +210,7 @@ def grid(
     manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
     seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
     view = partial(views.grid, data)
-    work.show(data, view, time=seconds, figure=written, grid=directory)
+    common.show(data, view, as_json, directory, time=seconds, figure=written, grid=directory)
     if not as_json:
         common.say(*warnings(data))
 
@@ -242,8 +224,8 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
-    spec, work = _prepare("study", file, set_, out, track, as_json)
-    work.train_study(spec, max_minutes)
+    spec, task, directory = _prepare("study", file, set_, out)
+    _train_study(spec, task, directory, track, as_json, max_minutes=max_minutes)
 
 
 def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
@@ -261,11 +243,10 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
                 find_rates(spec)  # raises for a grid that does not fit
             except MissingGrid as error:
                 to_do = [str(error)]
-            to_do += [f"{file}: {remark}" for remark in spec.remarks()]
-        found = estimate(spec).as_dict()
+        found = estimate(spec)
     common.say(*to_do)
     lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
-    typer.echo(json.dumps(found) if as_json else "\n".join(lines))
+    common.echo(json.dumps(found) if as_json else "\n".join(lines))
 
 
 def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study") -> None:
@@ -277,29 +258,23 @@ def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study")
 
 def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs.run import parse_settings
 
     spec = spec_files.read(file, kind)
     return spec.with_settings(parse_settings(settings or []))
 
 
 def _prepare(
-    kind: str,
-    file: Path,
-    settings: list[str] | None,
-    out: Path | None,
-    track: str | None,
-    as_json: bool,
-) -> tuple[Any, Work]:
+    kind: str, file: Path, settings: list[str] | None, out: Path | None
+) -> tuple[Any, Task, Path]:
     """Check everything that can be checked before anything is written."""
     spec = _read(file, kind, settings)
     with common.mistakes_in(file, settings):
         spec.check()
         task = spec.build_task()
         spec.check(task)
-    remarks = spec.remarks() if kind == "study" else []
-    common.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
-    return spec, Work(task, out or Path("runs") / file.stem, track, as_json)
+    common.say(*task.notes)
+    return spec, task, out or Path("runs") / file.stem
 
 
 def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:

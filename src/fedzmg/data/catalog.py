@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.data import formats, sources
-from fedzmg.data.cache import SILENT, Progress, file_hash, lock, root, size_of, writing
+from fedzmg.data.cache import SILENT, Progress, download, file_hash, lock, root, size_of, writing
 from fedzmg.data.columns import Columns, load_columns, save_columns
-from fedzmg.data.fetch import download
 from fedzmg.data.formats.common import reading, refuse_row
-from fedzmg.data.sources import SOURCES, Form, source
+from fedzmg.data.sources import Form, source
 from fedzmg.errors import InputError
 from fedzmg.storage.files import sync_directory
 from fedzmg.storage.formats import write_json
@@ -58,10 +57,7 @@ def load(name: str, cache: Path | None = None) -> Dataset:
     """Map a stored set into memory."""
     found = stored(name, cache)
     if found is None:
-        ways = [f"'fedzmg data import {name} FILE...' with files you have"]
-        if source(name).remotes:
-            ways.insert(0, f"'fedzmg data get {name}'")
-        raise InputError(f"data set {name!r} is not here: run {', or '.join(ways)}")
+        raise InputError(f"data set {name!r} is not here: run '{sources.remedy(name)}'")
     try:
         return _open(found)
     except InputError:
@@ -99,16 +95,6 @@ def stored(name: str, cache: Path | None = None) -> Dataset | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error}): run 'fedzmg data remove {name}'") from None
-
-
-def present(cache: Path | None = None) -> dict[str, Dataset]:
-    """Return the undamaged stored sets, in the order of the catalog."""
-    found: dict[str, Dataset] = {}
-    for name in SOURCES:
-        with contextlib.suppress(InputError):
-            if (one := stored(name, cache)) is not None:
-                found[name] = one
-    return found
 
 
 def get(
@@ -168,11 +154,8 @@ def remove(name: str, cache: Path | None = None) -> int:
 def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
     """Lock a set; yield a temporary folder, which is removed at the end."""
     workspace = base / "tmp" / name
-
-    def waiting() -> None:
-        progress.say(f"waiting for another process that works on {name!r}")
-
-    with lock(base / "locks" / f"{name}.lock", waiting):
+    waiting = f"waiting for another process that works on {name!r}"
+    with lock(base / "locks" / f"{name}.lock", lambda: progress.say(waiting)):
         shutil.rmtree(workspace, ignore_errors=True)  # left by a killed process
         try:
             yield workspace
@@ -195,10 +178,10 @@ def _convert(
             opened = _open(here)
             progress.say(f"{name}: these files are imported already")
             return opened
-    unpacked = [
-        sources.unpack(name, path, workspace / str(i), progress) for i, path in enumerate(found)
-    ]
-    form, splits = sources.choose(name, [path for paths in unpacked for path in paths])
+    members: dict[Path, Path] = {}
+    for i, (path, folder) in enumerate(found.items()):
+        into = workspace / str(i) / path.name
+        members |= sources.unpack(name, path, into, progress) or {path: folder}
     official = {remote.name: remote.sha256 for remote in source(name).remotes}
     notes = [
         f"{file['name']} is not the official file: its SHA-256 is {file['sha256']}"
@@ -210,6 +193,7 @@ def _convert(
     counts: dict[str, tuple[int | None, int]] = {}
     fingerprints: list[str] = []
     try:
+        form, splits = sources.choose(name, members)
         for split, paths in splits.items():
             progress.begin(f"reading {split}", None)
             columns = _read(name, split, form, paths)
@@ -228,11 +212,16 @@ def _convert(
         with writing(home):
             sync_directory(target)
             write_json(home / "set.json", record)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
         with contextlib.suppress(OSError):
             home.rmdir()  # unless it holds an older version of the set
-        raise
+        if not isinstance(error, InputError):
+            raise
+        text = str(error)
+        for i, path in enumerate(found):  # the archive, not the folder that it is unpacked to
+            text = text.replace(str(workspace / str(i) / path.name), str(path))
+        raise InputError(text) from None
     for old in home.glob("data-*"):
         if old != target:
             shutil.rmtree(old, ignore_errors=True)
@@ -242,7 +231,7 @@ def _convert(
 def _read(name: str, split: str, form: Form, paths: Sequence[Path]) -> Columns:
     """Read a split, refuse that of another set, and note counts other than the official ones."""
     options = {**form.options, "split": split} if form.whole else form.options
-    columns = formats.reader(form.format)(paths, **options)
+    columns = formats.reader(form.reader)(paths, **options)
     what, where = source(name), ", ".join(map(str, paths))
     lacking = set(what.columns) - set(columns.columns)
     if lacking:

@@ -19,7 +19,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -33,6 +33,7 @@ from fedzmg.storage.files import write_atomic
 
 FORMAT = 1
 Array: TypeAlias = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
 
 
 class Strings(NamedTuple):
@@ -50,6 +51,16 @@ class Owners(NamedTuple):
 
     names: tuple[str, ...]
     offsets: npt.NDArray[np.int64]
+
+
+Grouping: TypeAlias = tuple[Ids, Owners | None]
+"""Rows of the file in the order of the result, and their clients."""
+
+
+def group(owner: Ids, names: Sequence[str]) -> tuple[Ids, Owners]:
+    """Sort rows by client, keeping their order inside a client; ``owner`` indexes ``names``."""
+    offsets = np.searchsorted(np.sort(owner), np.arange(len(names) + 1))
+    return np.argsort(owner, kind="stable"), Owners(tuple(names), offsets)
 
 
 @dataclass(frozen=True)

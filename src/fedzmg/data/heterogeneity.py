@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedzmg.data import embedded
-from fedzmg.data.columns import Columns, Owners, Strings
+from fedzmg.data.columns import Columns, Owners, Strings, group
 from fedzmg.data.partition import make
 from fedzmg.data.text import CHARACTERS, encode
 from fedzmg.errors import InputError, unknown
@@ -122,62 +121,8 @@ def _shares(counts: npt.NDArray[Any]) -> Floats:
     return np.asarray(counts / counts.sum(axis=-1, keepdims=True))
 
 
-class Row(NamedTuple):
-    """Measures of one client."""
-
-    client: str
-    volume: int
-    distinct: int
-    entropy: float
-    gini: float
-    kl: float
-    dominant_class: str
-    dominant_share: float
-
-
 MEASURES = ("volume", "distinct", "entropy", "gini", "kl", "dominant_share")
 """Measures that are averaged over clients."""
-
-
-class Spread(NamedTuple):
-    """Mean and standard deviation over clients; one client has no deviation."""
-
-    mean: float
-    sd: float | None
-
-
-@dataclass(frozen=True, eq=False)
-class Report:
-    """Heterogeneity of the clients of a dataset, as measured by :func:`describe`.
-
-    ``total`` counts all clients; ``counts`` and ``clients`` hold the sampled ones.
-    """
-
-    name: str
-    unit: Unit
-    entropy: EntropyBase
-    reference: Reference
-    total: int
-    sample: int | None
-    seed: int
-    labels: tuple[str, ...]
-    summary: dict[str, Spread]
-    clients: tuple[Row, ...]
-    counts: Counts
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one flat record per client, as for CSV."""
-        return [row._asdict() for row in self.clients]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything, ready for JSON."""
-        return {
-            **vars(self),
-            "summary": {name: spread._asdict() for name, spread in self.summary.items()},
-            "labels": list(self.labels),
-            "clients": self.rows(),
-            "counts": self.counts.tolist(),
-        }
 
 
 def describe(
@@ -191,8 +136,12 @@ def describe(
     seed: int = 0,
     labels: Sequence[str] | None = None,
     name: str = "",
-) -> Report:
-    """Measure clients and average over them.
+) -> dict[str, Any]:
+    """Measure clients and average over them; return a report, ready for JSON.
+
+    It holds the arguments, ``clients`` (a record each), ``counts`` (of the sampled clients),
+    ``summary`` (mean and standard deviation of :data:`MEASURES`; one client has no deviation), and
+    ``total`` (the number of all clients).
 
     Args:
         counts: class counts of all clients, ``[clients, classes]``.
@@ -232,12 +181,8 @@ def describe(
         chosen = np.sort(draw)
     part = table[chosen]
     largest, share = dominant(part)
-
-    def spread(values: npt.NDArray[Any]) -> Spread:
-        sd = float(values.std(ddof=1)) if len(values) > 1 else None
-        return Spread(float(values.mean()), sd)
-
     measured: dict[str, npt.NDArray[Any]] = {
+        "client": np.array(names, dtype=object)[chosen],
         "volume": part.sum(axis=1),
         "distinct": distinct(part),
         "entropy": _entropy(part, entropy),
@@ -246,11 +191,20 @@ def describe(
         "dominant_class": np.array(classes, dtype=object)[largest],
         "dominant_share": share,
     }
-    columns = [measured[field].tolist() for field in Row._fields[1:]]
-    rows = tuple(map(Row, [names[int(i)] for i in chosen], *columns))
-    summary = {measure: spread(measured[measure]) for measure in MEASURES}
-    about = (name, unit, entropy, reference, len(table), sample, seed, classes)
-    return Report(*about, summary, rows, part)
+    values = zip(*(column.tolist() for column in measured.values()), strict=True)
+    summary = {
+        measure: {
+            "mean": float(measured[measure].mean()),
+            "sd": float(measured[measure].std(ddof=1)) if len(part) > 1 else None,
+        }
+        for measure in MEASURES
+    }
+    return {
+        "name": name, "unit": unit, "entropy": entropy, "reference": reference,
+        "total": len(table), "sample": sample, "seed": seed, "labels": list(classes),
+        "summary": summary, "clients": [dict(zip(measured, row, strict=True)) for row in values],
+        "counts": part.tolist(),
+    }  # fmt: skip
 
 
 _entropy = entropy  # describe() has an option of that name
@@ -263,9 +217,6 @@ PAPER: dict[str, dict[str, Any]] = json.loads(
 
 ``entropy`` and ``reference`` are the definitions that its numbers fit; it does not state them.
 """
-
-UNKNOWN = "*"
-"""Label of characters outside the vocabulary in tables and figures."""
 
 
 class Population(NamedTuple):
@@ -313,13 +264,20 @@ def population(
     """
     record = None
     if partition is not None:
-        columns, record = _partitioned(columns, dict(partition))
+        if "y" not in columns.columns:
+            raise InputError("text cannot be partitioned by label: its files name its clients")
+        options = dict(partition)
+        coarse = columns.array("coarse") if "coarse" in columns.columns else None
+        made = make(options.pop("name"), columns.array("y"), coarse=coarse, **options)
+        used, record = np.flatnonzero(made.owners >= 0), made.as_dict()
+        order, owners = group(made.owners[used], [*map(str, range(int(made.owners.max()) + 1))])
+        columns = columns.take(used[order], owners)
     if columns.owners is None:
         raise InputError(
             "it names no clients: use --partition dirichlet --clients 100 --set alpha=0.1"
         )
     unit: Unit = "characters" if "text" in columns.columns else "examples"
-    labels: tuple[str, ...] = (*CHARACTERS, UNKNOWN)
+    labels: tuple[str, ...] = (*CHARACTERS, "*")  # any character outside the vocabulary
     if unit == "characters":
         text = columns.strings("text")
         ids, offsets = encode(text.text, text.offsets[columns.owners.offsets])
@@ -333,16 +291,3 @@ def population(
     notes = (f"{empty} clients hold nothing and are left out",) if empty else ()
     names = tuple(name for name, some in zip(columns.owners.names, held, strict=True) if some)
     return Population(names, counts[held], unit, labels, columns, record, notes)
-
-
-def _partitioned(columns: Columns, options: dict[str, Any]) -> tuple[Columns, dict[str, Any]]:
-    """Sort the rows of an image set by client of a partition; return its record too."""
-    if "y" not in columns.columns:
-        raise InputError("text cannot be partitioned by label: its files name its clients")
-    coarse = columns.array("coarse") if "coarse" in columns.columns else None
-    made = make(options.pop("name"), columns.array("y"), coarse=coarse, **options)
-    clients = int(made.owners.max()) + 1
-    order = np.argsort(made.owners, kind="stable")
-    offsets = np.searchsorted(made.owners[order], np.arange(clients + 1))
-    owners = Owners(tuple(map(str, range(clients))), offsets - offsets[0])
-    return columns.take(order[offsets[0] :], owners), made.as_dict()

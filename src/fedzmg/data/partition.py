@@ -104,10 +104,7 @@ def quantity(
 def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
     """Split by a given client id: a writer, a role, any sortable value.
 
-    Client ``i`` is the ``i``-th of the sorted ids, as in
-    :meth:`fedzmg.data.federated.FederatedData.from_arrays`.
-
-    ``clients`` is the expected number of different ids, if known.
+    Client ``i`` is the ``i``-th of the sorted ids. ``clients`` is their number, if known.
     """
     present, owners = number_clients(ids)
     if clients is not None and clients != len(present):

@@ -1,21 +1,38 @@
-"""Catalog of named data sets, and the matching of a user's files to their layouts and splits."""
+"""Catalog of named data sets, and the matching of a user's files to their layouts and splits.
+
+Archives (zip, tar, single compressed files) may be hostile: members cannot leave the folder, only
+regular files are unpacked, and their number and size are bounded. First bytes tell their kind.
+"""
 
 from __future__ import annotations
 
+import bz2
 import fnmatch
+import gzip
+import lzma
 import re
+import tarfile
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
 
-from fedzmg.data import archive
-from fedzmg.data.cache import Progress
+from fedzmg.data.cache import SILENT, Progress, writing
+from fedzmg.data.formats.common import reading
 from fedzmg.errors import InputError, unknown
 
 EMBEDDED = ("digits", "plays")
 """Data sets that ship with the package."""
+MOST_MEMBERS = 100_000
+MOST_BYTES = 2**33
+_OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x5d\x00\x00": lzma.open,
+}
 _WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test"}
 
 
@@ -36,8 +53,8 @@ class Remote(NamedTuple):
 class Form:
     """One file layout of a data set."""
 
-    format: str
-    """Key of :data:`fedzmg.data.formats.FORMATS`."""
+    reader: str
+    """Module and function in :mod:`fedzmg.data.formats`."""
     files: str
     """Official files, for messages."""
     accepted: tuple[str, ...]
@@ -91,51 +108,108 @@ def source(name: str) -> Source:
     return SOURCES[name]
 
 
+def remedy(name: str) -> str:
+    """Return the command that fetches a data set."""
+    return (
+        f"fedzmg data get {name}" if source(name).remotes else f"fedzmg data import {name} FILE..."
+    )
+
+
 def expected(what: Source) -> str:
     """Describe the files that a data set can be made from."""
     return ", or ".join([*(form.files for form in what.forms), "an archive of them"])
 
 
-def find(name: str, files: Sequence[Path]) -> list[Path]:
-    """Find the files of the data set among those given, and archives that may hold some."""
-    what, found = source(name), list[Path]()
+def find(name: str, files: Sequence[Path]) -> dict[Path, Path]:
+    """Find the files of a data set, and archives that may hold some, with the folder of each."""
+    found: dict[Path, Path] = {}
     for path in files:
         if not path.exists():
             raise InputError(f"{path}: there is no such file or folder")
-        inside = sorted(one for one in path.rglob("*") if one.is_file())
-        own = _fitting(what, inside if path.is_dir() else [path])
-        packed = path.is_file() and (
-            archive.is_archive(path) or _fitting(what, [path.with_suffix("")])
-        )
-        found += own or [path] * bool(packed)
-        if not own and not packed:
+        whole = path.absolute()
+        inside = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
+        own = [one for one in inside if _like(one.name, _patterns(name))]
+        if not own and not is_packed(path):
             raise _no_file(name, path)
-    return sorted(found)
+        found |= dict.fromkeys(own or [path], whole if path.is_dir() else whole.parent)
+    return dict(sorted(found.items()))
 
 
-def unpack(name: str, path: Path, workspace: Path, progress: Progress) -> list[Path]:
-    """Unpack the files of the data set from an archive; return any other file itself."""
-    what = source(name)
-    if _fitting(what, [path]):
-        return [path]
-    wanted = [pattern for form in what.forms for pattern in form.accepted]
-    found = archive.extract(path, workspace / path.name, wanted, progress)
+def unpack(name: str, path: Path, into: Path, progress: Progress) -> dict[Path, Path]:
+    """Unpack the files of a data set with their folder; return nothing unless it is an archive."""
+    if _like(path.name, _patterns(name)):
+        return {}
+    found = extract(path, into, _patterns(name), progress)
     if not found:
         raise _no_file(name, path)
-    return found
+    return dict.fromkeys(found, into)
 
 
-def _no_file(name: str, path: Path) -> InputError:
-    return InputError(f"{path} holds no file of {name!r}: give {expected(source(name))}")
+def extract(
+    archive: Path, into: Path, wanted: Sequence[str], progress: Progress = SILENT
+) -> list[Path]:
+    """Unpack an archive, or a single compressed file, into a new folder; return the files, sorted.
+
+    ``wanted`` are patterns for the names of members without folders.
+    """
+    count = total = 0
+
+    def fits(size: int, name: str) -> bool:
+        """Count a member; return whether it is wanted."""
+        nonlocal count, total
+        count, total = count + 1, total + size
+        if count > MOST_MEMBERS or total > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes or {MOST_MEMBERS} members")
+        progress.advance(file.tell())
+        return _like(PurePosixPath(name).name, wanted)
+
+    damaged = reading(str(archive), "it is damaged, unsafe or not an archive; get it again")
+    with damaged, archive.open("rb") as file, writing(into):
+        into.mkdir(parents=True)
+        progress.begin(f"unpacking {archive.name}", archive.stat().st_size)
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(file) as packed:
+                for info in packed.infolist():
+                    if fits(info.file_size, info.filename) and not info.is_dir():
+                        packed.extract(info, into)
+        elif tarfile.is_tarfile(archive):
+            with tarfile.open(fileobj=file) as bundle:
+                for member in bundle:
+                    if fits(member.size, member.name) and member.isreg():
+                        bundle.extract(member, into, filter="data")
+                # The checksum of a compressed file is at its end.
+                while bundle.fileobj is not None and bundle.fileobj.read(2**18):
+                    pass
+        else:
+            head = file.read(8)
+            file.seek(0)
+            [opener] = [opener for magic, opener in _OPENERS.items() if head.startswith(magic)]
+            with opener(file) as stream, (into / archive.stem).open("xb") as target:
+                while chunk := stream.read(2**18):
+                    fits(len(chunk), archive.stem)
+                    target.write(chunk)
+    return sorted(path for path in into.rglob("*") if path.is_file() and _like(path.name, wanted))
 
 
-def choose(name: str, files: Sequence[Path]) -> tuple[Form, dict[str, list[Path]]]:
+def is_packed(path: Path) -> bool:
+    """Tell whether a file is a zip, a tar or compressed, even if the rest of it is damaged."""
+    try:
+        with path.open("rb") as file:
+            compressed = file.read(8).startswith(tuple(_OPENERS))
+        return compressed or zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+    except Exception:
+        return False
+
+
+def choose(name: str, files: Mapping[Path, Path]) -> tuple[Form, dict[str, list[Path]]]:
     """Choose the first form with a complete set of files; return it with those of each split."""
     problems: list[InputError] = []
     for form in source(name).forms:
-        fitting = [path for path in files if _like(path, form.accepted)]
+        fitting = {
+            path: folder for path, folder in files.items() if _like(path.name, form.accepted)
+        }
         splits = {
-            split: [path for path in fitting if form.whole or _split(path) == split]
+            split: [path for path in fitting if form.whole or _split(path, fitting[path]) == split]
             for split in source(name).counts
         }
         try:
@@ -146,20 +220,24 @@ def choose(name: str, files: Sequence[Path]) -> tuple[Form, dict[str, list[Path]
     raise problems[0]
 
 
-def _fitting(what: Source, paths: Iterable[Path]) -> list[Path]:
-    patterns = [pattern for form in what.forms for pattern in form.accepted]
-    plain = (path for path in paths if path.name[0] != "." and not path.is_dir())
-    return [path for path in plain if _like(path, patterns)]
+def _no_file(name: str, path: Path) -> InputError:
+    return InputError(f"{path} holds no file of {name!r}: give {expected(source(name))}")
 
 
-def _like(path: Path, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in patterns)
+def _patterns(name: str) -> list[str]:
+    return [pattern for form in source(name).forms for pattern in form.accepted]
+
+
+def _like(name: str, patterns: Sequence[str]) -> bool:
+    """Match a name; some systems leave files behind whose names begin with a dot."""
+    matches = (fnmatch.fnmatchcase(name.lower(), pattern.lower()) for pattern in patterns)
+    return name[:1] != "." and any(matches)
 
 
 def _narrowed(name: str, split: str, form: Form, paths: list[Path]) -> list[Path]:
     """Return as many files as a split needs, preferring official names."""
     if len(paths) > form.each > 0:
-        paths = [path for path in paths if _like(path, form.official)] or paths
+        paths = [path for path in paths if _like(path.name, form.official)] or paths
     if not paths or (form.each and len(paths) != form.each):
         found = ", ".join(map(str, paths)) or "none"
         raise InputError(
@@ -169,9 +247,13 @@ def _narrowed(name: str, split: str, form: Form, paths: list[Path]) -> list[Path
     return paths
 
 
-def _split(path: Path) -> str | None:
-    """Find the split in the words of a file's name, else in the name of its folder."""
+def _split(path: Path, root: Path) -> str | None:
+    """Find the split in a file's name, else in the outermost folder below ``root`` that names one.
+
+    The name of ``root`` itself counts last.
+    """
     words = {_WORDS[w] for w in re.split(r"[^a-z0-9]+", path.name.lower()) if w in _WORDS}
     if words:
         return words.pop() if len(words) == 1 else None
-    return _WORDS.get(path.absolute().parent.name.lower())
+    folders = [*path.absolute().relative_to(root).parent.parts, root.name]
+    return next((_WORDS[f.lower()] for f in folders if f.lower() in _WORDS), None)

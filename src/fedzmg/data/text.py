@@ -10,8 +10,6 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.errors import InputError
-
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + LETTERS))
 """65 characters of the paper's model, in the order of their ids."""
@@ -51,22 +49,11 @@ class Sequences(NamedTuple):
     The inputs are all but the last character of a window, the targets all but the first.
     """
 
-    windows: npt.NDArray[np.uint8]
+    inputs: npt.NDArray[np.uint8]
+    targets: npt.NDArray[np.int64]
+    """Next character of each input; :data:`NO_TARGET` where there is none."""
     offsets: npt.NDArray[np.int64]
     """Client ``i`` owns the windows ``offsets[i] : offsets[i + 1]``; a client may own none."""
-    characters: npt.NDArray[np.int64]
-    """Characters of a window before its padding."""
-
-    @property
-    def inputs(self) -> npt.NDArray[np.uint8]:
-        """Inputs of the model."""
-        return self.windows[:, :-1]
-
-    @property
-    def targets(self) -> npt.NDArray[np.int64]:
-        """Next character of each input; :data:`NO_TARGET` where there is none."""
-        real = np.arange(1, self.windows.shape[1]) < self.characters[:, None]
-        return np.where(real, self.windows[:, 1:], np.int64(NO_TARGET))
 
 
 def sequences(
@@ -83,8 +70,6 @@ def sequences(
     >>> cut.inputs.tolist(), cut.targets.tolist()
     ([[0, 1], [3, 4]], [[1, 2], [4, -1]])
     """
-    if length < 1:
-        raise InputError(f"length = {length!r}: expected a whole number of at least 1")
     size = length + 1
     full, rest = np.divmod(np.diff(offsets), size)
     counts = full + (rest > 1) if remainder == "pad" else full
@@ -95,4 +80,5 @@ def sequences(
     column = np.arange(size)
     # Padding repeats the last real character, so every index stays inside of the client's text.
     windows = ids[starts[:, None] + np.minimum(column, real[:, None] - 1)]
-    return Sequences(windows, borders, real)
+    targets = np.where(column[1:] < real[:, None], windows[:, 1:], np.int64(NO_TARGET))
+    return Sequences(windows[:, :-1], targets, borders)

@@ -1,10 +1,10 @@
 """Measure whether FedZMG's premise holds for a model and its clients."""
 
-from fedzmg.diagnose.diagnosis import Diagnosis, Point, diagnose
+from fedzmg.diagnose.diagnosis import Diagnosis, diagnose
 from fedzmg.diagnose.measure import ClientSpread, Layer, Measurement, measure
 from fedzmg.diagnose.verdict import Verdict, judge
 
 __all__ = [
-    "ClientSpread", "Diagnosis", "Layer", "Measurement", "Point", "Verdict", "diagnose", "judge",
+    "ClientSpread", "Diagnosis", "Layer", "Measurement", "Verdict", "diagnose", "judge",
     "measure",
 ]  # fmt: skip

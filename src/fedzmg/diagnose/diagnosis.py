@@ -41,18 +41,6 @@ PASS_SIZE = 32
 
 
 @dataclass(frozen=True)
-class Point:
-    """Measurement of one model."""
-
-    round: int
-    measurement: Measurement
-    drift: dict[str, Pair]
-    """Mean squared distance of local models from their mean, plain and projected, by layer.
-
-    Empty if it was not measured or local training diverged."""
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """Evidence for or against FedZMG's premise on a task."""
 
@@ -68,7 +56,7 @@ class Diagnosis:
     """Number of clients whose local training was followed."""
     inputs: float | None
     """Share of the inputs' energy that is the mean of each example; None for token ids."""
-    points: tuple[Point, ...]
+    points: tuple[Measurement, ...]
     """Measurements in order of rounds."""
     centred: Measurement | None
     """First point with every input centred; None for token ids and for a trained model."""
@@ -77,9 +65,7 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert for JSON."""
-        data = asdict(self)
-        data["points"] = [{**point.pop("measurement"), **point} for point in data["points"]]
-        return data
+        return asdict(self)
 
 
 def diagnose(
@@ -122,12 +108,14 @@ def diagnose(
         InputError: for a wrong type, a number out of range, or a model of another task.
     """
     if not isinstance(task, Task):
-        raise InputError(
-            f"task is a {type(task).__name__}: use tasks.get or tasks.Task.from_arrays"
-        )
+        raise InputError(f"task is a {type(task).__name__}: use tasks.get or Task.from_arrays")
     tuned = task.options.get("fedavg", {}).get("client.lr", LEARNING_RATE)
     rate = float(tuned) if lr is None else lr
-    _check(clients=clients, examples=examples, drifting=drifting, along=along, every=every)
+    least = {"clients": 1, "examples": 1, "drifting": 0, "along": 0, "every": 1}
+    given = clients, examples, drifting, along, 1 if every is None else every
+    for (name, low), value in zip(least.items(), given, strict=True):
+        if not isinstance(value, int) or value < low:
+            raise InputError(f"{name} = {value!r}: expected a whole number of at least {low}")
     if not (isinstance(rate, int | float) and 0 < rate < math.inf):
         raise InputError(f"lr = {lr!r}: expected a finite number > 0")
     if params is not None and along:
@@ -141,28 +129,29 @@ def diagnose(
     shuffled = stream(seed, "probe", "diagnose", "drift").permutation(drawn)
     followed = np.sort(shuffled[:drifting])
     start = initial_params(task.model, task.init, seed)
-    given = start if params is None else _matched(params, start, task)
+    model = start if params is None else _matched(params, start, task)
     layout = in_order_of_use(task, start)
 
-    def point_of(model: Tree, at: int) -> Point:
+    def measured(model: Tree, at: int) -> Measurement:
         model = model.map(lambda leaf: leaf.to(target, dtype))
-        found = measure(gradients(part, model, weights), layout)
-        trained = [
-            updates(task, model, followed, rule, seed)
-            for rule in ((SGD(lr=rate), ZeroMean(SGD(lr=rate))) if len(followed) > 1 else ())
-        ]
-        drifts = [spread_of(parts, layout) for parts in trained]
-        if not drifts or not all(math.isfinite(v) for one in drifts for v in one.values()):
-            return Point(at, found, {})
-        return Point(at, found, {name: Pair(*(one[name] for one in drifts)) for name in drifts[0]})
+        found = replace(measure(gradients(part, model, weights), layout), round=at)
+        if len(followed) < 2:
+            return found
+        plain, projected = (
+            spread_of(updates(task, model, followed, rule, seed), layout)
+            for rule in (SGD(lr=rate), ZeroMean(SGD(lr=rate)))
+        )
+        if not all(map(math.isfinite, [*plain.values(), *projected.values()])):
+            return found
+        return replace(found, drift={key: Pair(plain[key], projected[key]) for key in plain})
 
     say("measuring gradients" + (" and drift" if drifting else ""))
-    points = [point_of(given, round)]
+    points = [measured(model, round)]
     then = None
     if params is None and (other := centred(part)) is not None:
         say("measuring with centred inputs")
-        model = start.map(lambda leaf: leaf.to(target, dtype))
-        then = measure(gradients(other, model, weights), layout)
+        there = start.map(lambda leaf: leaf.to(target, dtype))
+        then = measure(gradients(other, there, weights), layout)
     inputs = input_share(part)
     if along:
         step = every or max(1, along // 5)
@@ -170,7 +159,7 @@ def diagnose(
         def observe(report: RoundReport) -> None:
             if report.round % step == 0 or report.round == along:
                 say(f"round {report.round} of {along}")
-                points.append(point_of(row(report.simulation.snapshot.params, 0), report.round))
+                points.append(measured(row(report.simulation.snapshot.params, 0), report.round))
 
         # Evaluations are not used: one suffices.
         quiet = replace(task, protocol=replace(task.protocol, eval_every=along))
@@ -180,15 +169,8 @@ def diagnose(
     return Diagnosis(
         task=task.name, total=len(task.train), clients=part.train.names, examples=examples,
         seed=seed, lr=rate, drifting=len(followed), inputs=inputs, points=tuple(points),
-        centred=then, verdict=judge(points[0].measurement, inputs=inputs, centred=then),
+        centred=then, verdict=judge(points[0], inputs=inputs, centred=then),
     )  # fmt: skip
-
-
-def _check(**given: int | None) -> None:
-    for name, value in given.items():
-        least = 0 if name in ("drifting", "along") else 1
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise InputError(f"{name} = {value!r}: expected a whole number of at least {least}")
 
 
 def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
@@ -200,11 +182,9 @@ def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
         if name not in known:
             raise unknown("parameter in params", name, known)
     for name, leaf in start.items():
-        other = params.get(name)
-        shape = tuple(other.shape) if isinstance(other, Tensor) else None
-        if shape != leaf.shape:
-            got = other if shape is None else f"a tensor of shape {shape}"
-            want = tuple(leaf.shape)
+        other, want = params.get(name), tuple(leaf.shape)
+        if not isinstance(other, Tensor) or other.shape != want:
+            got = tuple(other.shape) if isinstance(other, Tensor) else other
             raise InputError(f"params[{name!r}] is {got}: expected a tensor of shape {want}")
     return Tree({name: params[name].detach() for name in start})
 
@@ -238,7 +218,7 @@ def gradients(task: Task, params: Tree, weights: Floats) -> Iterator[Part]:
     """Yield the gradients of every client's mean loss, without dropout, and the weights."""
     size = min(PASS_SIZE, int(task.train.counts.max()))
     none = np.zeros(0, np.int64)
-    nothing = Stream(np.zeros((0, size), np.int64), none, np.zeros(0, np.bool_), none)
+    nothing = Stream(np.zeros((0, size), np.int64), none, none.astype(np.bool_), none)
     entries = [ClientBatch(0, k, int(n), nothing) for k, n in enumerate(task.train.counts)]
     # Without local steps, MimeLite only uploads its full gradient.
     yield from _uploads(task, MimeLite(), entries, params, weights)
@@ -305,9 +285,9 @@ def centred(task: Task) -> Task | None:
     return replace(task, prepare=prepare)
 
 
-def input_share(task: Task, examples: int = 2048) -> float | None:
+def input_share(task: Task) -> float | None:
     """Compute the mean component's share of the inputs' energy; None for token ids."""
-    x = _some_inputs(task, examples)
+    x = _some_inputs(task, 2048)
     if x is None:
         return None
     flat = x.double().flatten(1)

@@ -8,7 +8,7 @@ inputs, the mean component has the energy ``d |nu|^2``. The projection removes e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,11 @@ class Measurement:
 
     layers: tuple[Layer, ...]
     whole: Layer
+    round: int = 0
+    drift: dict[str, Pair] = field(default_factory=dict)
+    """Mean squared distance of local models from their mean, plain and projected, by layer.
+
+    Empty if it was not measured or local training diverged."""
 
 
 def measure(parts: Iterable[Part], layout: Layout) -> Measurement:

@@ -50,7 +50,9 @@ class Merger:
             (float(b.examples) if by_examples else 1.0) * bool(len(b.stream)) for b in batches
         ]
         self._forms: tuple[Flat, Flat] | None = None
-        self._losses: list[tuple[slice, Tensor]] = []
+        self._losses: list[Tensor] = []
+        self._order: list[int] = []
+        """Batches that the losses belong to."""
         self.computed = 0
         """Client steps, padding included."""
 
@@ -86,9 +88,7 @@ class Merger:
         sums.clients.add_(accepted.sum(0))
         sums.dropped.add_((uploaded & ~accepted).sum(0))
         sums.steps.add_(torch.where(accepted, chunk.outcomes.steps[rows], 0).sum(0))
-        losses = chunk.outcomes.loss[rows].double()
-        self._losses.append((trials, torch.where(accepted, losses, torch.nan)))
-        losses = torch.where(accepted, losses, 0.0)
+        losses = torch.where(accepted, chunk.outcomes.loss[rows].double(), 0.0)
         for i, chosen in enumerate(rows):
             sums.averaged.add_(averaged[chosen] * factors[i])
             sums.loss.add_(losses[i])
@@ -96,7 +96,10 @@ class Merger:
                 sums.total.add_(torch.where(accepted[i][:, None], total[chosen], 0))
         order = torch.tensor(chunk.rows).to(finite.device, non_blocking=True)
         known = torch.tensor([self._weights[i] > 0 for i in chunk.batches])
-        return finite[order] & known.to(finite.device, non_blocking=True)
+        merged = finite[order] & known.to(finite.device, non_blocking=True)
+        self._losses.append(torch.where(merged, chunk.outcomes.loss[order].double(), torch.nan))
+        self._order += chunk.batches
+        return merged
 
     def _schedule(self, chunk: Chunk) -> tuple[Any, Tensor, Tensor]:
         """Order the rows of a chunk as the cohort, trials side by side.
@@ -122,13 +125,13 @@ class Merger:
 
     def losses(self) -> Tensor:
         """Return the clients' mean training losses, one row per trial, filled up with NaN."""
-        height = sum(len(part) for _, part in self._losses)
-        table = self.sums.loss.new_full((self._trials, height), torch.nan)
-        first = 0
-        for trials, part in self._losses:
-            table[trials, first : first + len(part)] = part.T
-            first += len(part)
-        return table
+        own: list[list[int]] = [[] for _ in range(self._trials)]
+        for position, batch in enumerate(self._order):
+            own[self._batches[batch].trial].append(position)
+        width = max(map(len, own))
+        index = torch.tensor([found + [-1] * (width - len(found)) for found in own])
+        values = torch.cat([*self._losses, self.sums.loss.new_full((1,), torch.nan)])
+        return values[index.to(values.device, non_blocking=True)]
 
     def cohort(self, population: int, round_: Tensor) -> Cohort:
         """Average and total every trial; a trial that lost every upload gets zeros."""

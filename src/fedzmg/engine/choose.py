@@ -176,7 +176,7 @@ def choose_on_cpu(
         "vectorized": Vectorized(program, chunk=chunk),
     }
     # Paths alternate, so that a busy moment of the machine slows all of them down.
-    for turn in range(1 + TIMED_PASSES):
+    for timed in range(1 + TIMED_PASSES):
         for path, flag in itertools.product(engines, (True, False)):
             try:
                 with onednn(flag):
@@ -185,7 +185,7 @@ def choose_on_cpu(
                 if path == "sequential":
                     raise
                 return EngineChoice("sequential", str(error))
-            if turn > 0:
+            if timed:
                 found[path, flag] = min(seconds, found.get((path, flag), math.inf))
     fastest = min(found, key=found.__getitem__)
     clearly = CLEAR_SPEEDUP * found[fastest] < found[DEFAULT_PATH]

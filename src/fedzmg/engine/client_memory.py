@@ -10,13 +10,14 @@ Slots are in sparse files. Only the cohort's share is ever in memory and on the 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -203,11 +204,25 @@ class MemoryStore:
         trials, width = self._fresh_rows.shape
         self.kept_bytes = width * self._fresh_rows.element_size()
         if directories is None:
-            scratch = Path(tempfile.mkdtemp(prefix="fedzmg-memory-"))
+            with self._writing():
+                scratch = Path(tempfile.mkdtemp(prefix="fedzmg-memory-"))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             directories = [scratch / str(i) for i in range(trials)]
         dtype = self._fresh_rows.numpy().dtype
         self._trials = [Slots(path, clients, width, dtype) for path in directories]
+
+    @contextlib.contextmanager
+    def _writing(self, folder: Path | str = "the temporary folder") -> Iterator[None]:
+        """Name a temporary folder that cannot be written; the caller names a run's own folder."""
+        try:
+            yield
+        except OSError as error:
+            if not self._is_temporary:
+                raise
+            raise InputError(
+                f"cannot keep client memory in {error.filename or folder}: {error.strerror}; free "
+                "space or set TMPDIR to another folder"
+            ) from None
 
     @property
     def is_empty(self) -> bool:
@@ -231,7 +246,9 @@ class MemoryStore:
         rows = flatten_rows(memory)[0].cpu().numpy()
         for (trial, client), values, use in zip(owners, rows, accepted, strict=True):
             if use:
-                self._trials[trial].write(client, round_, values)
+                slots = self._trials[trial]
+                with self._writing(slots.path.parent):
+                    slots.write(client, round_, values)
 
     def of_trial(self, trial: int) -> dict[int, State]:
         """Return every memory of one trial, by client."""

@@ -130,11 +130,6 @@ class StepGraphs:
         self._pool: Any = None
         self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=1024)
 
-    @property
-    def widths(self) -> list[int]:
-        """Numbers of clients that there are buffers for."""
-        return sorted(self._buffers)
-
     def rows_for(self, clients: int) -> int:
         """Count the rows to compute for a number of clients.
 

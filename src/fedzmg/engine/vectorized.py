@@ -143,12 +143,6 @@ class Vectorized:
                     tree_map(lambda old, new: old.copy_(new), now, closed)
         return state.work
 
-    def step_seconds(self) -> float | None:
-        """Return the GPU time of local steps since the last call; None: it is not measured."""
-        if self.graphs is None or self.program.device.type != "cuda":
-            return None
-        return self.graphs.seconds()
-
     def _widths(self, batches: list[ClientBatch]) -> list[int]:
         """Count the rows of each step; compiled steps round up to a ladder of few widths."""
         lengths = np.array([len(b.stream) for b in batches])

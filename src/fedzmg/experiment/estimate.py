@@ -7,7 +7,7 @@ If there is time, a cohort trains for a few steps; otherwise the one step stands
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedzmg import algorithms, tasks
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.evaluation import evaluate
 from fedzmg.experiment.grids.grid import choosing
-from fedzmg.experiment.specs.files import GridSpec, StudySpec
+from fedzmg.experiment.specs.files import GridSpec, Spec
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.simulation import Simulation, Trial, resolve_device
@@ -26,111 +26,73 @@ from fedzmg.tree import num_bytes
 
 LINE_BYTES = {"run": 480, "grid": 260}
 """Approximate size of a line of metrics.jsonl."""
-CHECKPOINTS = 2
-"""Generations of a run's checkpoint."""
 SECONDS = 2.0
 """Time limit of all measurements, as far as it can be foreseen."""
 TRIALS = 8
 """Maximum number of trials that are timed together on a GPU; on a CPU it is one."""
-STEPS = 2
-"""Local steps of each client of the cohort that is timed."""
-ROUNDS = 3
-TEST_EXAMPLES = 200
+STEPS, ROUNDS, TEST_EXAMPLES = 2, 3, 200
+"""Size of the measurement: local steps of each client, rounds, and evaluated examples."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Cost of an experiment; steps depend on the cohorts, all other counts are exact."""
+def estimate(spec: Spec) -> dict[str, Any]:
+    """Check a specification and return its cost, ready for JSON.
 
-    kind: str
-    task: str
-    algorithms: int
-    trials: int
-    rounds: int
-    """Rounds of one trial."""
-    evaluations: int
-    """Evaluations of one trial."""
-    bytes_down: int
-    """Arrays to clients, all trials."""
-    bytes_up: int
-    disk_bytes: int
-    """Disk space during training, with client memory if every client is visited."""
-    disk_bytes_after: int
-    missing: str
-    """The command that downloads the data; empty if they are present."""
-    steps: int | None = None
-    """Local steps of all clients and trials, on average over seeds; None without data."""
-    seconds: float | None = None
-    """Time on this machine, from a few measured steps; None without data."""
-    device: str = ""
-    engine: str = ""
-    probe: str = ""
-    """Description of the measurement."""
-    extrapolated: bool = False
-    """True if less than a whole cohort was measured."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the estimate ready for JSON."""
-        return asdict(self)
-
-
-def estimate(spec: RunSpec | GridSpec | StudySpec, *, timed: bool = True) -> Estimate:
-    """Check a specification and count its costs; ``timed`` measures a few steps, if it can."""
+    ``rounds`` and ``evaluations`` are those of one trial, all other counts those of all trials.
+    ``disk_bytes`` includes client memory if every client is visited. ``missing`` is the command
+    that downloads the data; without data, the later facts are None. ``steps`` depend on the
+    cohorts, all other counts are exact. ``probe`` describes the measurement; it is
+    ``extrapolated`` if less than a whole cohort was measured.
+    """
     preset = tasks.info(spec.task).with_options(spec.preset)
-    missing = preset.missing
-    task = None if missing else spec.build_task()
+    task = None if preset.missing else spec.build_task()
     first, counts = _trials(spec, task)
     top = {key: getattr(spec, key) for key in ("rounds", "eval_every") if hasattr(spec, key)}
     protocol = preset.protocol.with_options({**spec.protocol, **top})
     cohort, rounds = protocol.cohort, protocol.rounds
     # A run is evaluated after rounds 1, 1 + N, ... and the last.
     evaluations = len({*range(0, rounds, protocol.eval_every), rounds - 1})
-    is_grid = isinstance(spec, GridSpec)
     if isinstance(spec, GridSpec):
         evaluations = spec.last + (spec.last < rounds)
     model = num_bytes(FunctionalModel(preset.network()).params())
     down = up = during = after = 0.0
-    for name, trials in counts:
+    for name, n in counts:
         row = algorithms.ALGORITHMS[name]
-        moved = model * cohort * rounds * trials
+        moved = model * cohort * rounds * n
         down, up = down + row.down * moved, up + row.up * moved
         # Three slots for every client that is ever sampled.
         memory = 3 * row.client_keeps * model * min(preset.clients, cohort * rounds)
-        state = (1 + row.server_keeps) * model
-        if is_grid:
-            # One algorithm at a time, and a new checkpoint beside the old one.
-            during = max(during, trials * (2 * state + memory))
-            after += trials * evaluations * LINE_BYTES["grid"]
+        # An old and a new checkpoint lie side by side.
+        state = n * (2 * (1 + row.server_keeps) * model + memory)
+        if isinstance(spec, GridSpec):  # one algorithm at a time
+            during = max(during, state)
+            after += n * evaluations * LINE_BYTES["grid"]
         else:
-            kept = trials * (CHECKPOINTS * state + memory + rounds * LINE_BYTES["run"])
-            during, after = during + kept, after + kept
-    found = Estimate(
-        kind=getattr(spec, "kind", "run"),
-        task=spec.task,
-        algorithms=len(counts),
-        trials=sum(trials for _, trials in counts),
-        rounds=rounds,
-        evaluations=evaluations,
-        bytes_down=round(down),
-        bytes_up=round(up),
-        disk_bytes=round(during + (after if is_grid else 0)),
-        disk_bytes_after=round(after),
-        missing=missing,
-    )
+            after += state + n * rounds * LINE_BYTES["run"]
+    found: dict[str, Any] = {
+        "kind": getattr(spec, "kind", "run"),
+        "task": spec.task,
+        "algorithms": len(counts),
+        "trials": sum(n for _, n in counts),
+        "rounds": rounds,
+        "evaluations": evaluations,
+        "bytes_down": round(down),
+        "bytes_up": round(up),
+        "disk_bytes": round(during + after),
+        "disk_bytes_after": round(after),
+        "missing": preset.missing,
+        **dict.fromkeys(("steps", "seconds", "device", "engine", "probe", "extrapolated")),
+    }
     if task is None:
         return found
     per_client = [protocol.batching.steps(int(n)) for n in task.train.counts]
-    steps = found.trials * rounds * cohort * sum(per_client) / len(per_client)
-    found = replace(found, steps=round(steps))
-    if not timed:
-        return found
+    steps = found["trials"] * rounds * cohort * sum(per_client) / len(per_client)
     task = choosing(task, spec) if isinstance(spec, GridSpec) else task
-    return _timed(found, replace(task, protocol=protocol), spec, [first] * counts[0][1])
+    task, trials = replace(task, protocol=protocol), [first] * counts[0][1]
+    evaluated = found["trials"] * evaluations * task.test.size
+    return {**found, "steps": round(steps), **_timed(task, spec, trials, steps, evaluated)}
 
 
-def _trials(
-    spec: RunSpec | GridSpec | StudySpec, task: Task | None
-) -> tuple[Trial, list[tuple[str, int]]]:
+def _trials(spec: Spec, task: Task | None) -> tuple[Trial, list[tuple[str, int]]]:
     """Return a trial of the first algorithm, and every algorithm with its number of trials."""
     if isinstance(spec, RunSpec):
         return Trial(spec.build_algorithm(task), spec.seed), [(spec.algorithm, 1)]
@@ -145,9 +107,9 @@ def _trials(
 
 
 def _timed(
-    found: Estimate, task: Task, spec: RunSpec | GridSpec | StudySpec, trials: list[Trial]
-) -> Estimate:
-    """Add the time, from measured training and evaluation."""
+    task: Task, spec: Spec, trials: list[Trial], steps: float, evaluated: int
+) -> dict[str, Any]:
+    """Measure training and evaluation; return the time of local steps and evaluated examples."""
     cohort, few = task.protocol.cohort, min(task.protocol.batch_size, int(task.train.counts.max()))
     probe = f"one step of one client on {few} examples"
     step, simulation = _time_steps(task, spec, trials[:1], clients=1, steps=1)
@@ -162,22 +124,18 @@ def _timed(
     test = Examples(*(column[:few] for column in task.test)).to(device, simulation.dtype)
     objective = replace(task.objective, model=task.model.to(device, simulation.dtype))
     evaluate(simulation.snapshot.params, test, objective, task.metric, task.prepare)
-    _wait(device)
-    example = (time.perf_counter() - began) / len(simulation.trials) / test.size
-    seconds = (found.steps or 0) * step
-    seconds += found.trials * found.evaluations * task.test.size * example
-    return replace(
-        found, seconds=seconds, device=device.type, engine=simulation.choice.path, probe=probe,
-        extrapolated=extrapolated,
-    )  # fmt: skip
+    example = (_clock(device) - began) / len(simulation.trials) / test.size
+    return {
+        "seconds": steps * step + evaluated * example,
+        "device": device.type,
+        "engine": simulation.choice.path,
+        "probe": probe,
+        "extrapolated": extrapolated,
+    }
 
 
 def _time_steps(
-    task: Task,
-    spec: RunSpec | GridSpec | StudySpec,
-    trials: list[Trial],
-    clients: int,
-    steps: int,
+    task: Task, spec: Spec, trials: list[Trial], clients: int, steps: int
 ) -> tuple[float, Simulation]:
     """Train a few rounds; return the seconds of one client's step, and the simulation."""
     device, engine = resolve_device(spec.device), spec.engine
@@ -193,13 +151,11 @@ def _time_steps(
         engine=engine,
         precision=spec.precision,
     )
-    best, first = float("inf"), time.perf_counter()
+    best, first = float("inf"), _clock(device)
     for _ in range(ROUNDS):  # the first one warms up, and evaluates
-        _wait(device)
-        began = time.perf_counter()
+        began = _clock(device)
         trained = sum(record.steps for record in simulation.run_round().records)
-        _wait(device)
-        best = min(best, (time.perf_counter() - began) / max(1, trained))
+        best = min(best, (_clock(device) - began) / max(1, trained))
         if time.perf_counter() - first > SECONDS:
             break
     return best, simulation
@@ -223,6 +179,8 @@ def _shortened(task: Task, clients: int, steps: int) -> Task:
     return replace(task, train=short, test=few, test_owners=None, protocol=quick)
 
 
-def _wait(device: torch.device) -> None:
+def _clock(device: torch.device) -> float:
+    """Return the time after everything on the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter()

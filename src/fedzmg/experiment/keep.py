@@ -45,9 +45,12 @@ def keep(source: Path, to: Path) -> Kept:
 
     An earlier copy of the same results at ``to`` is replaced as a whole.
     """
-    files = [path for path in sorted(source.rglob("*")) if path.is_file()]
-    files = [path for path in files if path.relative_to(source).parts[0] != _REPORT]
-    files = [path for path in files if not path.name.startswith(".")]  # a writer's, soon renamed
+    files = [
+        path
+        for path in sorted(source.rglob("*"))
+        # Hidden files are a writer's, which soon renames them.
+        if path.is_file() and path.relative_to(source).parts[0] != _REPORT and path.name[0] != "."
+    ]
     wanted = [path for path in files if _is_wanted(path.relative_to(source))]
     if not any(path.name in ("manifest.json", "grid.json", "study.json") for path in wanted):
         raise InputError(f"{source} holds no results: pass a run, study, comparison or grid")
@@ -61,10 +64,8 @@ def keep(source: Path, to: Path) -> Kept:
     for path in to.rglob("*.toml"):
         now = source / path.relative_to(to)
         if not now.is_file() or now.read_bytes() != path.read_bytes():
-            raise InputError(
-                f"{to} holds a copy of other results ({path.relative_to(to)} differs): choose "
-                "another directory with --out, or remove it"
-            )
+            other = f"holds a copy of other results ({path.relative_to(to)} differs)"
+            raise InputError(f"{to} {other}: choose another --out, or remove it")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as temporary:

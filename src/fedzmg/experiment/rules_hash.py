@@ -23,7 +23,6 @@ from fedzmg.storage.formats import read_json
 
 FACT = "rules_sha256"
 """Manifest key of the hash; older manifests lack it."""
-_LIBRARY = "fedzmg.algorithms"
 
 
 def rules_sha256(algorithm: Algorithm) -> str | None:
@@ -63,49 +62,38 @@ def _hash(kinds: tuple[type, ...]) -> str | None:
 
 def _parts(kinds: Iterable[Any]) -> Iterator[str]:
     """Yield the sources of classes and of everything of ours that they use, each once."""
-    seen: list[Any] = []
-    left = list(kinds)
-    while left:
-        one = left.pop(0)
-        if one in seen:
-            continue
-        seen.append(one)
-        tree = ast.parse(text := _source(one))
+    left = list(dict.fromkeys(kinds))
+    for one in left:  # which grows meanwhile
+        tree = ast.parse(text := textwrap.dedent(inspect.getsource(one)))
         yield _bare(text, tree)
         for name, value in _used(tree, sys.modules[one.__module__]):
             if isinstance(value, int | float | str):
                 yield f"{name} = {value!r}"
-            else:
+            elif value not in left:
                 left.append(value)
-
-
-@functools.cache
-def _source(one: Any) -> str:
-    return textwrap.dedent(inspect.getsource(one))
 
 
 def _used(tree: ast.AST, module: ModuleType) -> list[tuple[str, Any]]:
     """Return functions, classes and numbers of ours that a source names, sorted by name."""
-    home = module.__name__.rpartition(".")[0] or module.__name__
+    homes = module.__name__.rpartition(".")[0] or module.__name__, "fedzmg.algorithms"
     found: dict[str, Any] = {}
+
+    def is_ours(name: str) -> bool:
+        return any(f"{name}.".startswith(f"{home}.") for home in homes)
+
     for node in ast.walk(tree):
         name, value = "", None
         if isinstance(node, ast.Name):
             name, value = node.id, vars(module).get(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             name, owner = f"{node.value.id}.{node.attr}", vars(module).get(node.value.id)
-            if isinstance(owner, ModuleType) and _is_in(owner.__name__, home):
+            if isinstance(owner, ModuleType) and is_ours(owner.__name__):
                 value = getattr(owner, node.attr, None)
         value = inspect.unwrap(value) if callable(value) else value
         written = inspect.isfunction(value) or inspect.isclass(value)
-        if isinstance(value, int | float | str) or (written and _is_in(value.__module__, home)):
+        if isinstance(value, int | float | str) or (written and is_ours(value.__module__)):
             found[name] = value
     return sorted(found.items(), key=lambda pair: pair[0])
-
-
-def _is_in(module: str, home: str) -> bool:
-    """Return whether a module belongs to the rules' own package or to the library."""
-    return any(f"{module}.".startswith(f"{parent}.") for parent in (home, _LIBRARY))
 
 
 def _bare(text: str, tree: ast.AST) -> str:

@@ -10,18 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.experiment import control, manifest
-from fedzmg.experiment.plan_directory import ANOTHER, first_difference
+from fedzmg.experiment import run_directory, training
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import FACT
 from fedzmg.experiment.run_directory import Position, RunDirectory
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
-from fedzmg.experiment.training import (
-    TrainingStorage,
-    build_simulation,
-    recorded_chunk,
-    training_loop,
-)
 from fedzmg.simulation import (
     ClientMetrics,
     History,
@@ -31,7 +24,7 @@ from fedzmg.simulation import (
     resolve_device,
 )
 from fedzmg.storage.formats import flat
-from fedzmg.storage.lock import Hold, hold
+from fedzmg.storage.lock import hold
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
@@ -52,7 +45,7 @@ class Job(NamedTuple):
     """True if nothing is left to train."""
     records: Sequence[Record] = ()
     clients: tuple[ClientMetrics, ...] = ()
-    stopped: control.Stopped | None = None
+    stopped: training.Stopped | None = None
     """The decision to stop it early, if there is one."""
 
     @property
@@ -68,7 +61,7 @@ def run_pack(
     *,
     progress: Progress | None = None,
     checkpoint_seconds: float | None = None,
-    stop: control.Ask | None = None,
+    stop: training.Ask | None = None,
     end: float = math.inf,
     label: str | None = None,
     models: bool = True,
@@ -77,7 +70,7 @@ def run_pack(
 
     An existing directory in ``paths`` is continued or, if complete, read. ``stop`` is called after
     every round; a run that it stops has fewer records than rounds and a ``stopped.json``. Without
-    ``models``, a finished run is complete even if its checkpoints were removed. Runs that cannot
+    ``models``, a finished run needs no checkpoints. Runs that cannot
     continue raise ``InputError``, the time ``end`` ``TimeLimitReached`` and Ctrl-C
     ``Interrupted``, with everything finished stored.
     """
@@ -87,7 +80,7 @@ def run_pack(
     label = label or first.algorithm
     task = replace(task, protocol=first.build_protocol(task))
     rounds = task.protocol.rounds
-    seconds = control.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
+    seconds = training.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
     directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
     # Complete runs are only read: they need no lock and may be read-only.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
@@ -99,11 +92,10 @@ def run_pack(
     }
     with hold([directory.path for directory in to_hold.values()], progress.say) as held:
         for i, directory in to_hold.items():
-            jobs[i] = _open_job(task, runs[i], directory, progress, models=models)
+            # In a pack that stays together, a run without a checkpoint can only start again.
+            jobs[i] = _open_job(task, runs[i], directory, progress, models=models or together)
         if together:
-            least = min(job.done for job in jobs if not job.complete)
-            if any(job.position is None and job.done > least for job in jobs):
-                least = 0  # a run without a checkpoint can only start again
+            least = min((job.done for job in jobs if not job.complete), default=rounds)
             for i, directory in to_hold.items():
                 if jobs[i].done > least:
                     progress.say(f"{directory.path}: back to round {least}, where its pack is")
@@ -125,9 +117,15 @@ def run_pack(
             progress.begin(label, rounds, rounds)
         for (done, *_), members in groups.items():
             progress.begin(label, rounds, done)
-            pack = [jobs[i] for i in members]
-            found = _train(task, pack, progress, held, stop or (lambda _: {}), end, seconds)
-            histories |= zip(members, found, strict=True)
+            with training.named_write_errors(paths[members[0]] if paths else None):
+                storage = RunStorage(task, [jobs[i] for i in members], progress, stop)
+            training.training_loop(
+                storage.simulation, storage, progress,
+                held=held, end=end, checkpoint_seconds=seconds,
+            )  # fmt: skip
+            found = storage.simulation.histories(storage.records)
+            for i, history, clients in zip(members, found, storage.clients, strict=True):
+                histories[i] = replace(history, clients=tuple(clients))
     return [histories[i] for i in range(len(jobs))]
 
 
@@ -148,20 +146,23 @@ def _open_job(
     if directory is None:
         return job
     if directory.exists:
-        there = directory.spec()
-        if there != run.spec:
-            difference = first_difference(flat(there.model_dump()), flat(run.spec.model_dump()))
-            raise InputError(f"{directory.path} holds another run ({difference}): {ANOTHER}")
+        settings = [flat(spec.model_dump()) for spec in (directory.spec(), run.spec)]
+        if settings[0] != settings[1]:
+            difference = training.first_difference(*settings)
+            another = f"holds another run ({difference}): {training.ANOTHER}"
+            raise InputError(f"{directory.path} {another}")
         facts = directory.manifest()
-        manifest.refuse_other_task(directory.path, facts, task)
+        run_directory.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}
-        position = directory.position(logged=records, until=until)
-        stopped = control.read_stop(directory.path)
+        stopped = training.read_stop(directory.path)
         last = task.protocol.rounds if stopped is None else stopped.round
-        done = 0 if position is None else position.checkpoint.round
-        logged = manifest.FINISHED in facts and records.keys() >= set(range(1, last + 1))
-        if position is None and logged and not models:
-            done = last
+        logged = "finished" in facts and records.keys() >= set(range(1, last + 1))
+        if logged and not models:
+            # Nothing continues from its checkpoints: they are neither read nor repaired.
+            position, done, progress = None, last, None
+        else:
+            position = directory.position(logged=records, until=until)
+            done = 0 if position is None else position.checkpoint.round
         job = Job(
             run, directory, facts, position, done,
             complete=done >= last,
@@ -174,7 +175,7 @@ def _open_job(
             progress.say(
                 f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"
             )
-        with control.named_write_errors(directory.path):
+        with training.named_write_errors(directory.path):
             directory.repair(job.position)
     return job
 
@@ -184,67 +185,44 @@ def _must_stay_together(spec: RunSpec) -> bool:
     return spec.deterministic and resolve_device(spec.device).type == "cuda"
 
 
-def _train(
-    task: Task,
-    jobs: Sequence[Job],
-    progress: Progress,
-    held: Hold,
-    stop: control.Ask,
-    end: float,
-    checkpoint_seconds: float,
-) -> list[History]:
-    """Train runs that are at the same round to their end."""
-    first = jobs[0]
-    with control.named_write_errors(None if first.directory is None else first.directory.path):
-        simulation = build_simulation(
-            task,
-            [job.run.trial for job in jobs],
-            first.run.spec,
-            [job.directory.path for job in jobs if job.directory is not None],
-            facts=first.facts,
-            chunk=recorded_chunk(first.facts, task, len(jobs)) if first.facts else None,
-            restored=[job.position.checkpoint for job in jobs if job.position is not None],
-        )
-        # Also protect what the checkpoint before needs, in case the newest gets damaged.
-        simulation.memory.commit(first.before, simulation.round)
-        storage = RunStorage(jobs, simulation, progress, stop)
-    training_loop(
-        simulation, storage, progress,
-        held=held, end=end, checkpoint_seconds=checkpoint_seconds,
-    )  # fmt: skip
-    histories = simulation.histories(storage.records)
-    return [replace(h, clients=tuple(c)) for h, c in zip(histories, storage.clients, strict=True)]
-
-
-class RunStorage(TrainingStorage):
-    """Run directories of a pack; nothing is stored without them."""
+class RunStorage(training.TrainingStorage):
+    """Run directories of runs that are at the same round; nothing is stored without them."""
 
     keeps_models = True
 
     def __init__(
-        self, jobs: Sequence[Job], simulation: Simulation, progress: Progress, stop: control.Ask
+        self, task: Task, jobs: Sequence[Job], progress: Progress, stop: training.Ask | None
     ) -> None:
-        self._jobs, self._saved_round, self._stop = list(jobs), simulation.round, stop
+        first, self._jobs, self._stop = jobs[0], list(jobs), stop or (lambda _: {})
         self._directories = {i: j.directory for i, j in enumerate(jobs) if j.directory is not None}
         self.path = self._directories[0].path if self._directories else None
         self.records = [list(job.records) for job in jobs]
         self.clients = [list(job.clients) for job in jobs]
-        now = manifest.describe(simulation)
+        chunks = (first.facts or {}).get("chunk_changes")
+        self.simulation = training.build_simulation(
+            task,
+            [job.run.trial for job in jobs],
+            first.run.spec,
+            [directory.path for directory in self._directories.values()],
+            facts=first.facts,
+            chunk=chunks[-1]["chunk"] if chunks else None,
+            restored=[job.position.checkpoint for job in jobs if job.position is not None],
+        )
+        self._saved_round = self.simulation.round
+        # Also protect what the checkpoint before needs, in case the newest gets damaged.
+        self.simulation.memory.commit(first.before, self._saved_round)
+        now = run_directory.describe_training(self.simulation)
         for i, directory in self._directories.items():
             facts = jobs[i].facts
             if facts is None:
                 directory.create(jobs[i].run.spec, now)
                 continue
             for name in ("torch", "device", "threads", "platform"):
-                if facts.get(name) != now[name]:
-                    progress.say(
-                        f"{directory.path} began with {name} {facts.get(name)} and continues with "
-                        f"{now[name]}: the last bits may differ from an uninterrupted run"
-                    )
-            changes = {manifest.FINISHED: None}
-            if simulation.round == 0:
-                changes[FACT] = now[FACT]
-            manifest.note(directory.path, **changes)
+                if (then := facts.get(name)) != now[name]:
+                    what = f"began with {name} {then} and continues with {now[name]}"
+                    progress.say(f"{directory.path} {what}: the last bits may differ")
+            changes = {FACT: now[FACT]} if self._saved_round == 0 else {}
+            run_directory.change_manifest(directory.path, finished=None, **changes)
 
     def append(self, report: RoundReport) -> RoundReport:
         simulation = report.simulation
@@ -267,7 +245,7 @@ class RunStorage(TrainingStorage):
         known = {i: job.stopped for i, job in enumerate(self._jobs) if job.stopped is not None}
         new = {i: decision for i, decision in self._stop(report).items() if i not in known}
         for i in self._directories.keys() & new:
-            control.write_stop(self._directories[i].path, new[i])
+            training.write_stop(self._directories[i].path, new[i])
         return sorted({*new, *(i for i, one in known.items() if one.round == report.round)})
 
     def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
@@ -286,13 +264,14 @@ class RunStorage(TrainingStorage):
         for i in active:
             # The log alone does not tell: its last line precedes the last checkpoint.
             if ended or i in stopping:
-                manifest.note(self._directories[i].path, **{manifest.FINISHED: manifest.now()})
+                path, now = self._directories[i].path, run_directory.timestamp()
+                run_directory.change_manifest(path, finished=now)
 
     def note_change(self, simulation: Simulation, name: str) -> None:
-        names = manifest.members(simulation)
+        names = run_directory.member_names(simulation)
         left = [i for i in range(len(self._jobs)) if i not in simulation.stopped_trials]
         pack = {"pack": [names[i] for i in left]}
         fact = {"chunk": simulation.chunk} if name == "chunk_changes" else pack
         for i in self._directories.keys() & left:
-            path = self._directories[i].path
-            manifest.note_change(path, name, {"round": simulation.round, **fact})
+            change = {"round": simulation.round, **fact}
+            run_directory.note_change(self._directories[i].path, name, change)

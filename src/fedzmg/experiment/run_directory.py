@@ -1,9 +1,10 @@
-"""Run directories: the files of one run, and their repair after a crash.
+"""Run directories: the files of one run, their manifests, and their repair after a crash.
 
 ::
 
     spec.toml                        the specification with every default written out
-    manifest.json                    versions, device, commit, data hash, execution path
+    manifest.json                    versions, device, commit, data hash, execution path;
+                                     "finished": the time of the last round's checkpoint
     metrics.jsonl                    one line per round, append-only; later lines supersede
     checkpoint.safetensors           the newest checkpoint
     checkpoint.previous.safetensors  the one before, in case the newest is damaged
@@ -20,28 +21,28 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
+import torch
 
 from fedzmg.errors import InputError
+from fedzmg.experiment.rules_hash import FACT, rules_sha256
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.simulation import Checkpoint, ClientMetrics, Record
+from fedzmg.provenance import provenance
+from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
+from fedzmg.storage import checkpoint as stored
 from fedzmg.storage import lock
-from fedzmg.storage.checkpoint import (
-    StoredCheckpoint,
-    UnusableCheckpoint,
-    bound_to,
-    read_checkpoint,
-    write_checkpoint,
-)
 from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
-from fedzmg.storage.files import remove_leftovers, sync_directory, write_atomic
+from fedzmg.storage.files import folder_name, remove_leftovers, sync_directory, write_atomic
 from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
+from fedzmg.tasks.task import Task
 
 FORMAT = 1
 NEWEST = "checkpoint.safetensors"
@@ -81,18 +82,14 @@ class RunDirectory:
     def spec(self) -> RunSpec:
         """Read the specification."""
         if not (self.path / "spec.toml").is_file():
-            inside = min(self.path.glob("*/seed-*/spec.toml"), default=None)
-            remedy = "another directory" if inside is None else f"a run in it, {inside.parent}"
-            raise InputError(f"{self.path} holds no spec.toml, it is not a run: pass {remedy}")
+            inside = [f", such as {p.parent}" for p in self.path.glob("*/seed-*/spec.toml")]
+            run = f"a run directory{min(inside, default='')}"
+            raise InputError(f"{self.path} holds no spec.toml: pass {run}")
         return RunSpec.read(self.path / "spec.toml")
 
     def manifest(self) -> dict[str, Any]:
         """Read versions, device and data of the run."""
-        facts = read_json(self.path / "manifest.json", wanted=FORMAT)
-        for name in ("data_sha256", "engine", "onednn"):
-            if name not in facts:
-                raise InputError(f"{self.path}/manifest.json lacks {name!r}: restore it")
-        return facts
+        return read_manifest(self.path)
 
     def append(self, record: Record) -> None:
         """Append a round to the log."""
@@ -105,26 +102,21 @@ class RunDirectory:
 
     @functools.cached_property
     def _binding(self) -> str:
-        return bound_to(self.path / "spec.toml")
+        return stored.bound_to(self.path / "spec.toml")
 
     def save(self, checkpoint: Checkpoint, before: int = 0) -> None:
         """Write a checkpoint; the newest one so far, of round ``before``, becomes the previous."""
-        stored = StoredCheckpoint(checkpoint.round, before, {0: checkpoint.tensors})
-        write_checkpoint(self.path / NEWEST, stored, self._binding, keep=self.path / PREVIOUS)
+        found = stored.StoredCheckpoint(checkpoint.round, before, {0: checkpoint.tensors})
+        path, previous = self.path / NEWEST, self.path / PREVIOUS
+        stored.write_checkpoint(path, found, self._binding, keep=previous)
 
     def save_clients(self, found: Sequence[ClientMetrics]) -> None:
         """Write all evaluations of single clients."""
         last = found[-1]
-        table = ClientTable(
-            last.part,
-            last.population,
-            last.clients,
-            last.examples,
-            rounds=np.array([one.round for one in found]),
-            metric=np.stack([one.metric for one in found]),
-            loss=np.stack([one.loss for one in found]),
-        )
-        write_clients(self.path, table)
+        rounds = np.array([one.round for one in found])
+        values = [np.stack([getattr(one, name) for one in found]) for name in ("metric", "loss")]
+        shared = last.part, last.population, last.clients, last.examples
+        write_clients(self.path, ClientTable(*shared, rounds, *values))
 
     def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
         """Read evaluations of single clients in order of rounds, up to round ``until``."""
@@ -152,34 +144,30 @@ class RunDirectory:
                 # Reading the binding needs a specification, so a missing file comes first.
                 if not path.exists():
                     raise FileNotFoundError
-                found = read_checkpoint(path, self._binding)
+                found = stored.read_checkpoint(path, self._binding)
                 if until is not None and found.round > until:
-                    raise UnusableCheckpoint(f"it is of round {found.round}")
+                    raise stored.UnusableCheckpoint(f"it is of round {found.round}")
                 if logged is not None and any(r not in logged for r in range(1, found.round + 1)):
-                    raise UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
+                    raise stored.UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
             except FileNotFoundError:
                 reasons.append(f"{path} is missing")
-            except UnusableCheckpoint as error:
+            except stored.UnusableCheckpoint as error:
                 reasons.append(f"{path} cannot be used ({error})")
             else:
                 checkpoint = Checkpoint(found.round, dict(found.tensors[0]))
                 return Position(checkpoint, found.previous, "; ".join(reasons))
         if until is not None or all(reason.endswith(" is missing") for reason in reasons):
             return None
-        raise InputError(
-            f"{'; '.join(reasons)}: restore one of them, or remove {NEWEST} and {PREVIOUS} to "
-            "start this run again from round 1"
-        )
+        remedy = "restore one of them, or remove both to start again from round 1"
+        raise InputError(f"{'; '.join(reasons)}: {remedy}")
 
     def checkpoint(self) -> Checkpoint | None:
         """Read the newest checkpoint without repairing anything; None before the first one."""
         found = self.position()
         # A crash between the two renames leaves only the previous one, which is then the newest.
         if found is not None and found.rejected and (self.path / NEWEST).exists():
-            raise InputError(
-                f"{found.rejected}: run the same command again, it continues from round "
-                f"{found.checkpoint.round}"
-            )
+            remedy = f"train again, which continues from round {found.checkpoint.round}"
+            raise InputError(f"{found.rejected}: {remedy}")
         return None if found is None else found.checkpoint
 
     def repair(self, position: Position | None) -> None:
@@ -197,6 +185,106 @@ class RunDirectory:
             sync_directory(self.path)
 
 
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Read a manifest with everything that a training is continued or repeated by."""
+    facts = read_json(directory / "manifest.json", wanted=FORMAT)
+    for name in ("data_sha256", "engine", "onednn", "device"):
+        if name not in facts:
+            raise InputError(f"{directory}/manifest.json lacks {name!r}: restore it")
+    return facts
+
+
+def describe_training(simulation: Simulation) -> dict[str, Any]:
+    """Describe versions, machine, data, execution path and the trials of a pack."""
+    device, task = simulation.device, simulation.task
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "format": FORMAT,
+        **provenance(),
+        "started": timestamp(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "dtype": str(simulation.dtype).removeprefix("torch."),
+        "precision": simulation.precision,
+        "deterministic": simulation.deterministic,
+        "engine": simulation.choice.path,
+        "onednn": simulation.choice.onednn,
+        "engine_reason": simulation.choice.reason,
+        "chunk": simulation.chunk,
+        "pack": member_names(simulation),
+        "metric": task.metric.name,
+        "higher_is_better": task.metric.higher_is_better,
+        "preset": dict(task.preset),
+        "clients": len(task.train),
+        "examples": task.train.examples.size,
+        "data_sha256": task.train.fingerprint(),
+        "task_sha256": task.fingerprint(),
+        # Trials of a pack differ in numbers only.
+        FACT: rules_sha256(simulation.trials[0].algorithm),
+    }
+
+
+def timestamp() -> str:
+    """Return the current time as a manifest records it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def member_names(simulation: Simulation) -> list[str]:
+    """Name the trials of a pack by directory in a study, else by algorithm."""
+    names = [folder_name(trial.name) or trial.algorithm.name for trial in simulation.trials]
+    return [f"{n}/seed-{t.seed}" for n, t in zip(names, simulation.trials, strict=True)]
+
+
+def change_manifest(directory: Path, **facts: Any) -> None:
+    """Change facts of a manifest; None removes a fact."""
+    path = directory / "manifest.json"
+    before = read_json(path)
+    after = {k: v for k, v in {**before, **facts}.items() if k not in facts or v is not None}
+    if after != before:
+        write_json(path, after)
+
+
+def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
+    """Record a change of the pack; it replaces those of the same and later rounds.
+
+    In a grid, packs train one after another and have the number of their first trial, which a pack
+    of revoked trials may have, too.
+    """
+    number = change.get("pack"), change.get("revoked")
+    kept = [
+        one
+        for one in read_json(directory / "manifest.json").get(name, [])
+        if one["round"] < change["round"]
+        or (isinstance(one.get("pack"), int) and (one["pack"], one.get("revoked")) != number)
+    ]
+    change_manifest(directory, **{name: [*kept, change]})
+
+
+def clients_at_once(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
+    """Return the number of clients that trained at once; None if it does not affect results.
+
+    On a GPU another width changes the last bits, so all clients at once is a number there.
+    """
+    everyone = trials * task.protocol.cohort if facts["device"] == "cuda" else None
+    return facts["chunk"] if facts.get("chunk") is not None else everyone
+
+
+def refuse_other_task(directory: Path, facts: Mapping[str, Any], task: Task) -> None:
+    """Refuse to continue with other data, or another model, test set or metric."""
+    for name, now_, what in (
+        ("data_sha256", task.train.fingerprint(), "other data"),
+        ("task_sha256", task.fingerprint(), "another model, test set or metric"),
+    ):
+        if facts.get(name, now_) != now_:
+            now_has = f"{what} than {task.name!r} has now"
+            raise InputError(f"{directory} was trained with {now_has}: choose another --out")
+
+
 def export_model(run: Path, to: Path | None = None) -> Path:
     """Write the model of a run's newest checkpoint as a state dict in safetensors.
 
@@ -206,18 +294,10 @@ def export_model(run: Path, to: Path | None = None) -> Path:
     directory = RunDirectory(run)
     spec, checkpoint = directory.spec(), directory.checkpoint()
     if checkpoint is None:
-        raise InputError(
-            f"{run} holds no checkpoint: let the run finish a round, train it again if its "
-            "checkpoints were removed, or export from the original of a kept copy"
-        )
+        raise InputError(f"{run} holds no checkpoint: train it, or use the original of a kept copy")
     path = to or run / "model.safetensors"
-    facts = {
-        "format": "pt",
-        "task": spec.task,
-        "algorithm": spec.algorithm,
-        "seed": str(spec.seed),
-        "round": str(checkpoint.round),
-    }
+    facts = {"format": "pt", "task": spec.task, "algorithm": spec.algorithm}
+    facts |= {"seed": str(spec.seed), "round": str(checkpoint.round)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, safetensors.torch.save(dict(checkpoint.params().items()), facts))

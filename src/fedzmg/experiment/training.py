@@ -1,48 +1,227 @@
-"""The training loop of runs, studies and grids."""
+"""The training loop of runs, studies and grids, and its ends.
+
+Training ends by early stopping, Ctrl-C, a time limit or a disk that cannot be written.
+"""
 
 from __future__ import annotations
 
+import abc
+import contextlib
+import math
+import os
+import signal
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
-from fedzmg.errors import Interrupted
-from fedzmg.experiment import control, manifest
+from fedzmg.errors import InputError, Interrupted
+from fedzmg.experiment import run_directory
 from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.specs.files import StudySpec
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.simulation import Checkpoint, RoundReport, Simulation, Trial, resolve_device
-from fedzmg.storage.lock import Hold
+from fedzmg.storage import lock
+from fedzmg.storage.files import write_atomic
+from fedzmg.storage.formats import RESTORE, flat, read_json, write_json
+from fedzmg.storage.lock import Hold, hold
 from fedzmg.tasks.task import Task
 
 CHECKPOINT_SHARE = 0.05
 """Largest share of the time that writing checkpoints may take."""
+Why: TypeAlias = Literal["diverged", "cannot_win", "halving"]
+STOPPED = "stopped.json"
+FORMAT = 1
+"""Format of ``stopped.json``, ``grid.json``, ``scores.json`` and ``study.json``."""
+ANOTHER = "choose another directory with --out"
+REMAKE = "remove it to make it again"
 
 
-class TrainingStorage(Protocol):
+class TimeLimitReached(Exception):
+    """The time limit is reached; everything finished so far was kept."""
+
+    def __init__(self, done: int, rounds: int) -> None:
+        super().__init__(f"time is up after round {done} of {rounds}; nothing is lost")
+        self.done, self.rounds = done, rounds
+
+
+def deadline(minutes: float | None) -> float:
+    """Return the end of a time limit on the monotonic clock; None is no limit."""
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"max-minutes = {minutes!r}: expected a number above 0")
+    return math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+
+@contextlib.contextmanager
+def deferred_interrupt(progress: Progress) -> Iterator[threading.Event]:
+    """Defer Ctrl-C to the end of a round; a second Ctrl-C stops at once."""
+    requested = threading.Event()
+
+    def ask(*_: object) -> None:
+        if requested.is_set():
+            raise KeyboardInterrupt
+        requested.set()
+        progress.say("stopping after this round; press Ctrl-C again to stop at once")
+
+    if threading.current_thread() is not threading.main_thread():  # which receives signals
+        yield requested
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield requested
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def named_write_errors(path: Path | None) -> Iterator[None]:
+    """Turn a system error into one line with the results directory; None turns nothing."""
+    try:
+        yield
+    except OSError as error:
+        if path is None:
+            raise
+        remedy = "results so far are complete, run the same command again when there is room"
+        raise InputError(f"cannot write to {path}: {error.strerror or error}; {remedy}") from None
+
+
+@contextlib.contextmanager
+def claimed(
+    out: Path, spec: Plan, name: str, say: Callable[[str], None], *, grow: bool = False
+) -> Iterator[tuple[Hold, bool]]:
+    """Lock a directory and write its plan ``name``, or check that it holds the same plan.
+
+    With ``grow``, a study that extends the one there replaces it. Yield the lock, and True for a
+    study that is only a part of the one there.
+    """
+    with hold([out], say) as held:
+        path, part = out / name, False
+        kept = type(spec).read(path) if path.is_file() else None
+        if kept is None and any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
+            raise InputError(f"{out} is not empty and holds no {name}: {ANOTHER}")
+        difference = "" if kept is None else _difference(kept, spec)
+        if difference and grow and isinstance(spec, StudySpec) and isinstance(kept, StudySpec):
+            part = kept != spec and kept.extends(spec)
+            difference = "" if part or spec.extends(kept) else difference
+            kept = kept if part else None
+        if difference:
+            raise InputError(f"{out} holds another {path.stem} ({difference}): {ANOTHER}")
+        if kept is None:
+            with named_write_errors(out):
+                write_atomic(path, spec.to_toml().encode())
+        yield held, part
+
+
+def _difference(kept: Plan, asked: Plan) -> str:
+    if kept != asked:
+        values = (plan.model_dump(exclude_none=True) for plan in (kept, asked))
+        # An algorithm without settings of its own is an empty table, but it counts.
+        return first_difference(*(flat(one, keep_empty=True) for one in values))
+    there, here = kept.orders(), asked.orders()
+    return "" if there == here else first_difference(there, here)
+
+
+def first_difference(there: Mapping[str, object], here: Mapping[str, object]) -> str:
+    """Describe the first setting, by dotted name, in which two specifications differ."""
+    key = next(k for k in [*here, *there] if there.get(k) != here.get(k))
+    return f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
+
+
+def checkpoint_interval(default: float, given: float | None = None) -> float:
+    """Return the seconds between checkpoints: those given, the environment's or the default."""
+    text = os.environ.get("FEDZMG_CHECKPOINT_SECONDS")
+    if given is not None or not text:
+        return default if given is None else given
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) >= 0:
+            return seconds
+    raise InputError(f"FEDZMG_CHECKPOINT_SECONDS = {text!r}: expected a number, at least 0")
+
+
+class Stopped(NamedTuple):
+    """The decision to train a trial no further; it keeps its model and leaves its pack."""
+
+    round: int
+    """The last round that it trained; 0 if it never began."""
+    why: Why
+    words: str
+    """The reason in words."""
+    at_most: float | None = None
+    """Upper bound of the score that the trial or its point could have reached."""
+
+    def line(self) -> dict[str, Any]:
+        """Return the decision ready for JSON; a heuristic may stop a trial that would win."""
+        return {**self._asdict(), "heuristic": self.why == "halving"}
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Stopped:
+        """Parse a decision; a wrong value raises ``KeyError``, ``TypeError``, ``ValueError``."""
+        if line["why"] not in get_args(Why):
+            raise ValueError(f"unknown reason {line['why']!r}")
+        return cls(int(line["round"]), line["why"], str(line["words"]), line.get("at_most"))
+
+
+Ask: TypeAlias = Callable[[RoundReport], Mapping[int, Stopped]]
+"""Stopping rule, called after every round; trials by their position in the simulation."""
+
+
+def newly_diverged(report: RoundReport) -> dict[int, Stopped]:
+    """Return trials that diverged and would continue to train."""
+    if report.round == report.simulation.rounds:
+        return {}
+    return {
+        i: Stopped(report.round, "diverged", f"diverged in round {report.round}")
+        for i, record in enumerate(report.records)
+        if record.diverged and i not in report.simulation.stopped_trials
+    }
+
+
+def write_stop(directory: Path, stopped: Stopped) -> None:
+    """Write a decision into a run directory."""
+    write_json(directory / STOPPED, {"format": FORMAT, **stopped.line()})
+
+
+def read_stop(directory: Path) -> Stopped | None:
+    """Read the decision in a run directory, if there is one."""
+    path = directory / STOPPED
+    if not path.exists():
+        return None
+    values = read_json(path, wanted=FORMAT)
+    try:
+        return Stopped.of(values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
+
+
+class TrainingStorage(abc.ABC):
     """Stores the results of a training loop."""
 
-    path: Path | None = None
+    path: Path | None
     """Directory of the results; None if nothing is stored."""
     keeps_models: bool = False
     """True if the last checkpoint of a trial is a result."""
 
+    @abc.abstractmethod
     def append(self, report: RoundReport) -> RoundReport:
         """Log a round; return it with additional evaluations, if there are any."""
 
+    @abc.abstractmethod
     def save(self, simulation: Simulation, stopping: Collection[int]) -> None:
         """Write a checkpoint; ``stopping`` are trials for which it is the last one."""
 
+    @abc.abstractmethod
     def note_change(self, simulation: Simulation, name: str) -> None:
         """Record the number of clients that train at once, or the trials that still train.
 
         ``name`` is the key in the manifest, ``chunk_changes`` or ``pack_changes``.
         """
 
+    @abc.abstractmethod
     def early_stops(self, report: RoundReport) -> Collection[int]:
         """Decide and record early stops; return the trials that stop after this round."""
 
@@ -65,17 +244,15 @@ def training_loop(
     """
     rounds, interval, saved_at = simulation.rounds, checkpoint_seconds, time.monotonic()
     try:
-        with control.deferred_interrupt(progress) as requested:
+        with deferred_interrupt(progress) as requested:
             finished = simulation.round == rounds
             while not finished:
-                with control.named_write_errors(storage.path):
+                with named_write_errors(storage.path):
                     chunk, report = simulation.chunk, simulation.run_round()
                     held.check()
                     if simulation.chunk != chunk:
-                        progress.say(
-                            f"round {report.round}: out of memory; from here on "
-                            f"{simulation.chunk} clients train at once"
-                        )
+                        now = f"from here on {simulation.chunk} clients train at once"
+                        progress.say(f"round {report.round}: out of memory; {now}")
                         storage.note_change(simulation, "chunk_changes")
                     report = storage.append(report)
                     stopping, spent = storage.early_stops(report), time.monotonic() >= end
@@ -98,11 +275,11 @@ def training_loop(
                 if requested.is_set():
                     # Also after the last round: other packs may follow, which must not begin.
                     if not is_due and not finished:
-                        with control.named_write_errors(storage.path):
+                        with named_write_errors(storage.path):
                             storage.save(simulation, ())
                     raise KeyboardInterrupt
                 if spent and not finished:
-                    raise control.TimeLimitReached(simulation.round, rounds)
+                    raise TimeLimitReached(simulation.round, rounds)
     except KeyboardInterrupt:
         raise Interrupted(simulation.round, rounds, kept=storage.path is not None) from None
 
@@ -122,9 +299,11 @@ def build_simulation(
     """Build a simulation with the device, dtype, engine and precision of a specification.
 
     ``memory`` has a directory of client memory per trial. ``facts`` is the manifest of an earlier
-    part; another execution path would change the last bits. ``trainings`` simulations share
-    compiled code.
+    part; another execution path would change the last bits, and so may another ``chunk``, the
+    number of clients that train at once. ``trainings`` simulations share compiled code.
     """
+    if chunk is None and facts:
+        chunk = run_directory.clients_at_once(facts, task, len(trials))
     engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"]) if facts else spec.engine
     return Simulation(
         task,
@@ -138,9 +317,3 @@ def build_simulation(
         restored=restored or None,
         memory_places=memory or None,
     )
-
-
-def recorded_chunk(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
-    """Return the number of clients that last trained at once; None if it is not fixed."""
-    changes = facts.get("chunk_changes", [])
-    return changes[-1]["chunk"] if changes else manifest.chunk(facts, task, trials)

@@ -17,23 +17,25 @@ import torch
 
 from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
-from fedzmg.experiment import manifest
+from fedzmg.experiment import run_directory
 from fedzmg.experiment.grids.grid import choosing
+from fedzmg.experiment.grids.score import read_rows
 from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
-from fedzmg.experiment.plan_directory import read_rows
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, refuse_own_task
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.training import build_simulation
 from fedzmg.results.diff import Rows, compare_logs
 from fedzmg.simulation import Record, Trial, resolve_device
-from fedzmg.storage.formats import json_words, read_json
+from fedzmg.storage.formats import json_words
 from fedzmg.tasks.task import Task
 
 ROUNDS = 3
 REMEDY = "fedzmg.verify(DIR, task=task)"
 IGNORED = ("started", "finished", "engine_reason", "command", "chunk_changes", "pack_changes")
 """Facts of a manifest that do not affect the bits of a run."""
+SHARED = ("pack", "engine", "onednn", "threads", "device")
+"""Facts that are the same for all runs that trained together."""
 
 
 class Fact(NamedTuple):
@@ -80,7 +82,6 @@ class _Kept(NamedTuple):
 
     path: Path
     name: str
-    spec: RunSpec | GridSpec
     facts: Mapping[str, Any]
     rows: Rows
 
@@ -89,16 +90,10 @@ class _Kept(NamedTuple):
         then, curves = self.facts, compare_logs(self.name, self.rows, repeated)
         keys = self.rows.keys() & repeated.keys()
         shared = {key[-1] if isinstance(key, tuple) else key for key in keys}
-        ignored = [
-            *IGNORED,
-            *(["pack"] if then.get("device") == now.get("device") == "cpu" else []),
-        ]
-        ignored += ["chunk"] if then.get("chunk") is None else []  # all clients at once, as now
-        facts = tuple(
-            Fact(key, then[key], value)
-            for key, value in now.items()
-            if key in then and key not in ignored and then[key] != value
-        )
+        ignored = {*IGNORED, "pack"} if then["device"] == now.get("device") == "cpu" else {*IGNORED}
+        ignored |= {"chunk"} if then.get("chunk") is None else set()  # all clients at once, as now
+        changed = [k for k in now if k in then and k not in ignored and then[k] != now[k]]
+        facts = tuple(Fact(key, then[key], now[key]) for key in changed)
         size = max(curves.largest.values(), default=0.0) if shared else None
         note = "; ".join(dict.fromkeys(notes))
         return Verdict(self.name, len(shared), curves.first, curves.fields, size, facts, note)
@@ -138,23 +133,19 @@ def verify(
         raise InputError(f"{root} is not a directory; pass a run directory or one that holds some")
     paths = [spec.parent for spec in sorted(root.resolve().rglob("spec.toml"))[:runs]]
     if not paths:
-        raise InputError(
-            f"{root} holds no run directory (spec.toml): pass a directory that 'fedzmg run', "
-            "'compare' or 'study' wrote"
-        )
+        raise InputError(f"{root} holds no run (spec.toml): pass the directory of a run or study")
     found: dict[Path, Verdict] = {}
     tasks: dict[str, Task] = {}
     for first in paths:
         if first in found:
             continue
         pack = _read_pack(first, paths, root)
-        spec = pack[0].spec
+        spec = RunDirectory(first).spec()
         known = f"{spec.task} {sorted(spec.preset.items())}"
         if task is None and known not in tasks:
             refuse_own_task(spec.task, first, REMEDY)
             tasks[known] = spec.build_task()
-        others = f" and {len(pack) - 1} trained with it" if len(pack) > 1 else ""
-        say(f"{pack[0].name}{others}: first rounds")
+        say(f"{pack[0].name}, pack of {len(pack)}: first rounds")
         found |= _verify_pack(task or tasks[known], pack, rounds)
     return [found[path] for path in paths]
 
@@ -162,11 +153,15 @@ def verify(
 def _read_pack(path: Path, asked: Sequence[Path], root: Path) -> list[_Kept]:
     """Read a run and those that trained with it; on a CPU only those that were asked for."""
     run = _read_run(path, root)
-    members = [path.parent.parent / name for name in run.facts.get("pack", [])]
-    if run.facts.get("device") == "cpu":
+    members = [path.parent.parent / str(name) for name in run.facts.get("pack", [])]
+    on_cpu = run.facts["device"] == "cpu"
+    if on_cpu:
         members = [member for member in members if member in asked]
-    whole = path in members and all((member / "spec.toml").is_file() for member in members)
-    return [_read_run(member, root) for member in dict.fromkeys(members)] if whole else [run]
+    if path not in members or not all((member / "spec.toml").is_file() for member in members):
+        return [run]
+    pack = [_read_run(member, root) for member in dict.fromkeys(members)]
+    alike = [one for one in pack if all(one.facts.get(k) == run.facts.get(k) for k in SHARED)]
+    return alike if on_cpu or len(alike) == len(pack) else [run]
 
 
 def _read_run(path: Path, root: Path) -> _Kept:
@@ -176,19 +171,19 @@ def _read_run(path: Path, root: Path) -> _Kept:
     rows: Rows = {record.round: json_words(record._asdict()) for record in run.records()}
     if not rows:
         raise InputError(f"{path} has no finished round yet: nothing can be compared")
-    return _Kept(path, name, run.spec(), run.manifest(), rows)
+    return _Kept(path, name, run.manifest(), rows)
 
 
 def _verify_pack(task: Task, pack: Sequence[_Kept], wanted: int) -> dict[Path, Verdict]:
     # A run's own file has every option; recommendations of the task may have changed since.
-    specs = [run.spec for run in pack if isinstance(run.spec, RunSpec)]
+    specs = [RunDirectory(run.path).spec() for run in pack]
     plain = replace(task, options={}, protocol=specs[0].build_protocol(task))
-    trials = [
-        replace(spec.resolve(plain).trial, name=run.path.parent.name)
-        for run, spec in zip(pack, specs, strict=True)
-    ]
+    names = [run.path.parent.name for run in pack]
+    trials = [spec.resolve(plain, n).trial for spec, n in zip(specs, names, strict=True)]
     notes: list[str] = []
-    rounds, now = _repeat(pack[0], plain, trials, min(wanted, plain.protocol.rounds), notes)
+    logged = max(round_ for run in pack for round_ in run.rows)
+    last = min(wanted, plain.protocol.rounds, logged)
+    rounds, now = _repeat(pack, specs[0], plain, trials, last, notes)
     return {
         run.path: run.judge({r[i].round: json_words(r[i]._asdict()) for r in rounds}, now, notes)
         for i, run in enumerate(pack)
@@ -196,11 +191,7 @@ def _verify_pack(task: Task, pack: Sequence[_Kept], wanted: int) -> dict[Path, V
 
 
 def _verify_grid(
-    root: Path,
-    wanted: int,
-    algorithms: int | None,
-    task: Task | None,
-    say: Callable[[str], None],
+    root: Path, wanted: int, algorithms: int | None, task: Task | None, say: Callable[[str], None]
 ) -> Iterator[Verdict]:
     """Train the first rounds of a grid again; yield one verdict per algorithm."""
     spec = GridSpec.read(root / "grid.toml")
@@ -212,18 +203,21 @@ def _verify_grid(
     task = choosing(task or spec.build_task(), spec)
     for name in begun[:algorithms]:
         path, trials = root / spec.folder(name), trials_of(spec, name)
-        facts, rows = read_json(path / "manifest.json"), read_rows(path / "metrics.jsonl")
+        facts, rows = run_directory.read_manifest(path), read_rows(path / "metrics.jsonl")
         logged = sorted({round_ for _, round_ in rows if round_ <= wanted})
         if not logged:
             raise InputError(f"{path} has no finished round yet: nothing can be compared")
         say(f"{name}, {len(trials)} trials: first rounds")
-        kept = _Kept(path, name, spec, facts, {key: json_words(row) for key, row in rows.items()})
+        kept = _Kept(path, name, facts, {key: json_words(row) for key, row in rows.items()})
         notes, now, repeated = list[str](), dict[str, Any](), dict[Any, Mapping[str, Any]]()
         if len(logged) < wanted:
             notes.append(f"a grid logs only some rounds, here {', '.join(map(str, logged))}")
         for pack in packs(spec, range(len(trials))):
+            last = max((r for t, r in rows if t in pack and r <= wanted), default=0)
+            if not last:
+                continue
             own = built(spec, name, task, [trials[i] for i in pack])
-            rounds, describes = _repeat(kept, task, own, logged[-1], notes, pack[0])
+            rounds, describes = _repeat([kept], spec, task, own, last, notes, pack[0])
             now = now or describes  # the manifest is that of the first pack
             repeated |= {
                 (trial, record.round): json_words(trials[trial].line(trial, record))
@@ -235,30 +229,29 @@ def _verify_grid(
 
 
 def _repeat(
-    kept: _Kept,
+    pack: Sequence[_Kept],
+    spec: RunSpec | GridSpec,
     task: Task,
     trials: Sequence[Trial],
     wanted: int,
     notes: list[str],
-    pack: int | None = None,
+    number: int | None = None,
 ) -> tuple[list[list[Record]], dict[str, Any]]:
     """Train the first rounds in the recorded environment; return them and the present manifest.
 
-    ``pack`` is the first trial of a grid's pack. Rounds after a change of the pack are left out;
-    with other data nothing is trained.
+    ``number`` is that of a grid's pack, its first trial. Rounds after a change of the pack are left
+    out; with other data nothing is trained.
     """
-    facts, spec = kept.facts, kept.spec
+    facts = pack[0].facts
     data = {"data_sha256": task.train.fingerprint(), "task_sha256": task.fingerprint()}
     if any(facts.get(name, value) != value for name, value in data.items()):
-        notes.append(
-            f"{task.name!r} has other data, model or metric than then: nothing was trained"
-        )
+        notes.append(f"{task.name!r} has other data, model or metric: nothing was trained")
         return [], data
-    chunk, end = manifest.chunk(facts, task, len(trials)), wanted
-    changes = list(facts.get("chunk_changes", []))
-    changes += [] if facts.get("device") == "cpu" else facts.get("pack_changes", [])
-    for change in changes:
-        if pack is not None and change["pack"] != pack:
+    chunk, end = None, wanted
+    kinds = ["chunk_changes"] + ["pack_changes"] * (facts["device"] != "cpu")
+    # A run that was stopped lacks the changes after it.
+    for change in (one for run in pack for kind in kinds for one in run.facts.get(kind, [])):
+        if number is not None and (change["pack"] != number or change.get("revoked")):
             continue
         if "chunk" not in change:
             end = min(end, change["round"])
@@ -266,38 +259,33 @@ def _repeat(
             chunk = change["chunk"]
         else:
             end = min(end, change["round"] - 1)
-    if facts.get("device") == "cuda" and not facts.get("deterministic"):
+    if facts["device"] == "cuda" and not facts.get("deterministic"):
         notes.append("trained without deterministic = true, so bits may differ on a GPU")
     if end < wanted:
         notes.append(f"only up to round {end}: the pack changed then")
-    with _environment(kept.name, facts) as device:
-        training = build_simulation(
+    with _environment(pack[0].name, facts) as device:
+        simulation = build_simulation(
             task, trials, spec, None, facts=facts, device=device, chunk=chunk
         )
         rounds = []
         for _ in range(end):
-            records = training.run_round().records
+            records = simulation.run_round().records
             if isinstance(spec, GridSpec):
-                records = evaluated(spec, training, records)
+                records = evaluated(spec, simulation, records)
             rounds.append(records)
-        return rounds, manifest.describe(training)
+        return rounds, run_directory.describe_training(simulation)
 
 
 @contextlib.contextmanager
 def _environment(name: str, facts: Mapping[str, Any]) -> Iterator[torch.device]:
     """Set the recorded number of threads and yield the recorded device."""
     try:
-        device = resolve_device(str(facts.get("device", "cpu")))
+        device = resolve_device(str(facts["device"]))
     except InputError:
-        raise InputError(
-            f"{name} was trained on a GPU ({facts.get('device_name')}), and this machine has "
-            "none: verify it on one that has"
-        ) from None
+        gpu = f"GPU ({facts.get('device_name')})"
+        raise InputError(f"{name} was trained on a {gpu}: verify it where there is one") from None
     if facts["engine"].startswith("compiled") and not can_compile(device):
-        raise InputError(
-            f"{name} was trained with compiled steps, and there is no compiler here: install "
-            "one (g++; on a GPU triton)"
-        )
+        raise InputError(f"{name} needs a compiler: install one (g++; on a GPU triton)")
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(int(facts.get("threads", before)))

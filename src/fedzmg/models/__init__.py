@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.keyed import RandomFlip, RandomShift
-from fedzmg.models.layer_swaps import GRU
+from fedzmg.models.layers import GRU, RandomFlip, RandomShift
 from fedzmg.models.layout import layout_of
 from fedzmg.models.networks import (
     CharGRU,

@@ -16,8 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedzmg.contract import Layout
 from fedzmg.errors import InputError
-from fedzmg.models.keyed import KeyedLayer
-from fedzmg.models.layer_swaps import swap_layers
+from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
 from fedzmg.tree import Tree, leaves
 
@@ -48,18 +47,16 @@ class Call:
 
     def __call__(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """Compute the module's outputs."""
-        out: Tensor
         for layer in self._keyed:
             layer.calls = 0
         if torch.compiler.is_compiling():
-            out = functional_call(self._module, tensors, (x,))
-            return out
+            return functional_call(self._module, tensors, (x,))  # type: ignore[no-any-return]
         slots = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
         before = [table[name] for (table, name), _ in slots]
         try:
             for (table, name), tensor in slots:
                 table[name] = tensor
-            out = self._module(x)
+            out: Tensor = self._module(x)
         except RuntimeError as error:
             reason = _mapping_problem(str(error))
             if reason is None:

@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.layer_swaps import GRU
+from fedzmg.models.layers import GRU
 from fedzmg.seeds import torch_stream
 from fedzmg.tree import Tree
 

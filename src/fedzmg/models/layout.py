@@ -1,4 +1,4 @@
-"""Input axes of parameters, by the type of their module.
+"""Input axes of parameters, by the type of their module or from the user.
 
 The zero-mean projection averages over a layer's inputs. That is not a function of a tensor's
 rank: a linear kernel is ``(out, in)``, an embedding ``(vocabulary, dim)`` has its inputs first, a
@@ -8,11 +8,15 @@ transposed convolution swaps its first two axes, and a bias is never projected.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import difflib
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, SupportsIndex, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
@@ -20,9 +24,13 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
 from fedzmg.contract import Layout, ParamInfo
-from fedzmg.errors import InputError
-from fedzmg.models.layer_swaps import GRU
+from fedzmg.errors import InputError, unknown
+from fedzmg.models.layers import GRU
 
+Axes: TypeAlias = tuple[int, ...]
+"""Input axes of one parameter; ``()`` leaves it alone."""
+Known: TypeAlias = Mapping[Any, Axes]
+"""Axes that the user gave by name, or the model's by parameter."""
 AxisRule: TypeAlias = Callable[[nn.Module, str, int], ParamInfo | None]
 """(module, its parameter's own name, rank) -> role and input axes; None if they are unknown."""
 
@@ -118,7 +126,7 @@ def layout_of(
     return {name: info for name, info in layout.items() if name not in unclear}
 
 
-def checked_axes(given: Any, rank: int, name: str) -> tuple[int, ...]:
+def checked_axes(given: Any, rank: int, name: str) -> Axes:
     """Return valid axes in ascending order, counted from the front."""
     with contextlib.suppress(TypeError, IndexError):
         axes = [index(a) for a in ((given,) if isinstance(given, SupportsIndex) else given)]
@@ -142,3 +150,92 @@ def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> Param
         if kind in INPUT_AXES and (info := INPUT_AXES[kind](module, own_name, rank)) is not None:
             return info._replace(layer=type(module).__name__)
     return ParamInfo("bias", ()) if rank < 2 else None
+
+
+def known_axes(
+    model: nn.Module, axes: Mapping[str, Axes] | None = None
+) -> tuple[dict[Tensor, Axes], set[Tensor]]:
+    """Return the input axes of a model's parameters, also frozen ones, and its biases and norms."""
+    named, layout = dict(model.named_parameters()), layout_of(model, axes, frozen=True)
+    known: dict[Tensor, Axes] = {named[name]: info.input_axes for name, info in layout.items()}
+    return known, {named[n] for n, info in layout.items() if info.role in ("bias", "norm")}
+
+
+def group_axes(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
+    """Return the axes of every parameter of a group: its ``"input_axes"``, or the known ones.
+
+    If there are none, all axes but the first are taken for inputs, with one warning. That is wrong
+    for embeddings, transposed convolutions and convolutions with channels last.
+    """
+    for key in group:
+        if key != "input_axes" and difflib.get_close_matches(key, ["input_axes"], cutoff=0.55):
+            raise InputError(f"a group has {key!r}: did you mean 'input_axes'?")
+    params: list[Tensor] = group["params"]
+    names: list[str] = group.get("param_names") or [f"number {i}" for i in range(len(params))]
+    for parameter, name in zip(params, names, strict=True):
+        if is_lazy(parameter):
+            raise InputError(f"parameter {name!r} has no shape yet: run one forward first")
+    given: Any = group.get("input_axes")
+    if given is None and known is not None:
+        if "param_names" not in group:
+            check_names(known, [group])
+        given = []
+        for p, name in zip(params, names, strict=True):
+            given.append(known.get(p, known.get(name, () if p.ndim < 2 else None)))
+            if given[-1] is None:
+                raise InputError(
+                    f"input axes of parameter {name!r} of shape {tuple(p.shape)} are not known: "
+                    "name it in axes, () to leave it uncentred, or give its group 'input_axes'"
+                )
+    elif given is None:
+        if any(p.ndim > 1 for p in params):
+            _warn_once(
+                "input axes are not known for a bare list of parameters: all axes but the first "
+                "are taken for inputs, which is wrong for embeddings and transposed layouts; pass "
+                "the model (ZeroMeanSGD.for_model), axes by name, or 'input_axes' in every group"
+            )
+        given = [tuple(range(1, p.ndim)) for p in params]
+    elif not isinstance(given, Sequence) or all(isinstance(a, SupportsIndex) for a in given):
+        given = [given if p.ndim > 1 else () for p in params]
+    if len(given) != len(params):
+        raise InputError(
+            f"input_axes has {len(given)} entries for {len(params)} parameters: "
+            "give one tuple for each, or a single tuple for all"
+        )
+    found = [checked_axes(a, p.ndim, n) for a, p, n in zip(given, params, names, strict=True)]
+    warn_of_single_inputs(zip(names, params, found, strict=True))
+    return found
+
+
+def check_names(axes: Known | None, groups: Iterable[Mapping[str, Any]]) -> None:
+    """Reject a map of axes that names a parameter of no group."""
+    known = [name for group in groups for name in group.get("param_names", ())]
+    for key in axes or ():
+        if isinstance(key, str) and key not in known:
+            if known:
+                raise unknown("parameter in axes", key, known)
+            raise InputError(
+                f"axes names {key!r}, but the parameters have no names: pass "
+                "model.named_parameters()"
+            )
+
+
+def warn_of_single_inputs(named: Iterable[tuple[str, Tensor, Axes]]) -> None:
+    """Warn of weights that the projection never moves: a single gradient is its own mean."""
+    single = [
+        name
+        for name, p, axes in named
+        if axes and p.numel() and math.prod(p.shape[axis] for axis in axes) == 1
+    ]
+    if single:
+        _warn_once(
+            f"units of parameter {', '.join(single)} have one input each, and a gradient minus its "
+            "own mean is zero: no step but decay will change them; leave them uncentred with "
+            "axes={name: ()} or 'input_axes' of their group",
+            stacklevel=7,
+        )
+
+
+@functools.cache
+def _warn_once(message: str, stacklevel: int = 6) -> None:
+    warnings.warn(message, UserWarning, stacklevel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,27 +10,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedzmg.errors import InputError
-from fedzmg.optim.axes import (
-    Axes,
-    Known,
-    axes_of,
-    check_names,
-    inputs,
-    model_layout,
-    warn_of_single_inputs,
-)
-from fedzmg.optim.updates import local, sum_of_inputs, usable
+from fedzmg.models import layout
+from fedzmg.models.layout import Axes, Known
+from fedzmg.optim.updates import inputs, local, sum_of_inputs, usable
 
 
 @torch.no_grad()
-def centre_(pairs: Iterable[tuple[Tensor, Axes]]) -> None:
-    """Subtract from each tensor its mean over its axes, in place."""
-    for tensor, axes in pairs:
-        if axes and tensor.numel():
-            total = sum_of_inputs(usable(tensor, tensor, axes), axes)
-            local(tensor).sub_(total, alpha=1 / inputs(tensor.shape, axes))
-
-
 def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None:
     """Centre the gradients of a model in place: call it between ``backward`` and any ``step``.
 
@@ -47,10 +32,14 @@ def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None
     >>> layer.weight.grad
     tensor([[-1.,  1.]])
     """
-    known = model_layout(model, axes)[0]
+    known = layout.known_axes(model, axes)[0]
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    warn_of_single_inputs((names[p], p, over) for p, over in known.items())
-    centre_((p.grad, over) for p, over in known.items() if p.grad is not None)
+    layout.warn_of_single_inputs((names[p], p, over) for p, over in known.items())
+    for p, over in known.items():
+        grad = p.grad
+        if over and grad is not None and grad.numel():
+            total = sum_of_inputs(usable(grad, grad, over), over)
+            local(grad).sub_(total, alpha=1 / inputs(grad.shape, over))
 
 
 class Centred(Optimizer):
@@ -96,9 +85,9 @@ class Centred(Optimizer):
         self.optimizer = optimizer
         self._known: Known | None = axes
         if model is not None:
-            self._known = model_layout(model, axes)[0]
-        check_names(self._known, optimizer.param_groups)
-        chosen = [axes_of(group, self._known) for group in optimizer.param_groups]
+            self._known = layout.known_axes(model, axes)[0]
+        layout.check_names(self._known, optimizer.param_groups)
+        chosen = [layout.group_axes(group, self._known) for group in optimizer.param_groups]
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share(chosen)
 
@@ -116,7 +105,7 @@ class Centred(Optimizer):
         self.optimizer.add_param_group(param_group)
         group = self.optimizer.param_groups[-1]
         try:
-            group["input_axes"] = axes_of(group, self._known)
+            group["input_axes"] = layout.group_axes(group, self._known)
         except Exception:
             self.optimizer.param_groups.pop()
             raise

@@ -16,47 +16,32 @@ import torch
 from torch import Tensor
 
 from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.models.layout import Axes
 from fedzmg.optim import updates
-from fedzmg.optim.axes import Axes, inputs
-from fedzmg.optim.updates import Options, Weights
+from fedzmg.optim.updates import Options, Weights, inputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-TILE = 2048
-"""Entries that a program holds on chip; few, so that several programs run at a time."""
-SHORT, WIDTHS = (16, 64), (256, 512, 1024, 2048, 4096)
-"""Row lengths held on chip; those of ``WIDTHS`` only if they are aligned."""
-TAIL = 8
-"""Rows may exceed ``WIDTHS`` by this fraction, as those of 3 x 3 convolutions do (9 = 8 + 1)."""
-ALIGNMENT = 16
-"""Bytes that a thread reads at a time in aligned rows."""
-MAX_ROW = 1 << 16
-"""Longer rows are summed by torch, with several programs per row."""
-STRIPE = 16
-"""Neighbouring columns of a program, for means along columns."""
-MAX_COLUMN = 1024
-"""Longer columns are summed by torch."""
-MAX_ENTRIES = 1 << 31
-"""Entries of a tensor whose offsets must fit into 32 bits."""
+TILE = 2048  # entries that a program holds on chip; few, so that several programs run at a time
+SHORT, WIDTHS = (16, 64), (256, 512, 1024, 2048, 4096)  # row lengths on chip; WIDTHS if aligned
+TAIL = 8  # rows may exceed WIDTHS by this fraction, as those of 3 x 3 convolutions do (9 = 8 + 1)
+ALIGNMENT = 16  # bytes that a thread reads at a time in aligned rows
+MAX_ROW = 1 << 16  # longer rows are summed by torch, with several programs per row
+STRIPE = 16  # neighbouring columns of a program, for means along columns
+MAX_COLUMN = 1024  # longer columns are summed by torch
+MAX_ENTRIES = 1 << 31  # entries of a tensor whose offsets must fit into 32 bits
 FLAT, LONG, COLUMNS = 0, 1, 2
-
-
 _NO_CONTEXT = nullcontext()
 
 
 class Form(NamedTuple):
     """Memory layout of one tensor for the kernel."""
 
-    shape: int
-    """A width of ``WIDTHS`` (rows on chip), ``LONG`` (a row a program), ``COLUMNS`` or ``FLAT``."""
-    length: int
-    """Entries of a row or column; in a flat tensor, the period of its outputs."""
-    rows: int
-    """Rows or columns; entries of a flat tensor."""
-    inner: int
-    """Neighbours in memory that share a mean, in a flat tensor."""
+    shape: int  # a width (rows on chip), LONG (a row a program), COLUMNS or FLAT
+    length: int  # of a row or column; in a flat tensor, the period of its outputs
+    rows: int  # or columns; entries of a flat tensor
+    inner: int  # neighbours in memory that share a mean, in a flat tensor
     outputs: int
-    inputs: int
-    """Entries that share a mean; 0 for a tensor that is not centred."""
+    inputs: int  # entries that share a mean; 0 for a tensor that is not centred
 
     @property
     def tiles(self) -> int:
@@ -105,35 +90,25 @@ def form_of(
 
 
 def _width(length: int, aligned: bool) -> int:
-    for width in SHORT:
-        if length <= width:
-            return width
+    fitting = [width for width in SHORT if length <= width]
     if aligned and length % 8 == 0:
-        for width in WIDTHS:
-            if length <= width + width // TAIL:
-                return width
-    return LONG
+        fitting += [width for width in WIDTHS if length <= width + width // TAIL]
+    return min(fitting, default=LONG)
 
 
 class Plan:
     """Tables of the kernel, valid while no tensor is reallocated."""
 
     def __init__(self, weights: Weights, fixed: list[list[int]], aligned: list[bool]) -> None:
-        self.fixed = fixed
-        """Addresses of weights and velocities; weights twice if there is no momentum."""
-        self.aligned = aligned
-        """True for tensors whose three addresses are multiples of ``ALIGNMENT``."""
-        self.ours: list[int] = []
-        """Indices of tensors that the kernel can walk."""
-        self.grads: list[int] = []
-        """Addresses of all gradients in the last step."""
-        self.sums: dict[int, Tensor] = {}
-        """Buffers for the sums that torch computes, by index."""
-        self.listed: list[int] = []
-        """Addresses of gradients in ``moving``."""
-        self.launches: dict[tuple[bool, bool], Callable[..., object]] = {}
-        """Compiled kernels by their options."""
+        self.fixed = fixed  # addresses of weights and velocities, or of weights twice
+        self.aligned = aligned  # True for tensors with addresses in multiples of ALIGNMENT
+        self.ours: list[int] = []  # indices of tensors that the kernel can walk
+        self.grads: list[int] = []  # addresses of all gradients in the last step
+        self.sums: dict[int, Tensor] = {}  # buffers for sums that torch computes, by index
+        self.listed: list[int] = []  # addresses of gradients in moving
+        self.launches: dict[bool, Callable[..., object]] = {}  # compiled kernels by nesterov
         here, rows, tiles = weights.local(), [], []
+        self.dtype, self.buffer = here.params[0].dtype, bool(here.velocities)
         for i, (param, axes) in enumerate(zip(here.params, here.axes, strict=True)):
             split = updates.inputs_sharded(weights.params[i], axes)
             form = form_of(param, axes, sums_given=split, aligned=aligned[i])
@@ -149,7 +124,6 @@ class Plan:
             tiles.append(form.tiles)
         self.others = [i for i in range(len(aligned)) if i not in self.ours]
         self.plain = not self.others and all(p.is_contiguous() for p in here.params)
-        """True if the kernel can walk all tensors and all are contiguous."""
         counts = torch.tensor(tiles, dtype=torch.int64)
         tensor = torch.repeat_interleave(counts)
         within = torch.arange(len(tensor)) - (counts.cumsum(0) - counts)[tensor]
@@ -188,10 +162,9 @@ class Launcher:
             else:
                 torch.sum(updates.local(grad), dim=axes, keepdim=True, dtype=total.dtype, out=total)
         if len(plan.tiles):
-            first, buffer = here.params[0], bool(here.velocities)
-            with _current(first.device):
-                moving = self._moving(plan, grads_at, first.device)
-                _launch(plan, moving, first.dtype, options, buffer, scale, found_inf)
+            device = here.params[0].device
+            with _current(device):
+                _launch(plan, self._moving(plan, grads_at, device), options, scale, found_inf)
         return plan.others
 
     def _planned(
@@ -249,13 +222,7 @@ def _write(addresses: list[int], device: torch.device) -> Tensor:
 
 
 def _launch(
-    plan: Plan,
-    moving: Tensor,
-    dtype: torch.dtype,
-    options: Options,
-    buffer: bool,
-    scale: Tensor | None,
-    found_inf: Tensor | None,
+    plan: Plan, moving: Tensor, options: Options, scale: Tensor | None, found_inf: Tensor | None
 ) -> None:
     lr, on_device = options["lr"], isinstance(options["lr"], Tensor)
     arguments = (
@@ -263,22 +230,22 @@ def _launch(
         float(options["weight_decay"]), -1.0 if options["maximize"] else 1.0,
         lr if on_device else None, scale, found_inf,
     )  # fmt: skip
-    constants = (buffer, options["nesterov"] and buffer)
+    nesterov = options["nesterov"] and plan.buffer
     # Triton recompiles for tensors of other types and alignments. Our own tables never differ, so
     # the compiled kernel of the last launch can be called directly.
     known = not on_device and scale is None and found_inf is None
-    compiled = plan.launches.get(constants) if known else None
+    compiled = plan.launches.get(nesterov) if known else None
     if compiled is not None:
-        compiled(*arguments, None, *constants)  # constants are compiled in and ignored here
+        compiled(*arguments, None, plan.buffer, nesterov)  # constants are compiled in
         return
     from fedzmg.optim import triton_step
 
     grid = (len(plan.tiles), 1, 1)
     kernel = triton_step.step[grid](
-        *arguments, triton_step.TYPES[dtype], *constants, **triton_step.OPTIONS
+        *arguments, triton_step.TYPES[plan.dtype], plan.buffer, nesterov, **triton_step.OPTIONS
     )
     if known and kernel is not None:  # the interpreter has none
-        plan.launches[constants] = kernel[grid]
+        plan.launches[nesterov] = kernel[grid]
 
 
 def possible(device: torch.device, dtype: torch.dtype) -> bool:

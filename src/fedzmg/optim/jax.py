@@ -21,8 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.models.layout import checked_axes
-from fedzmg.optim.axes import Axes
+from fedzmg.models.layout import Axes, checked_axes
 
 Shape: TypeAlias = tuple[int, ...]
 AxisRule: TypeAlias = Callable[[list[str], str, Mapping[str, Shape]], Axes | None]

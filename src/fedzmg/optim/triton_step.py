@@ -1,14 +1,9 @@
 """Triton kernel for the step of many tensors in one launch.
 
-A step is memory traffic: gradient, velocity and weight are read, the latter two are written. The
-mean must be known before the first velocity is written, so a row, all entries that share a mean, is
-held on chip. Rows of up to 4608 entries are read once, several per program if they are short.
-Longer rows, and unaligned long ones, are read twice by one program, the second time from the cache.
-So are columns with one mean each (embeddings), a stripe of columns per program. Other sums are
-computed by torch.
-
-One launch serves all tensors: a table maps every tile to its tensor, another has the tensors'
-addresses. Launches are the main cost for models of many small tensors.
+A step is memory traffic, and the mean must be known before the first velocity is written. So a row,
+all entries that share a mean, is held on chip and read once if it is short. Long rows and columns
+with one mean each (embeddings) are read twice, the second time from the cache. torch computes the
+other sums. A table maps every tile to its tensor, another has the tensors' addresses.
 
 A tile issues all loads first, since a load after a reduction or a store cannot overtake it.
 """
@@ -24,8 +19,7 @@ from fedzmg.optim import fused
 OPTIONS = {"num_warps": 8} if torch.version.hip else {"num_warps": 8, "maxnreg": 80}
 """Registers for three programs per multiprocessor, without spills."""
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-FIELDS = tl.constexpr(9)
-"""Numbers that describe one tensor: addresses of weight, velocity, sums, and ``fused.Form``."""
+FIELDS = tl.constexpr(9)  # of a tensor: addresses of weight, velocity, sums, and fused.Form
 TILE, TAIL, STRIPE = tl.constexpr(fused.TILE), tl.constexpr(fused.TAIL), tl.constexpr(fused.STRIPE)
 
 
@@ -242,8 +236,7 @@ def step(
                       1 << power, True, BUFFER, NESTEROV)  # fmt: skip
 
 
-HANDED = 8
-"""Addresses that one launch of ``write`` takes as arguments."""
+HANDED = 8  # addresses that one launch of write takes as arguments
 
 
 @triton.jit(do_not_specialize=["a", "b", "c", "d", "e", "f", "g", "h"])

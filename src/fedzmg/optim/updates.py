@@ -1,31 +1,17 @@
 """FedZMG's step on lists of tensors, as plain tensor arithmetic.
 
-Every function does the same to all tensors of a group::
-
-    g <- g - mean(g over the layer's inputs)
-    v <- momentum v + g
-    w <- w (1 - decay lr) - lr v             (nesterov: g + momentum v in place of v)
-
-They differ in how often memory is read and written, which is nearly all of the cost. In model
-sizes, with momentum, without and with decay:
-
-==========  ===  ===  ======================================================================
-one by one  11   13   the rule as written
-foreach     11   13   the sum is one read, and it is taken off ``v`` in place
-fused       8    10   on CPUs; as foreach, but ``v`` and ``w`` are written in one pass
-==========  ===  ===  ======================================================================
-
-``torch.optim.SGD`` has 8 and 11 (foreach), 5 and 5 (fused).
+Every function takes the step that :class:`fedzmg.optim.ZeroMeanSGD` documents. They differ in how
+often memory is read and written, nearly all of the cost: with momentum and decay 13 model sizes
+one by one and foreach, 10 fused on CPUs (``torch.optim.SGD``: 11 and 5).
 
 Kernels walk addresses, not indices, so strides matter. A mean over an axis that is sharded over
-processes (FSDP2, tensor parallelism) needs a sum over processes; everything else works on the local
-part. DTensors are recognised by their attributes, so that nothing distributed is imported for
-models in one process.
+processes (FSDP2, tensor parallelism) needs a sum over processes. DTensors are recognised by their
+attributes: nothing distributed is imported for models in one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -33,13 +19,21 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fedzmg.errors import InputError
-from fedzmg.optim.axes import Axes, inputs
+from fedzmg.models.layout import Axes
 
 Options: TypeAlias = Mapping[str, Any]
 """Options of a group; ``lr`` is a tensor only where reading it would block a device or compiler."""
 HALF = (torch.float16, torch.bfloat16)
 MIN_MOMENTUM = 1e-6
 """Smallest momentum that a mean can be divided by without overflow in float32."""
+
+
+def inputs(shape: Sequence[int], axes: Axes) -> int:
+    """Count the entries that share one mean."""
+    found = 1
+    for axis in axes:  # a loop, which torch.compile can follow
+        found *= shape[axis]
+    return found
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
@@ -110,8 +104,7 @@ def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
         whole = [Replicate() if p.is_partial() else p for p in part.placements]
         return part.redistribute(placements=whole).to_local()  # type: ignore[no-any-return]
     opaque = torch.compiler.is_compiling() and grad.device.type == "cpu"
-    total: Tensor = (_opaque_sum if opaque else _sum)(local(grad), axes)
-    return total
+    return (_opaque_sum if opaque else _sum)(local(grad), axes)
 
 
 def _sum(grad: Tensor, axes: Axes) -> Tensor:
@@ -148,14 +141,14 @@ class Weights(NamedTuple):
     def some(self, indices: list[int]) -> Weights:
         """Select tensors by index."""
         lists: Any = ([each[i] for i in indices] if each else [] for each in self[:4])
-        return self._replace(**dict(zip(self._fields, lists, strict=False)))
+        return Weights._make([*lists, self.sharded])
 
     def local(self) -> Weights:
         """Return the parts that this process holds."""
         if not self.sharded:
             return self
         lists: Any = ([local(tensor) for tensor in each] for each in self[:3])
-        return self._replace(**dict(zip(self._fields, lists, strict=False)), sharded=False)
+        return Weights._make([*lists, self.axes, False])
 
     def centred(self) -> Weights:
         """Return the local parts, with centred copies of the gradients."""
@@ -220,13 +213,26 @@ def _descend_all(
         _descend(param, direction, lr, by)
 
 
-def fused_on_cpu(weights: Weights, options: Options) -> None:
-    """Update velocity and weights in one pass of torch's fused CPU kernel.
+def fused_on_cpu(weights: Weights, options: Options) -> bool:
+    """Step with torch's fused CPU kernel; return False if it cannot do this step.
 
-    That kernel computes ``v <- momentum v + g``, so the mean divided by the momentum is subtracted
-    from ``v`` first. It has only coupled decay; ours is a pass before.
+    That kernel ignores strides and computes ``v <- momentum v + g``, so the mean divided by the
+    momentum is subtracted from ``v`` first. It has only coupled decay; ours is a pass before.
     """
-    sums, here, momentum = weights.sums(), weights.local(), options["momentum"]
+    here, momentum, first = weights.local(), options["momentum"], local(weights.params[0])
+    if not (
+        here.velocities
+        and not options["nesterov"]
+        and momentum >= MIN_MOMENTUM
+        and first.device.type == "cpu"
+        and first.dtype in (torch.float32, torch.float64)
+        and all(
+            alike(p, v) and (p.is_contiguous() or without_gaps(p))
+            for p, v in zip(here.params, here.velocities, strict=True)
+        )
+    ):
+        return False
+    sums = weights.sums()
     if options["weight_decay"]:
         torch._foreach_mul_(here.params, 1 - options["weight_decay"] * options["lr"])
     for i, total, count in sums:
@@ -244,17 +250,4 @@ def fused_on_cpu(weights: Weights, options: Options) -> None:
         maximize=options["maximize"],
         is_first_step=False,
     )
-
-
-def can_use_fused_on_cpu(weights: Weights, options: Options) -> bool:
-    """Check that torch's fused CPU kernel can do this step; it ignores strides."""
-    if not weights.velocities or options["nesterov"] or options["momentum"] < MIN_MOMENTUM:
-        return False
-    here = weights.local()
-    first = here.params[0]
-    if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
-        return False
-    return all(
-        alike(p, v) and (p.is_contiguous() or without_gaps(p))
-        for p, v in zip(here.params, here.velocities, strict=True)
-    )
+    return True

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.models.layout import Axes, Known, check_names, group_axes, known_axes
 from fedzmg.optim import fused, updates
-from fedzmg.optim.axes import Axes, Known, axes_of, check_names, model_layout
 from fedzmg.optim.updates import Weights, is_sharded, usable
 
 Params: TypeAlias = (
@@ -97,7 +97,7 @@ class ZeroMeanSGD(Optimizer):
         if axes is not None and not isinstance(axes, Mapping):
             raise InputError(f"axes = {axes!r}: expected input axes by name of parameter")
         if isinstance(params_or_model, nn.Module):
-            self._known = model_layout(params_or_model, axes)[0]
+            self._known = known_axes(params_or_model, axes)[0]
             params = _trainable(params_or_model)
         super().__init__(params, defaults)
         check_names(self._known, self.param_groups)
@@ -131,7 +131,7 @@ class ZeroMeanSGD(Optimizer):
         """
         if decay_scope not in ("all", "kernels"):
             raise unknown("decay_scope", str(decay_scope), ["all", "kernels"])
-        named, (known, spared) = _trainable(model), model_layout(model, axes)
+        named, (known, spared) = _trainable(model), known_axes(model, axes)
         groups: list[dict[str, Any]] = [{"params": named}]
         if decay_scope == "kernels":
             groups = [
@@ -147,7 +147,7 @@ class ZeroMeanSGD(Optimizer):
         group = self.param_groups[-1]
         try:
             _check(group)
-            group["input_axes"] = axes_of(group, self._known)
+            group["input_axes"] = group_axes(group, self._known)
         except Exception:
             self.param_groups.pop()
             raise
@@ -270,9 +270,7 @@ class ZeroMeanSGD(Optimizer):
             options = _with_lr(group, lr if on_device and group["capturable"] else float(lr))
             if single:
                 updates.one_by_one(some, options)
-            elif updates.can_use_fused_on_cpu(some, options):
-                updates.fused_on_cpu(some, options)
-            else:
+            elif not updates.fused_on_cpu(some, options):
                 updates.foreach(some, options)
 
 

@@ -1,8 +1,4 @@
-"""Files of reports and of descriptions of data.
-
-Tables of a report are written as Markdown, LaTeX, CSV and JSON (the last two with full precision),
-figures as PNG, SVG and PDF. The same results give the same bytes.
-"""
+"""Files of reports and of descriptions of data; the same results give the same bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedzmg.report.tables import study
-from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
@@ -27,8 +22,8 @@ PAGE = "report.html"
 DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png", "svg"))
 """Files of ``fedzmg data describe``."""
 _STUDY_TABLES: tuple[Callable[[StudyResult], Table | None], ...] = (
-    study.scores, study.paired_tests, study.thresholds, beside_paper, study.clients, study.finals,
-    study.traffic, study.settings,
+    study.scores, study.paired_tests, study.thresholds, study.beside_paper, study.clients,
+    study.finals, study.traffic, study.settings,
 )  # fmt: skip
 _FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json,
@@ -49,28 +44,17 @@ def publish(
     drawn = draw(material, results)
     files = {PAGE: render(material, results, drawn).encode()}
     if not page_only:
-        files |= {**dict(tables(material, results)), **dict(figures(drawn, out))}
+        files |= {**dict(tables(material, results)), **dict(figures(drawn))}
     return list(files), replace_files(out, files)
 
 
-def figures(drawn: Mapping[str, Chart], before: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every figure as PNG, SVG and PDF: file name below ``figures``, and content.
-
-    Files in ``before`` whose SVG is unchanged are not rendered again.
-    """
+def figures(drawn: Mapping[str, Chart]) -> Iterator[tuple[str, bytes]]:
+    """Yield every figure as PNG, SVG and PDF: file name below ``figures``, and content."""
     from fedzmg.report.figures import FORMATS, rendered
 
     for stem, chart in drawn.items():
-        names = {suffix: f"figures/{stem}.{suffix}" for suffix in FORMATS}
-        svg = rendered(chart, "svg")
-        same = _content(before / names["svg"]) == svg
-        for suffix, name in names.items():
-            old = _content(before / name) if same else None
-            yield name, old or (svg if suffix == "svg" else rendered(chart, suffix))
-
-
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+        for suffix in FORMATS:
+            yield f"figures/{stem}.{suffix}", rendered(chart, suffix)
 
 
 def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:
@@ -89,7 +73,7 @@ def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple
         found[f"heterogeneity-clients{suffix}"] = client_by_client(report)
     for name, table in found.items():
         for suffix, make in _FORMATS.items():
-            yield f"tables/{name}.{suffix}", make(table).encode()
+            yield f"tables/{name}.{suffix}", make(table).encode(errors="replace")
 
 
 def write_description(

@@ -149,14 +149,13 @@ def duration(seconds: float) -> str:
 
 
 def plain(text: object) -> str:
-    r"""Remove control and formatting characters, which could take over a terminal.
+    r"""Make one line without control and formatting characters, which could take over a terminal.
 
-    >>> plain("a\x1b[31mb\tc\u202ed\n")
-    'a[31mb cd\n'
+    >>> plain("a\x1b[31mb\tc\u202ed\ne\u2028f")
+    'a[31mb cd e f'
     """
-    return "".join(
-        c for c in str(text).replace("\t", " ") if c == "\n" or unicodedata.category(c)[0] != "C"
-    )
+    spaced = re.sub(r"[\t\n\r\u2028\u2029]", " ", str(text))
+    return "".join(c for c in spaced if unicodedata.category(c)[0] != "C")
 
 
 def aligned(columns: Mapping[str, Sequence[str]], words: int = 1) -> str:

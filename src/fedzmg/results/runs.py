@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fedzmg.errors import InputError
 from fedzmg.storage.client_metrics import ClientTable, read_clients
@@ -19,29 +19,9 @@ FORMAT = 1
 """Format of run directories."""
 
 
-class Log(NamedTuple):
-    """Metrics of a run, in order of rounds, which count from 1."""
-
-    rounds: tuple[int, ...]
-    dropped: tuple[int, ...]
-    diverged: int | None
-    """The round in which the run diverged."""
-    evaluated: tuple[int, ...]
-    """Evaluated rounds; ``metrics`` and ``moved`` have one value for each."""
-    metrics: tuple[float, ...]
-    moved: tuple[int, ...]
-    """Bytes that moved until each evaluation, arrays and scalars, both ways."""
-    traffic: Mapping[str, int]
-    """Sums over rounds; ``total`` counts arrays and scalars both ways, ``kept`` is per client."""
-    seconds: float
-    client_loss: tuple[Sequence[float] | None, ...] = ()
-    """Training losses over the clients of each round: least, 10 %, median, 90 %, most."""
-    steps: int = 0
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run."""
+    """One run, and its log by round in order; rounds count from 1."""
 
     shown: str
     """Path for display: name of the given directory and the path from there; empty in memory."""
@@ -49,7 +29,19 @@ class Run:
     """The directory relative to the working directory; empty in memory."""
     spec: Mapping[str, Any]
     manifest: Mapping[str, Any]
-    log: Log
+    dropped: Mapping[int, int]
+    diverged: int | None
+    """The round in which the run diverged."""
+    metrics: Mapping[int, float]
+    """Metric of evaluated rounds."""
+    moved: Mapping[int, int]
+    """Bytes that moved until each evaluation, arrays and scalars, both ways."""
+    traffic: Mapping[str, int]
+    """Sums over rounds; ``total`` counts arrays and scalars both ways, ``kept`` is per client."""
+    seconds: float
+    client_loss: tuple[Sequence[float] | None, ...] = ()
+    """Training losses over the clients of each round: least, 10 %, median, 90 %, most."""
+    steps: int = 0
     plan: str = ""
     """Directory of the study that the run belongs to, if any."""
     label: str = ""
@@ -76,23 +68,13 @@ class Run:
     @property
     def done(self) -> int:
         """Number of rounds in the log."""
-        return self.log.rounds[-1] if self.log.rounds else 0
-
-    @property
-    def diverged(self) -> int | None:
-        """The round in which the run diverged."""
-        return self.log.diverged
+        return max(self.dropped, default=0)
 
     @property
     def complete(self) -> bool:
         """True if every round is there or the run diverged."""
-        trained = bool(self.log.evaluated) and self.done >= (self.asked or math.inf)
+        trained = bool(self.metrics) and self.done >= (self.asked or math.inf)
         return trained or self.diverged is not None
-
-    @property
-    def evaluations(self) -> dict[int, float]:
-        """Metric by round."""
-        return dict(zip(self.log.evaluated, self.log.metrics, strict=True))
 
     @property
     def due(self) -> range | list[int]:
@@ -104,7 +86,7 @@ class Run:
     def scored(self) -> dict[int, float]:
         """Evaluations that count for scores by round; they end where the run diverged."""
         due, end = self.due, self.diverged or math.inf
-        return {r: metric for r, metric in self.evaluations.items() if r in due and r < end}
+        return {r: metric for r, metric in self.metrics.items() if r in due and r < end}
 
     @property
     def variant(self) -> dict[str, Any]:
@@ -137,7 +119,7 @@ class Run:
                 spec.setdefault(side, {})[name] = value
         facts = {"metric": task.metric.name, "higher_is_better": task.metric.higher_is_better}
         log = _log([record._asdict() for record in history.records])
-        return cls("", "", spec, facts, log, label=label)
+        return cls("", "", spec, facts, **log, label=label)
 
 
 def scheduled(total: int, every: int) -> range | list[int]:
@@ -165,15 +147,15 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
         return None
     manifest = read_json(directory / "manifest.json", wanted=FORMAT)
     log = read_log(directory / "metrics.jsonl")
-    if not log.rounds:
+    if not log["dropped"]:
         notes.append(f"{shown} has no finished round yet")
         return None
     clients = read_clients(directory)
-    return Run(shown, directory.as_posix(), spec, manifest, log, clients=clients)
+    return Run(shown, directory.as_posix(), spec, manifest, **log, clients=clients)
 
 
-def read_log(path: Path) -> Log:
-    """Read a ``metrics.jsonl``; of lines for the same round the last counts."""
+def read_log(path: Path) -> dict[str, Any]:
+    """Read the fields of a run from its log; of lines for the same round the last counts."""
     by_round = dict(log_lines(path, lambda values: (int(values["round"]), values)))
     try:
         return _log([by_round[round_] for round_ in sorted(by_round)])
@@ -181,25 +163,25 @@ def read_log(path: Path) -> Log:
         raise InputError(f"{path} lacks a field or has a wrong one ({error}): {RESTORE}") from None
 
 
-def _log(records: Sequence[Mapping[str, Any]]) -> Log:
-    moved = [int(one["total_bytes_down"]) + int(one["total_bytes_up"]) for one in records]
-    evaluated = [i for i, one in enumerate(records) if one.get("metric") is not None]
+def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    by_round = {int(one["round"]): one for one in records}
+    evaluated = {r: one for r, one in by_round.items() if one.get("metric") is not None}
+    ways = ("total_bytes_down", "total_bytes_up")
+    moved = {r: sum(int(one[way]) for way in ways) for r, one in by_round.items()}
     losses = [one.get("client_loss") for one in records]
     sizes = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
-    return Log(
-        rounds=tuple(int(one["round"]) for one in records),
-        dropped=tuple(int(one["dropped"]) for one in records),
-        diverged=next((int(one["round"]) for one in records if one.get("diverged")), None),
-        evaluated=tuple(int(records[i]["round"]) for i in evaluated),
+    return {
+        "dropped": {r: int(one["dropped"]) for r, one in by_round.items()},
+        "diverged": next((r for r, one in by_round.items() if one.get("diverged")), None),
         # Non-finite numbers are written as words, which float() reads.
-        metrics=tuple(float(records[i]["metric"]) for i in evaluated),
-        moved=tuple(moved[i] for i in evaluated),
-        traffic={
+        "metrics": {r: float(one["metric"]) for r, one in evaluated.items()},
+        "moved": {r: moved[r] for r in evaluated},
+        "traffic": {
             **{name: sum(one[name] for one in records) for name in sizes},
             "kept": records[-1].get("bytes_kept", 0) if records else 0,
-            "total": moved[-1] if records else 0,
+            "total": next(reversed(moved.values()), 0),
         },
-        seconds=sum(float(one["seconds"]) for one in records),
-        client_loss=tuple(None if one is None else tuple(map(float, one)) for one in losses),
-        steps=sum(int(one["steps"]) for one in records),
-    )
+        "seconds": sum(float(one["seconds"]) for one in records),
+        "client_loss": tuple(None if one is None else tuple(map(float, one)) for one in losses),
+        "steps": sum(int(one["steps"]) for one in records),
+    }

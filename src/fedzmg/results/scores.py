@@ -104,23 +104,15 @@ def rounds_to_threshold(
 
 
 def final_score(
-    rounds: ArrayLike,
-    values: ArrayLike,
-    last: int | None = None,
-    *,
-    total: int,
-    rule: FinalRule = "full",
+    rounds: ArrayLike, values: ArrayLike, *, total: int, rule: FinalRule = "full"
 ) -> float:
-    """Return the mean of the evaluations in the ``last`` rounds of ``total``, else the latest one.
+    """Return the mean of the evaluations in the last tenth of the rounds, else the latest one.
 
     For 1000 rounds with an evaluation every five, the last hundred rounds hold the twenty
-    evaluations 901, 906, ..., 996; the rule ``author`` leaves out the first of them. By default,
-    and for a run that is not longer than ``last``, it is a tenth of the run. The mean is nan if one
-    of the evaluations is not finite.
+    evaluations 901, 906, ..., 996; the rule ``author`` leaves out the first of them. The mean is
+    nan if one of the evaluations is not finite.
     """
-    if last is None or last >= total:
-        last = max(1, total // 10)
-    start = np.searchsorted(rounds, total - last + (1 if rule == "full" else 2))
+    start = np.searchsorted(rounds, total - max(1, total // 10) + (1 if rule == "full" else 2))
     heights = np.asarray(values, dtype=np.float64)
     return _mean(heights[min(int(start), len(heights) - 1) :])
 
@@ -140,21 +132,6 @@ def fell_from(values: ArrayLike, final: float, *, window: int = 4) -> float | No
 def mean_curve(runs: ArrayLike) -> NDArray[np.float64]:
     """Average an array ``[runs, evaluations]`` over runs; nan where any run is not finite."""
     return np.array([_mean(column) for column in np.asarray(runs, dtype=np.float64).T])
-
-
-def late_stage_mean(
-    rounds: ArrayLike, curves: Mapping[str, ArrayLike], threshold_rounds: Mapping[str, int | None]
-) -> dict[str, float] | None:
-    """Return each algorithm's mean strictly after the slowest one reached the threshold.
-
-    ``curves`` are averaged over runs. The result is None if an algorithm never reaches the
-    threshold, or if no evaluation follows.
-    """
-    known = [round_ for round_ in threshold_rounds.values() if round_ is not None]
-    if not known or len(known) < len(threshold_rounds) or np.max(rounds) <= max(known):
-        return None
-    late = np.asarray(rounds) > max(known)
-    return {name: _mean(np.asarray(values)[late]) for name, values in curves.items()}
 
 
 def _mean(values: NDArray[np.float64]) -> float:
@@ -196,25 +173,22 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     lived = _lived(runs)
     chosen = [run for run in lived if run.complete] or lived or list(runs)
     end = min(run.diverged or math.inf for run in chosen)
-    curves = [{r: v for r, v in run.evaluations.items() if r < end} for run in chosen]
+    curves = [{r: v for r, v in run.metrics.items() if r < end} for run in chosen]
     shared, table = _table(curves)
     if not shared:
         return None
-    moved = [dict(zip(run.log.evaluated, run.log.moved, strict=True)) for run in chosen]
-    mib = np.array([statistics.fmean(log[round_] for log in moved) / MIB for round_ in shared])
+    mib = np.array([statistics.fmean(run.moved[r] for run in chosen) / MIB for r in shared])
     spread = table.std(axis=0, ddof=1) if len(table) > 1 else None
     return Curve(np.array(shared), table.mean(axis=0), spread, mib, len(chosen), not lived)
 
 
 def finals(runs: Sequence[Run], rule: FinalRule = "full") -> dict[int, float]:
     """Return the final metric of every seed that finished, did not diverge and is finite."""
-    found = {}
-    for run in _lived(runs):
-        if run.complete:
-            curve = run.scored
-            found[run.seed] = final_score(
-                list(curve), list(curve.values()), total=run.done, rule=rule
-            )
+    curves = {run: run.scored for run in _lived(runs) if run.complete}
+    found = {
+        run.seed: final_score(list(curve), list(curve.values()), total=run.done, rule=rule)
+        for run, curve in curves.items()
+    }
     return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
@@ -255,7 +229,8 @@ def late_means(
 ) -> tuple[dict[str, float], str]:
     """Return the means after the slowest algorithm reached a threshold, or why there are none.
 
-    An algorithm all of whose runs diverged is left out.
+    They are means of evaluations that all runs share, strictly after that round. An algorithm all
+    of whose runs diverged is left out.
     """
     members = {label: runs for label, runs in study.members.items() if _lived(runs)}
     if not members:
@@ -271,15 +246,15 @@ def late_means(
             verbs = ("have yet to hold", "has yet to hold")
         return {}, f"No late-stage mean: {missing} {verbs[len(never) == 1]} the threshold."
     tables = {label: _table([run.scored for run in _lived(own)]) for label, own in members.items()}
-    rounds = sorted(set.intersection(*(set(shared) for shared, _ in tables.values())))
-    curves = {
-        label: mean_curve(table[:, np.searchsorted(shared, rounds)])
-        for label, (shared, table) in tables.items()
-        if rounds
-    }
-    found = late_stage_mean(rounds, curves, reached) if rounds else None
-    if found is None:
+    slowest = max(round_ for round_ in reached.values() if round_ is not None)
+    shared = set.intersection(*(set(rounds) for rounds, _ in tables.values()))
+    late = sorted(round_ for round_ in shared if round_ > slowest)
+    if not late:
         return {}, "No late-stage mean: no shared evaluation follows the slowest arrival."
+    found = {
+        label: _mean(mean_curve(table[:, np.searchsorted(rounds, late)]))
+        for label, (rounds, table) in tables.items()
+    }
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
 
 

@@ -18,12 +18,10 @@ from fedzmg.results.formatting import MIB, aligned, count_text, value_text
 from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import FINAL_RULES, RULES, Curve, ThresholdRule, arrivals
-from fedzmg.results.significance import LEVEL, FamilyTest, PairedTest, family
+from fedzmg.results.significance import FamilyTest, PairedTest, family
 
 if TYPE_CHECKING:
     from fedzmg.simulation import History
-
-__all__ = ["LEVEL", "AlgorithmResult", "StudyResult", "study_result"]
 
 FORMAT = 1
 """Format of ``study.json``."""
@@ -235,10 +233,10 @@ class StudyResult:
             ],
             "unfinished": score.unfinished,
             "dropped": score.dropped,
-            "steps": longest.log.steps,
+            "steps": longest.steps,
             "traffic": dict(score.traffic),
             "metric_per_mib": score.per_mib,
-            "seconds": sum(run.log.seconds for run in runs),
+            "seconds": sum(run.seconds for run in runs),
             "inferred": ALGORITHMS[name].inferred if name in ALGORITHMS else "",
         }  # fmt: skip
 
@@ -288,11 +286,10 @@ def _score(
             (one for one in tests if (one.first, one.second) == (study.reference, label)), None
         ),
         traffic={
-            name: statistics.fmean(run.log.traffic[name] for run in longest)
-            for name in runs[0].log.traffic
+            name: statistics.fmean(run.traffic[name] for run in longest) for name in runs[0].traffic
         },
-        seconds=statistics.fmean(run.log.seconds for run in longest),
-        dropped=sum(sum(run.log.dropped) for run in runs),
+        seconds=statistics.fmean(run.seconds for run in longest),
+        dropped=sum(sum(run.dropped.values()) for run in runs),
         diverged=sum(run.complete and run.seed not in ends for run in runs),
         unfinished=sum(not run.complete for run in runs),
         curve=scores.drawn_curve(runs),

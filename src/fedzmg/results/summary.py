@@ -26,14 +26,12 @@ def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> lis
         )
     awaited = sum(result.study.awaited.values())
     total = len(result.study.runs) + awaited
-    diverged = sum(score.diverged for score in result.scores)
-    if diverged:
-        out = "diverged and are left out of means and tests"
-        sentences.append(f"{diverged} of {total} runs {out}.")
-    unfinished = sum(score.unfinished for score in result.scores) + awaited
-    if unfinished:
-        sentences.append(f"{unfinished} of {total} runs are not finished.")
-    return sentences
+    counts = {
+        "diverged and are left out of means and tests": sum(s.diverged for s in result.scores),
+        "are not finished": sum(score.unfinished for score in result.scores) + awaited,
+    }
+    lost = [f"{count} of {total} runs {words}." for words, count in counts.items() if count]
+    return [*sentences, *lost]
 
 
 def _on_the_border(study: Study, grids: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -85,10 +83,10 @@ def _leader(result: StudyResult) -> Iterator[str]:
 def _speed(result: StudyResult) -> Iterator[str]:
     """Name the algorithm that reaches the threshold first."""
     study = result.study
-    # Unfinished algorithms may still reach it.
-    finished = [score for score in result.scores if score.finals]
     if study.threshold is None:
         return
+    # Unfinished algorithms may still reach it.
+    finished = [score for score in result.scores if score.finals]
     reached = {score.label: score.arrivals[RULES[0]] for score in finished}
     known = {label: round_ for label, round_ in reached.items() if round_ is not None}
     # A single value, also the final one, may lie above the threshold.
@@ -99,12 +97,8 @@ def _speed(result: StudyResult) -> Iterator[str]:
         yield f"No mean curve holds {goal}; {alone} of {len(each)} single runs do."
         return
     first = min(known.values())
-    when = f"after {count_text(first, 'round')}"
-    if len(reached) == 1:
-        yield f"It first holds {goal} {when}."
-    else:
-        names = _listed([label for label, round_ in known.items() if round_ == first])
-        yield f"First to hold {goal}, {when}: {names}."
+    names = _listed([label for label, round_ in known.items() if round_ == first])
+    yield f"First to hold {goal}, after {count_text(first, 'round')}: {names}."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-from safetensors import SafetensorError, safe_open
 
 from fedzmg import algorithms
 from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
 from fedzmg.results.reading import variants
-from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import Tail, flat, json_nulls, read_json, read_toml
+from fedzmg.storage.checkpoint import checkpointed
+from fedzmg.storage.files import compressed, folder_name
+from fedzmg.storage.formats import flat, json_nulls, log_lines, read_json, read_toml
 from fedzmg.storage.lock import Owner, read_owner
 
 Kind = Literal["run", "study", "grid", "starting"]
@@ -49,8 +48,6 @@ class Training(NamedTuple):
     why: str = ""
     label: str = ""
     """Label of its algorithm in tables and figures."""
-    options: Mapping[str, str] = {}
-    """Options that distinguish a grid's trial from others of its algorithm."""
 
     @property
     def shown(self) -> str:
@@ -63,9 +60,8 @@ class Training(NamedTuple):
         return self.name.removeprefix(self.group).strip(" /")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON without those for tables; non-finite numbers become null."""
-        values: dict[str, Any] = json_nulls(self._asdict())
-        return {key: value for key, value in values.items() if key not in ("label", "options")}
+        """Return the fields for JSON; non-finite numbers become null."""
+        return {k: json_nulls(v) for k, v in self._asdict().items() if k != "label"}
 
 
 class Work(NamedTuple):
@@ -134,11 +130,11 @@ class Work(NamedTuple):
 
 
 class Watch:
-    """Repeated look at a run, a study, a grid or some of them; it reads only new lines."""
+    """Repeated look at a run, a study, a grid or some of them; it reads only changed logs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._tails: dict[Path, Tail] = {}
+        self._logs: dict[Path, tuple[Any, dict[Any, dict[str, Any]]]] = {}
         if not directory.is_dir():
             raise InputError(
                 f"{directory} is not a directory; give the directory of a command's work"
@@ -156,14 +152,8 @@ class Watch:
 
     def unfinished(self) -> list[str]:
         """Return a sentence about every work in the directory that is not finished."""
-        found = []
-        for work in self._works():
-            if not work.complete:
-                now = " and runs now" if work.alive else ""
-                ended = sum(training.ended for training in work.trainings)
-                of = f" ({ended} of {len(work.trainings)} trained)" if work.kind != "run" else ""
-                found.append(f"the {work.kind} {work.directory} is not finished{of}{now}")
-        return found
+        left = [work for work in self._works() if not work.complete]
+        return [f"the {work.kind} {work.directory} is not finished" for work in left]
 
     def _works(self) -> list[Work]:
         """Read the studies, grids and runs at or below the directory, in order."""
@@ -199,24 +189,25 @@ class Watch:
 
     def _runs(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe a run, or the runs of a study, which may not exist yet."""
-        rounds, jobs = plan.get("rounds", 0), []
-        for group, variant in variants(plan).items():
-            for seed in plan.get("seeds", []):
-                path = directory / folder_name(group) / f"seed-{seed}"
-                jobs.append((path, group, variant, seed))
+        rounds, seeds, found = plan.get("rounds", 0), plan.get("seeds", []), variants(plan)
+        jobs = [
+            (directory / folder_name(group) / f"seed-{seed}", group, seed)
+            for group, seed in itertools.product(found, seeds)
+        ]
         if (directory / PLANS["run"]).is_file():
             rounds = plan.get("protocol", {}).get("rounds", 0)
-            jobs = [(directory, str(plan.get("algorithm", "")), {}, plan.get("seed", 0))]
+            jobs = [(directory, str(plan.get("algorithm", "")), plan.get("seed", 0))]
         alive = _is_alive(directory)
-        for path, group, variant, seed in jobs:
-            rows = list(self._tail(path / "metrics.jsonl", "round").values())
-            last = max((int(row["round"]) for row in rows), default=0)
+        for path, group, seed in jobs:
+            rows = list(self._log(path / "metrics.jsonl", "round").values())
+            last = max((row["round"] for row in rows), default=0)
             early = _json_or_empty(path / "stopped.json")
             early = early if last >= early.get("round", math.inf) else {}
             begun = bool(rows) or (path / "spec.toml").is_file()
             yield _training(
-                (f"{group}/seed-{seed}", group, variant), (last, int(rounds)), rows, early,
-                running=_is_alive(path), waiting=alive or not begun,
+                rows, early, running=_is_alive(path), waiting=alive or not begun,
+                name=f"{group}/seed-{seed}", group=group, round=last, rounds=int(rounds),
+                label=found.get(group, {}).get("label") or group,
                 ended=bool(early) or last >= rounds,
             )  # fmt: skip
 
@@ -227,69 +218,71 @@ class Watch:
             path, points = directory / folder_name(group), list(_points(group, variant, plan))
             scored = (path / "scores.json").is_file()
             rows: dict[int, list[Mapping[str, Any]]] = {i: [] for i in range(len(points))}
-            for line in self._tail(path / "metrics.jsonl", "trial", "round").values():
+            for line in self._log(path / "metrics.jsonl", "trial", "round").values():
                 rows.setdefault(line["trial"], []).append(line)
-            begun, members = _checkpointed(path / "checkpoint.safetensors")
+            begun, members = checkpointed(path / "checkpoint.safetensors")
             lasts = [
-                max([begun * (i in members), *(int(row["round"]) for row in own)])
+                max([begun * (i in members), *(row["round"] for row in own)])
                 for i, own in rows.items()
             ]
-            stops = self._tail(path / "stopped.jsonl", "trial")
-            early = {i: stop for i, stop in stops.items() if not stop.get("revoked")}
+            stops = self._log(path / "stopped.jsonl", "trial")
+            early = {i: stop for (i,), stop in stops.items() if not stop.get("revoked")}
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
             pack = next((i // size for i, end in enumerate(ended) if not end), None)
-            for i, options in enumerate(points):
-                name = " ".join([group, *map("=".join, options.items())])
+            for i, point in enumerate(points):
                 yield _training(
-                    (name, group, variant), (lasts[i], rounds),
-                    sorted(rows[i], key=lambda row: int(row["round"])), early.get(i, {}),
+                    sorted(rows[i], key=lambda row: row["round"]), early.get(i, {}),
                     running=alive and i // size == pack, waiting=alive or not lasts[i],
-                    ended=ended[i], counted=rounds - int(plan.get("last", 1)), options=options,
+                    counted=rounds - int(plan.get("last", 1)),
+                    name=f"{group} {point}", group=group, label=variant.get("label") or group,
+                    round=lasts[i], rounds=rounds, ended=ended[i],
                 )  # fmt: skip
             alive = alive and scored  # the first algorithm without scores is running
 
-    def _tail(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
-        return self._tails.setdefault(path, Tail(path, *keys)).update()
+    def _log(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
+        """Return the lines of a log by these fields; of lines with the same the last counts."""
+        files = [file.stat() for file in (path, compressed(path)) if file.is_file()]
+        state = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]
+        if self._logs.get(path, ([], {}))[0] != state:
+            self._logs[path] = state, dict(log_lines(path, partial(_row, keys)))
+        return self._logs.get(path, ([], {}))[1]
+
+
+def _row(keys: Sequence[str], row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a line of a log by its keys, with numbers in place of words for them."""
+    key = tuple(int(row[name]) for name in keys)
+    known = {name: float(row[name]) for name in ("metric", "seconds") if row.get(name) is not None}
+    return key, {**row, **dict(zip(keys, key, strict=True)), **known}
 
 
 def _training(
-    names: tuple[str, str, Mapping[str, Any]],
-    rounds: tuple[int, int],
     rows: Sequence[Mapping[str, Any]],
     early: Mapping[str, Any],
     *,
-    ended: bool,
     running: bool,
     waiting: bool,
     counted: float = math.inf,
-    options: Mapping[str, str] | None = None,
+    **facts: Any,
 ) -> Training:
     """Describe a training by its log; a grid scores by the mean over rounds after ``counted``."""
-    name, group, variant = names
     evaluated = [row for row in rows if row.get("metric") is not None]
     scored = [row for row in evaluated if row["round"] > counted]
-    metrics = [float(row["metric"]) for row in scored or evaluated[-1:]]
+    metrics = [row["metric"] for row in scored or evaluated[-1:]]
     # Speed of the last twenty rounds; the first round includes one-time costs.
-    recent = [float(row["seconds"]) for row in (rows[1:] or rows)[-20:] if "seconds" in row]
+    recent = [row["seconds"] for row in (rows[1:] or rows)[-20:] if "seconds" in row]
     states: dict[State, Any] = {
         "diverged": any(row.get("diverged") for row in rows) or early.get("why") == "diverged",
-        "stopped": early, "done": ended, "running": running, "waiting": waiting,
+        "stopped": early, "done": facts["ended"], "running": running, "waiting": waiting,
         "interrupted": True,
     }  # fmt: skip
     return Training(
-        name=name,
-        group=group,
         state=next(state for state, holds in states.items() if holds),
-        round=rounds[0],
-        rounds=rounds[1],
-        ended=ended,
-        evaluated=int(evaluated[-1]["round"]) if evaluated else None,
+        evaluated=evaluated[-1]["round"] if evaluated else None,
         metric=statistics.fmean(metrics) if metrics else None,
         seconds=statistics.fmean(recent) if recent else None,
         why=str(early.get("words", "")),
-        label=str(variant.get("label") or group),
-        options=options or {},
+        **facts,
     )
 
 
@@ -307,10 +300,8 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _points(
-    group: str, variant: Mapping[str, Any], plan: Mapping[str, Any]
-) -> Iterator[dict[str, str]]:
-    """Yield the options of a grid's trials, in their order."""
+def _points(group: str, variant: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options and seeds of a grid's trials, in their order."""
     axes = flat(variant.get("axes") or plan.get("axes", {}))
     try:
         known = known_options(algorithms.get(str(variant.get("algorithm") or group)))
@@ -318,16 +309,6 @@ def _points(
         known = list(axes)
     own = {key: values for key, values in axes.items() if key in known}
     for point in itertools.product(*own.values()):
-        options = {key: f"{value:.4g}" for key, value in zip(own, point, strict=True)}
+        options = [f"{key}={value:.4g}" for key, value in zip(own, point, strict=True)]
         for seed in plan.get("seeds", []):
-            yield {**options, "seed": str(seed)}
-
-
-def _checkpointed(path: Path) -> tuple[int, Sequence[int]]:
-    """Return the round of a grid's checkpoint and its trials."""
-    try:
-        with safe_open(path, "numpy") as file:
-            facts = file.metadata()
-        return int(facts["round"]), list(json.loads(facts["members"]))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
-        return 0, ()
+            yield " ".join([*options, f"seed={seed}"])

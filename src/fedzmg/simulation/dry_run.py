@@ -72,39 +72,47 @@ def _state(rule: Rule, method: str, value: Any) -> Any:
     """Return a state; reject anything else."""
     if all(isinstance(leaf, Tensor) for leaf in leaves(value)):
         return value
-    raise _unexpected(rule, method, value, "tensors, trees or tuples of them; () for nothing")
+    raise InputError(
+        f"{_name(rule)}.{method} returned {_describe(value)}: expected tensors, trees or tuples of "
+        "them; () for nothing"
+    )
 
 
 def _same(rule: Rule, method: str, value: Any, wanted: Any) -> Any:
     """Return a value; reject one of another structure or with tensors of other shapes."""
     if _form(value) == _form(wanted):
         return value
-    raise _unexpected(rule, method, value, _describe(wanted))
-
-
-def _unexpected(rule: Rule, method: str, value: Any, wanted: str) -> InputError:
-    return InputError(f"{_name(rule)}.{method} returned {_describe(value)}: expected {wanted}")
+    found, expected = _describe(value, wanted), _describe(wanted, value)
+    raise InputError(f"{_name(rule)}.{method} returned {found}: expected {expected}")
 
 
 def _form(value: Any) -> Any:
-    """Reduce a value to names and shapes; plain and named tuples are equal, except an upload."""
+    """Reduce a value to ordered names and shapes; of the named tuples only uploads count."""
     if isinstance(value, Tree):
-        return {name: leaf.shape for name, leaf in value.items()}
+        return [(name, _form(leaf)) for name, leaf in value.items()]
     if isinstance(value, tuple):
         return isinstance(value, Upload), [_form(part) for part in value]
     return value.shape if isinstance(value, Tensor) else type(value)
 
 
-def _describe(value: Any) -> str:
-    """Describe a value in few words: trees by their names, tensors by their shapes."""
+def _describe(value: Any, other: Any = None) -> str:
+    """Describe a value in few words: the parts of a tree that differ from another, or its names."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Tree):
-        names = list(value)
-        return f"a Tree of {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        known = dict(other) if isinstance(other, Tree) else dict(value)
+        parts = [
+            f"{name} = {_describe(leaf)}"
+            for name, leaf in value.items()
+            if name not in known or _form(leaf) != _form(known[name])
+        ]
+        parts = parts or [n for n, m in zip(value, known, strict=False) if n != m] or list(value)
+        return f"a Tree of {', '.join(parts[:3])}{', ...' if len(parts) > 3 else ''}"
     if isinstance(value, tuple):
+        others = [*(other if isinstance(other, tuple) else ()), *[None] * len(value)]
+        inside = ", ".join(map(_describe, value, others))
         kind = "Upload" if isinstance(value, Upload) else ""
-        return f"{kind}({', '.join(map(_describe, value))}{',' if len(value) == 1 else ''})"
+        return f"{kind}({inside}{',' if len(value) == 1 else ''})"
     plain = value is None or isinstance(value, bool)
     return repr(value) if plain else f"a {type(value).__name__}"
 

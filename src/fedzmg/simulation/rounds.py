@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -349,7 +350,8 @@ class Simulation:
 
     def step_seconds(self) -> float | None:
         """Return the GPU time of local steps since the last call; None: it is not measured."""
-        return self.engine.step_seconds() if isinstance(self.engine, Vectorized) else None
+        graphs = self.engine.graphs if isinstance(self.engine, Vectorized) else None
+        return None if graphs is None or self.device.type != "cuda" else graphs.seconds()
 
     def evaluate(self, examples: Examples | None = None) -> list[Evaluation]:
         """Compute loss and metric of every trial's model on the test examples, or on others."""
@@ -361,9 +363,13 @@ class Simulation:
             self.task.metric.check_value(evaluation.metric)
         return evaluations
 
+    @functools.cached_property
+    def _watched(self) -> Watched:
+        return Watched.of(self.task)
+
     def evaluate_clients(self) -> list[ClientMetrics]:
         """Compute every trial's metrics on each client's own examples; see :class:`Watched`."""
-        watched = Watched.of(self.task)
+        watched = self._watched
         data = self._test if watched.part == "test" else self.program.data.examples
         with self._numerics(self.choice):
             return measure(

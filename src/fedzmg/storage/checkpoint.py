@@ -96,3 +96,13 @@ def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
         size = path.stat().st_size
         raise UnusableCheckpoint(f"its {size} bytes are not a complete checkpoint") from None
+
+
+def checkpointed(path: Path) -> tuple[int, list[int]]:
+    """Return round and trials of a checkpoint for display, unchecked; ``0, []`` without one."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as content:
+            metadata = content.metadata()
+        return int(metadata["round"]), list(json.loads(metadata["binding"].partition(" ")[2]))
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+        return 0, []

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import tomllib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,43 +101,6 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
     return found
 
 
-class Tail:
-    """Lines of a growing ``metrics.jsonl`` by key; of lines with the same key the last counts.
-
-    An incomplete last line is read once it is complete; a broken one is skipped. ``keys`` are the
-    fields that identify a line: the round, and in a grid the trial before it.
-    """
-
-    def __init__(self, path: Path, *keys: str) -> None:
-        self.path, self._keys = path, keys
-        self.rows: dict[Hashable, dict[str, Any]] = {}
-        self._read = 0
-
-    def update(self) -> dict[Hashable, dict[str, Any]]:
-        """Read the lines added since the last call, and return all lines."""
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._read:  # another file took its place
-                    self._read, self.rows = 0, {}
-                file.seek(self._read)
-                content = file.read()
-        except FileNotFoundError:
-            # A kept copy's log is compressed, and does not grow.
-            content = b"" if self._read else log_bytes(self.path)
-        except OSError:
-            return self.rows
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
-            try:
-                values = json.loads(line)
-                key = tuple(values[name] for name in self._keys)
-                self.rows[key[0] if len(key) == 1 else key] = values
-            except (ValueError, TypeError, KeyError):
-                continue
-        return self.rows
-
-
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:
     """Flatten nested tables to dotted names; ``keep_empty`` keeps empty tables as values.
 
@@ -185,7 +147,7 @@ def _strict(value: Any, instead: Callable[[float], Any]) -> Any:
 
 def _parsed(path: Path, parse: Callable[[str], T], kind: str, remedy: str) -> T:
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8-sig"))  # editors may add a BOM
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror}; check that it exists and is readable"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fedzmg.errors import unknown
@@ -14,36 +15,11 @@ from fedzmg.tasks.task import Protocol, Task
 
 __all__ = ["TASKS", "Preset", "Protocol", "Task", "get", "info"]
 
-_SUMMARIES = {
-    "digits": "8,000 MNIST digits on 160 label-skewed clients, small CNN (embedded)",
-    "plays": "next character in Shakespeare's plays by role, small GRU (embedded)",
-    "emnist62": "EMNIST by writer, digits and letters, the paper's CNN",
-    "emnist10": "EMNIST by writer, digits only, the paper's CNN with ten outputs",
-    "emnist10-head62": "EMNIST digits, 62 outputs: most likely what the paper's table shows",
-    "cifar100": "CIFAR-100 on 500 clients by Pachinko allocation, the paper's CNN",
-    "shakespeare": "next character in TFF's Shakespeare by role, the paper's GRU",
-    "mnist-by-writer": "MNIST by NIST's writers, 62 outputs: stand-in for emnist10-head62",
-    "chars74k": "Chars74K, hand-drawn digits and letters by writer: stand-in for emnist62",
-    "shakespeare-by-role": "next character, another edition of the plays: stand-in for shakespeare",
-    "quadratic": "least squares on 8 unlike clients, optimum known (generated)",
-    "logistic": "logistic regression with l2 on 6 unlike clients, optimum known (generated)",
-}
-_PRESETS = (
-    Digits("digits", 160),
-    Plays("plays", 875),
-    Characters("emnist62", 3400, "emnist62"),
-    Characters("emnist10", 3383, "emnist10", outputs=10),
-    Characters("emnist10-head62", 3383, "emnist10"),
-    Cifar100("cifar100", 500),
-    NextCharacter("shakespeare", 715, "shakespeare"),
-    Characters("mnist-by-writer", 834, "mnist-by-writer"),
-    Characters("chars74k", 55, "chars74k"),
-    NextCharacter("shakespeare-by-role", 715, "shakespeare-by-role"),
-    Quadratic("quadratic", 8),
-    Logistic("logistic", 6, l2=0.05),
-)
-TASKS = {p.name: replace(p, summary=_SUMMARIES[p.name]) for p in _PRESETS}
-"""Presets by name. Stand-ins are other real data in the layout of the paper's data sets."""
+_CLASSES = (Characters, Cifar100, Digits, Logistic, NextCharacter, Plays, Quadratic)
+_BY_NAME = {preset.__name__: preset for preset in _CLASSES}
+_TABLE = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+TASKS = {name: _BY_NAME[fields.pop("preset")](name, **fields) for name, fields in _TABLE.items()}
+"""Presets by name."""
 
 
 def info(name: str) -> Preset:

@@ -86,9 +86,7 @@ class Convex(Preset):
 
     l2: float = 0.0
     loss: LossFunction = half_square
-    start: Literal["shifted", "zero_sum"] = decision(
-        "shifted", "initial model: with 1'(w_0 - w*) = 12, or 0"
-    )
+    start: Literal["shifted", "zero_sum"] = decision("shifted", "start: 1'(w_0 - w*) = 12, or 0")
     distance: Literal["optimum", "constrained"] = decision(
         "optimum", "target of the metric: w*, or the optimum on the start's hyperplane"
     )

@@ -6,6 +6,7 @@ without a description identifies the preset.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import nn
 
@@ -24,8 +25,6 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tree import num_bytes
-
-Value: TypeAlias = bool | int | float | str
 
 
 class Tuning(NamedTuple):
@@ -68,26 +67,20 @@ class Decision(NamedTuple):
     doc: str
 
     @property
-    def range(self) -> str:
-        """Allowed values, in words.
+    def rule(self) -> tuple[str, bool]:
+        """Allowed values in words, and True if the value is one of them.
 
-        >>> Decision("centring", "none", "none", ("none", "image"), 0, "").range
-        'none or image'
+        >>> Decision("centring", "none", "none", ("none", "image"), 0, "").rule
+        ('none or image', True)
         """
+        value, low = self.value, self.low
         if self.words:
-            return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+            return f"{', '.join(self.words[:-1])} or {self.words[-1]}", value in self.words
+        kind = int | float if isinstance(self.default, float) else int
+        number = isinstance(value, kind) and not isinstance(value, bool)
         if isinstance(self.default, float):
-            return f"a number above {self.low}"
-        return f"a whole number of at least {self.low}"
-
-    @property
-    def valid(self) -> bool:
-        """True if the value is allowed."""
-        if self.words or isinstance(self.value, bool | str):
-            return self.value in self.words
-        if isinstance(self.default, float):
-            return isinstance(self.value, int | float) and self.low < self.value < float("inf")
-        return isinstance(self.value, int) and self.value >= self.low
+            return f"a number above {low}", number and low < value < float("inf")
+        return f"a whole number of at least {low}", number and value >= low
 
 
 @dataclass(frozen=True)
@@ -104,9 +97,9 @@ class Preset(ABC):
 
     def __post_init__(self) -> None:
         for option in self.decisions():
-            if not option.valid:
-                given = f"preset.{option.name} = {option.value!r}"
-                raise InputError(f"{given}: expected {option.range}")
+            expected, valid = option.rule
+            if not valid:
+                raise InputError(f"preset.{option.name} = {option.value!r}: expected {expected}")
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -141,7 +134,7 @@ class Preset(ABC):
                 found.append(Decision(field.name, value, field.default, words, **field.metadata))
         return found
 
-    def options(self) -> dict[str, Value]:
+    def options(self) -> dict[str, Any]:
         """Return every option's value by name."""
         return {option.name: option.value for option in self.decisions()}
 
@@ -161,14 +154,12 @@ class Preset(ABC):
     @property
     def missing(self) -> str:
         """Command that fetches the data; empty if nothing is missing."""
-        from fedzmg.data import catalog
-        from fedzmg.data.sources import source
+        from fedzmg.data import catalog, sources
 
-        if not self.data or self.data in catalog.present():
-            return ""
-        if source(self.data).remotes:
-            return f"fedzmg data get {self.data}"
-        return f"fedzmg data import {self.data} FILE..."
+        with contextlib.suppress(InputError):  # damaged
+            if not self.data or catalog.stored(self.data) is not None:
+                return ""
+        return sources.remedy(self.data)
 
     def describe(self) -> dict[str, Any]:
         """Return data, clients, model, protocol, tuned options and fields, ready for JSON."""
@@ -185,7 +176,7 @@ class Preset(ABC):
             "protocol": dict(vars(self.protocol)),
             "tuned": {name: found._asdict() for name, found in tunings(self.name).items()},
             "fields": [
-                {"key": f"preset.{o.name}", "default": o.value, "range": o.range, "doc": o.doc}
+                {"key": f"preset.{o.name}", "default": o.value, "range": o.rule[0], "doc": o.doc}
                 for o in self.decisions()
             ],
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.data.partition import UNUSED, dirichlet, pachinko
 from fedzmg.data.text import VOCABULARY, Remainder, Unknown, encode, sequences
 from fedzmg.evaluation import ACCURACY, Metric
-from fedzmg.models.keyed import RandomFlip, RandomShift
+from fedzmg.models.layers import RandomFlip, RandomShift
 from fedzmg.models.networks import (
     CharGRU,
     cifar100_cnn,
@@ -113,26 +112,6 @@ class Plays(Preset):
         return self.assembled(*_plays(), init="keras")
 
 
-@dataclass(frozen=True, repr=False)
-class Catalogued(FederatedData):
-    """Training examples exactly as the catalog holds them.
-
-    The catalog's own fingerprint identifies them: a run need not read half a gigabyte to start.
-    """
-
-    origin: str = ""
-    """Fingerprint of the data set."""
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the data set's own fingerprint, client offsets and names."""
-        digest = hashlib.sha256(self.origin.encode())
-        for column in self.examples:
-            digest.update(f"{column.dtype}{tuple(column.shape)}".encode())
-        digest.update(self.offsets.tobytes())
-        digest.update("\x1f".join(self.names).encode())
-        return digest.hexdigest()
-
-
 @dataclass(frozen=True)
 class PaperTask(Preset):
     """Common part of the paper's tasks: clients of the catalog, test examples in one pool."""
@@ -140,9 +119,7 @@ class PaperTask(Preset):
     selection: Literal["half", "test"] = decision(
         "half", "test examples that report results: half (the other half tunes), or all"
     )
-    initializer: Literal["keras", "torch"] = decision(
-        "keras", "library whose initial weights are used"
-    )
+    initializer: Literal["keras", "torch"] = decision("keras", "library of the initial weights")
     shared_clients: ClassVar[bool] = True
     """True if clients of the same name in training and test data are the same."""
 
@@ -158,7 +135,7 @@ class PaperTask(Preset):
         """Return the training data of all clients."""
         data, owners = self.rows(columns, "training data")
         assert owners is not None
-        return Catalogued(data, owners.offsets, owners.names, origin)
+        return FederatedData(data, owners.offsets, owners.names, origin)
 
     def build(self) -> Task:
         from fedzmg.data import catalog  # imports every reader, which few commands need
@@ -236,9 +213,7 @@ class Cifar100(PaperTask):
     """
 
     outputs: int = decision(100, "width of the last layer; labels must be below it", low=1)
-    split: Literal["pachinko", "tff"] = decision(
-        "pachinko", "clients by Pachinko allocation, or as in TFF's own files"
-    )
+    split: Literal["pachinko", "tff"] = decision("pachinko", "Pachinko clients, or TFF's own")
     partition_seed: int = decision(0, "seed of the Pachinko allocation")
     centring: Centring = decision("none", "subtract each image's own mean")
     augment: Literal["none", "flip", "shift", "flip-shift"] = decision(
@@ -253,11 +228,8 @@ class Cifar100(PaperTask):
         object.__setattr__(self, "data", name)
 
     def network(self) -> nn.Module:
-        front: list[tuple[str, nn.Module]] = []
-        if "flip" in self.augment:
-            front.append(("flip", RandomFlip()))
-        if "shift" in self.augment:
-            front.append(("shift", RandomShift(SHIFT)))
+        layers: dict[str, nn.Module] = {"flip": RandomFlip(), "shift": RandomShift(SHIFT)}
+        front = [(name, layer) for name, layer in layers.items() if name in self.augment]
         # Layer names stay, and a seed gives the same initial weights with and without.
         children = cifar100_cnn(self.outputs).named_children()
         return nn.Sequential(OrderedDict([*front, *children]))
@@ -269,15 +241,11 @@ class Cifar100(PaperTask):
         if self.split == "tff":
             return super().federated(columns, origin)
         # As many clients of 100 images as possible, named 0, 1, 2, ...
-        clients = columns.rows // PER_CLIENT
         x, y, coarse = (columns.array(name) for name in ("x", "y", "coarse"))
-        owners = pachinko(y, coarse, clients, per_client=PER_CLIENT, seed=self.partition_seed)
-        order = np.argsort(owners, kind="stable")[np.count_nonzero(owners == UNUSED) :]
-        return FederatedData(
-            examples(x[order], y[order], what="training data"),
-            np.arange(clients + 1, dtype=np.int64) * PER_CLIENT,
-            tuple(map(str, range(clients))),
-        )
+        clients, seed = columns.rows // PER_CLIENT, self.partition_seed
+        owners = pachinko(y, coarse, clients, per_client=PER_CLIENT, seed=seed)
+        used = owners != UNUSED
+        return FederatedData.from_arrays(x[used], y[used], owners[used])
 
 
 def token_ids(x: Tensor, _dtype: torch.dtype) -> Tensor:
@@ -341,5 +309,4 @@ class NextCharacter(PaperTask):
         return examples(cut.inputs, cut.targets, what=what), owners
 
     def federated(self, columns: Columns, origin: str) -> FederatedData:
-        data = super().federated(columns, origin)
-        return FederatedData(data.examples, data.offsets, data.names)
+        return super().federated(columns, "")  # the options decide how the text is cut

@@ -122,11 +122,8 @@ class Task:
             ("prepare", _is_function(self.prepare), "a function (inputs, dtype) -> inputs"),
         ):
             if not good:
-                value = getattr(self, what)
-                kind = (
-                    f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
-                )
-                raise InputError(f"{what}: expected {expected}, not {kind}")
+                given = " ".join(repr(getattr(self, what)).split())
+                raise InputError(f"{what}: expected {expected}, not {given:.80}")
         check_scheme(self.init)
         clients, protocol = len(self.train), self.protocol
         if protocol.cohort > clients and not protocol.replacement:
@@ -145,7 +142,10 @@ class Task:
             x, y = Examples(data.x[:2].clone(), data.y[:2]).to(data.x.device, dtype)
             shape, kind = tuple(x.shape)[1:], str(x.dtype).removeprefix("torch.")
             with _named(f"the model cannot read {what} data of shape {shape} and type {kind}"):
-                outputs = self.model.try_out(params, self.prepare(x, dtype))
+                # Independence of examples is a matter of the model: one try of it suffices.
+                call = self.model.try_out if what == "training" else self.model.evaluate
+                with torch.no_grad():
+                    outputs = call(params, self.prepare(x, dtype))
             if self.loss in (cross_entropy, masked_cross_entropy):
                 padded = self.loss is masked_cross_entropy
                 _check_labels(data.y.clamp(min=0) if padded else data.y, outputs, f"{what} data")
@@ -321,17 +321,14 @@ def _is_function(value: object) -> bool:
 
 def _check_labels(y: Tensor, logits: Any, what: str) -> None:
     """Reject labels that the outputs cannot predict."""
-    if not isinstance(logits, Tensor):
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
+    if y.is_floating_point() or y.ndim != len(shape) - 1:
         raise InputError(
-            f"the model gives a {type(logits).__name__} for {what}: return one tensor, or pass "
-            "your own loss and metric"
+            f"{what} has {y.dtype} labels of shape {tuple(y.shape)}, and the model gives a "
+            f"{type(logits).__name__} of shape {shape}: return one tensor and give one whole "
+            "number per prediction, or pass your own loss and metric"
         )
-    outputs = logits.shape[-1]
-    if y.is_floating_point() or y.ndim != logits.ndim - 1:
-        raise InputError(
-            f"{what} has {y.dtype} labels of shape {tuple(y.shape)} for outputs of shape "
-            f"{tuple(logits.shape)}: give one whole number per prediction"
-        )
+    outputs = shape[-1]
     for label in (int(y.min()), int(y.max())):
         if not 0 <= label < outputs:
             raise InputError(
@@ -348,16 +345,11 @@ def _pair(given: Any, name: str) -> Sequence[Any]:
 
 def _examples(columns: Columns, what: str) -> Examples:
     """Extract inputs and targets."""
-    if not isinstance(columns, Columns):
+    held = columns.columns if isinstance(columns, Columns) else {}
+    if not all(isinstance(held.get(name), np.ndarray) for name in "xy"):
         raise InputError(
-            f"the {what} is a {type(columns).__name__}: pass columns, such as "
-            "fedzmg.data.formats.tabular.read_table(FILE), or use Task.from_arrays"
+            f"the {what} is a {type(columns).__name__} of {', '.join(held) or 'no columns'}: "
+            "expected columns x and y of numbers; read them with fedzmg.data.formats, or turn text "
+            "into numbers and use Task.from_arrays"
         )
-    for name in "xy":
-        if not isinstance(columns.columns.get(name), np.ndarray):
-            raise InputError(
-                f"the {what} has no column {name!r} of numbers but {', '.join(columns.columns)}: "
-                "name its columns when you read it, or turn text into numbers and use "
-                "Task.from_arrays"
-            )
     return examples(columns.array("x"), columns.array("y"), what=what)

@@ -1,29 +1,33 @@
-"""Terminal output of ``fedzmg diff`` and ``fedzmg verify``."""
+"""Terminal output of ``fedzmg diff``, ``fedzmg verify`` and ``fedzmg watch``."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
 
 from rich.console import RenderableType
 
+from fedzmg.provenance import PYTHON
 from fedzmg.report.tables.table import Cell, Table
-from fedzmg.results.diff import ASPECTS, Change, Difference
-from fedzmg.results.formatting import NONE, signed_text, value_text
-from fedzmg.terminal.render import render
+from fedzmg.results.diff import ASPECTS, CURVES, Change, Difference
+from fedzmg.results.formatting import NONE, duration, signed_text, value_text
+from fedzmg.results.watch import State, Training, Work
+from fedzmg.terminal.render import bold, render
 
-MOST_ROWS = 40
+MOST_RUNS = 30
+"""Runs that are shown one by one; more of them are grouped by algorithm."""
+FIRST: tuple[State, ...] = ("running", "interrupted", "diverged", "stopped", "done", "waiting")
+"""Row priority when the terminal is too short."""
 
 
 def diff(found: Difference, asked: Collection[str], width: int) -> RenderableType:
     """Show the differences in the aspects that were asked for, and a verdict."""
-    parts: list[Table | str] = []
+    parts: list[Table | str] = [f"A: {found.left}", f"B: {found.right}", ""]
     changes = [change for change in found.changes if change.aspect in asked]
     if changes:
         parts.append(_changes(found, changes))
@@ -32,8 +36,8 @@ def diff(found: Difference, asked: Collection[str], width: int) -> RenderableTyp
     if "scores" in asked and found.scores:
         parts.append(_scores(found))
     if "runs" in asked:
-        sides = ((found.left, found.only_left), (found.right, found.only_right))
-        parts += [f"only in {path}: {', '.join(names)}" for path, names in sides if names]
+        sides = {"A": found.only_left, "B": found.only_right}
+        parts += [f"only in {side}: {', '.join(names)}" for side, names in sides.items() if names]
     unequal = [a for a in ASPECTS if a in asked and found.differs([a])]
     equal = [a for a in ASPECTS if a in asked and a not in unequal]
     verdict = [f"they differ in {', '.join(unequal)}"] if unequal else []
@@ -41,63 +45,41 @@ def diff(found: Difference, asked: Collection[str], width: int) -> RenderableTyp
     return render([*parts, "; ".join(verdict)], width)
 
 
-def short_names(left: str, right: str) -> tuple[str, str]:
-    """Shorten two paths to the ends that distinguish them.
-
-    >>> short_names("runs/one/fedzmg/seed-0", "runs/two/fedzmg/seed-0")
-    ('one/fedzmg/seed-0', 'two/fedzmg/seed-0')
-    """
-    one, two = (Path(os.path.abspath(path)).parts for path in (left, right))
-    depth = 1
-    while one != two and one[-depth:] == two[-depth:]:
-        depth += 1
-    return "/".join(one[-depth:]), "/".join(two[-depth:])
-
-
 def _changes(found: Difference, changes: Sequence[Change]) -> Table:
-    total, rows = len(found.curves), []
-    for change in changes:
-        count = len(change.runs)
-        runs = "the plan" if not count else "all" if count == total else f"{count} of {total}"
-        values = map(_value, (change.left, change.right))
-        rows.append([Cell(f"{change.aspect}: {change.key}"), *map(_words, values), Cell(runs)])
-    heads = ("what", *short_names(found.left, found.right), "runs")
-    return Table("", "settings and environment", heads, rows)
+    rows = [
+        [Cell(f"{change.aspect}: {change.key}"), *map(_value, (change.left, change.right)),
+         Cell(f"{len(change.runs)} of {len(found.curves)}" if change.runs else "the plan")]
+        for change in changes
+    ]  # fmt: skip
+    return Table("", "settings and environment", ("what", "A", "B", "runs"), rows)
 
 
 def _words(text: str) -> Cell:
     return Cell(text, None, "words")
 
 
-def _value(value: Any) -> str:
-    if value is None:
-        return "-"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else text
+def _value(value: Any) -> Cell:
+    text = "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return _words(text[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else text)
 
 
 def _curves(found: Difference) -> Iterator[Table | str]:
-    unequal = [pair for pair in found.curves if not pair.identical]
-    equal = len(found.curves) - len(unequal)
+    unequal, total = [pair for pair in found.curves if not pair.identical], len(found.curves)
+    title = f"curves: {total - len(unequal)} of {total} bit-identical"
     if not unequal:
-        rounds = sum(pair.shared for pair in found.curves)
-        yield f"curves: all {equal} bit-identical ({rounds} lines compared)\n"
+        yield from (f"{title} ({sum(pair.shared for pair in found.curves)} lines compared)", "")
         return
-    rows = []
-    for pair in unequal[:MOST_ROWS]:
-        metric, *losses = (pair.largest.get(name) for name in ("metric", "loss", "train_loss"))
-        loss = max((one for one in losses if one is not None), default=None)
-        texts = (
+    rows = [
+        [*map(Cell, (
             pair.name, " and ".join(map(str, dict.fromkeys(pair.rounds))),
             "none as far as both go" if pair.first is None else f"round {pair.first}",
-            *("-" if one is None else f"{one:.3g}" for one in (metric, loss)),
-        )  # fmt: skip
-        rows.append([*map(Cell, texts), _words(", ".join(pair.fields))])
-    heads = ("run", "lines", "first difference", f"most in {found.metric}", "in losses",
-             "differs first in")  # fmt: skip
-    yield Table("", f"curves: {equal} of {len(found.curves)} bit-identical", heads, rows)
-    if len(unequal) > MOST_ROWS:
-        yield f"and {len(unequal) - MOST_ROWS} more\n"
+            *(f"{pair.largest[name]:.3g}" if name in pair.largest else "-" for name in CURVES),
+         )), _words(", ".join(pair.fields))]
+        for pair in unequal
+    ]  # fmt: skip
+    heads = ("run", "lines", "first difference", f"most in {found.metric}", "in loss",
+             "in training loss", "differs first in")  # fmt: skip
+    yield Table("", title, heads, rows)
 
 
 def _scores(found: Difference) -> Table:
@@ -110,7 +92,7 @@ def _scores(found: Difference) -> Table:
         if pair.test is not None:
             tested = [f"{pair.test.p:.3g}", signed_text(pair.test.effect_size), str(pair.test.n)]
         rows.append([pair.name, *means, value_text(gap, metric, signed=True), *tested])
-    heads = ("algorithm", *short_names(found.left, found.right), "difference", "p", "d_z", "pairs")
+    heads = ("algorithm", "A", "B", "difference", "p", "d_z", "pairs")
     title = f"final {metric}, means over seeds (of a grid: its best point)"
     return Table.of(title, heads, rows)
 
@@ -152,7 +134,7 @@ def _facts(failed: Sequence[Mapping[str, Any]]) -> Table | str:
     found: dict[tuple[str, str, str], list[str]] = {}
     for one in failed:
         for fact in one["facts"]:
-            row = fact["name"], _value(fact["then"]), _value(fact["now"])
+            row = fact["name"], _value(fact["then"]).text, _value(fact["now"]).text
             found.setdefault(row, []).append(one["name"])
     if not found:
         return "versions, machine and execution path are unchanged"
@@ -161,3 +143,88 @@ def _facts(failed: Sequence[Mapping[str, Any]]) -> Table | str:
         for row, runs in found.items()
     ]
     return Table.of("changed facts", ("fact", "recorded", "here", "runs"), rows, words=4)
+
+
+def screen(works: Iterable[Work], width: int) -> RenderableType:
+    """Show work, what moves first: a terminal that is too short cuts off the end."""
+    parts: list[Table | RenderableType] = []
+    for work in sorted(works, key=lambda work: not work.alive):
+        title = f"{work.directory}: {work.kind} of {work.task}" if work.task else work.directory
+        parts += [bold(title), *_progress(work)]
+        if work.owner is not None:
+            parts.append(f"held by {work.owner}{'' if work.alive else ', which is gone'}")
+        parts += ["", *([_table(work)] if work.trainings else [])]
+    return render(parts, width)
+
+
+def _table(work: Work) -> Table:
+    """Make a row per training, or per algorithm with its best training."""
+    each = work.kind != "grid" and len(work.trainings) <= MOST_RUNS
+    groups: dict[str, list[Training]] = {}
+    for one in sorted(work.trainings, key=lambda one: FIRST.index(one.state) if each else 0):
+        groups.setdefault(one.name if each else one.group, []).append(one)
+    rows = []
+    for own in groups.values():
+        first, best = own[0], work._replace(trainings=tuple(own)).best
+        shown = first if each else best
+        remark = first.why if each else best.point if best else ""
+        rows.append([
+            Cell(first.shown if each else first.label),
+            Cell(first.state, None, first.state) if each else Cell(states(own)),
+            Cell(f"{_rounds(own)} / {first.rounds}"), Cell(_metric(work, shown)),
+            Cell(remark, None, "words"),
+        ])  # fmt: skip
+    heads = ("run", "state", "round", work.metric, "why")
+    if not each:
+        heads = ("algorithm", "state", "round", f"best {work.metric}", "best run")
+    return Table("", "", heads, rows, words=2)
+
+
+def line(work: Work) -> str:
+    """Describe a piece of work in one line."""
+    return f"{work.directory}: {', '.join(_progress(work))}"
+
+
+def _progress(work: Work) -> list[str]:
+    """Describe states, rounds, the best run, and the time left or the way to continue."""
+    found, best = [], work.best
+    if work.trainings:
+        current = [one for one in work.trainings if one.state == "running"] or work.trainings
+        found += [states(work.trainings), f"round {_rounds(current)} of {current[0].rounds}"]
+    if best is not None:
+        after = f", after round {best.evaluated}" if (best.evaluated or 0) < best.round else ""
+        found.append(f"best {work.metric} {_metric(work, best)} ({best.shown}{after})")
+    if work.complete:
+        return found
+    if not work.alive:
+        remedy = f"run the same command again to continue: {work.command}".removesuffix(": ")
+        if work.command == PYTHON:
+            call = "tune" if work.kind == "grid" else "compare"
+            remedy = f"make the same call of fedzmg.{call} again to continue"
+        return [*found, f"nobody is at work: {remedy}"]
+    if work.rate is not None:
+        running = sum(one.state == "running" for one in work.trainings)
+        beside = f" of {running} side by side" if running > 1 else ""
+        found.append(f"{work.rate:.3g} rounds/s{beside}")
+    left = work.seconds_left
+    return found + ([] if left is None else [f"about {duration(left)} left"]) or ["starting"]
+
+
+def states(trainings: Iterable[Training]) -> str:
+    """Count trainings by state.
+
+    >>> states([Training("a", "a", "done", 3, 3, True), Training("b", "b", "waiting", 0, 3, False)])
+    '1 done, 1 waiting'
+    """
+    count = Counter(one.state for one in trainings)
+    order = reversed(get_args(State))
+    return ", ".join(f"{count[state]} {state}" for state in order if count[state])
+
+
+def _rounds(trainings: Sequence[Training]) -> str:
+    low, high = (extreme(one.round for one in trainings) for extreme in (min, max))
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _metric(work: Work, one: Training | None) -> str:
+    return "" if one is None or one.metric is None else value_text(one.metric, work.metric)

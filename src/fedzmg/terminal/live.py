@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.results.formatting import bytes_text, duration, plain, value_text
+from fedzmg.results.formatting import bytes_text, duration, plain, setting_text, value_text
 from fedzmg.terminal.render import bold, say
 
 LINE_SECONDS = 5.0
@@ -27,36 +27,30 @@ BEST_SHOWN = 3
 
 @dataclass
 class TrialState:
-    """State of one trial of a pack; rounds are None or 0 before the event."""
+    """Records of some rounds of a trial; None if there is no such round."""
 
     name: str
-    metric: float | None = None
-    """Last evaluation."""
-    evaluated: int = 0
-    """Round of the last evaluation."""
-    best: float | None = None
-    best_round: int = 0
-    trained: int = 0
-    """Last round."""
-    train_loss: float = math.nan
+    last: Any
+    evaluated: Any = None
+    """Last round with an evaluation."""
+    best: Any = None
     diverged: int | None = None
     stopped: int | None = None
 
-    def update(self, record: Any, *, stopped: bool, higher: bool) -> None:
-        """Take over a round; a stopped trial keeps its state."""
+    def update(self, record: Any, *, stopped: bool, sign: int) -> None:
+        """Take over a round, a metric times ``sign`` being better if higher; not once stopped."""
         if self.stopped is not None:
             return
-        self.train_loss, self.trained = record.train_loss, record.round
+        self.last = record
         if record.diverged and self.diverged is None:
             self.diverged = record.round
         if stopped:
             self.stopped = record.round
-        if record.metric is None:
-            return
-        self.metric, self.evaluated = record.metric, record.round
-        better = self.best is None or (record.metric - self.best) * (1 if higher else -1) > 0
-        if better and not record.diverged:
-            self.best, self.best_round = record.metric, record.round
+        if record.metric is not None:
+            self.evaluated = record
+            better = self.best is None or sign * record.metric > sign * self.best.metric
+            if better and not record.diverged:
+                self.best = record
 
     @property
     def state(self) -> str:
@@ -85,7 +79,7 @@ class Display:
         self._label, self._rounds, self._round, self._first = "", 0, 0, 0
         self._begun = self._printed = 0.0
         self._trials: list[TrialState] = []
-        self._higher = True
+        self._sign = 1
         self._live = Live(
             console=console, get_renderable=self._view, refresh_per_second=4, transient=True
         )
@@ -113,13 +107,15 @@ class Display:
     def advance(self, report: Any) -> None:
         """Show a finished round."""
         simulation = report.simulation
-        self._round, self._higher = report.round, simulation.task.metric.higher_is_better
+        self._round, higher = report.round, simulation.task.metric.higher_is_better
+        self._sign = 1 if higher else -1
         if len(self._trials) != len(report.records):
-            self._trials = [TrialState(name) for name in names(simulation.trials)]
+            named = zip(names(simulation.trials), report.records, strict=True)
+            self._trials = [TrialState(*one) for one in named]
         if report.round - self._first == 1:
             self._begun = time.monotonic()  # the first round also chooses and compiles
         for i, (seen, record) in enumerate(zip(self._trials, report.records, strict=True)):
-            seen.update(record, stopped=i in simulation.stopped_trials, higher=self._higher)
+            seen.update(record, stopped=i in simulation.stopped_trials, sign=self._sign)
         last = report.round == self._rounds or len(simulation.stopped_trials) == len(report.records)
         due = last or time.monotonic() - self._printed > LINE_SECONDS
         if due and not self._console.is_terminal:
@@ -149,17 +145,18 @@ class Display:
         shown, trials, many = self._ranked(), self._trials, len(self._trials) > 1
         if many:
             yield f"{len(trials)} trials"
+        evaluated = [seen.evaluated for seen in trials if seen.evaluated is not None]
         # A grid evaluates only its first and last rounds: an old evaluation names its round.
-        at = max((seen.evaluated for seen in trials), default=0)
-        old = at < max((seen.trained for seen in trials), default=0)
-        losses = [seen.train_loss for seen in trials if math.isfinite(seen.train_loss)]
+        at = max((record.round for record in evaluated), default=0)
+        old = at < max((seen.last.round for seen in trials), default=0)
+        losses = [s.last.train_loss for s in trials if math.isfinite(s.last.train_loss)]
         if losses and (old or not shown):
             yield f"training loss {statistics.median(losses):.4g}"
         if shown:
             whose = f" ({shown[0].name})" if many else ""
             what = f"{self._metric} up to round {at}: best" if old else f"best {self._metric}"
-            yield f"{what} {value_text(shown[0].best, self._metric)}{whose}"
-            last = statistics.median(s.metric for s in trials if s.metric is not None)
+            yield f"{what} {value_text(shown[0].best.metric, self._metric)}{whose}"
+            last = statistics.median(record.metric for record in evaluated)
             yield f"{'median' if many else 'last'} {value_text(last, self._metric)}"
         for what in ("diverged", "stopped"):
             count = sum(getattr(seen, what) is not None for seen in trials)
@@ -167,10 +164,9 @@ class Display:
                 yield f"{count} {what}"
 
     def _ranked(self) -> list[TrialState]:
-        sign = -1 if self._higher else 1
         shown = [seen for seen in self._trials if seen.best is not None]
         shown = [seen for seen in shown if seen.diverged is None] or shown
-        return sorted(shown, key=lambda seen: sign * (seen.best or 0.0))
+        return sorted(shown, key=lambda seen: -self._sign * seen.best.metric)
 
     def _left(self) -> tuple[float | None, float | None]:
         """Estimate the seconds left for this pack and for all packs, which scale with size."""
@@ -201,11 +197,11 @@ class Display:
             table.add_column(justify="right", no_wrap=True, min_width=least)
         few = len(self._trials) <= MOST_LINES
         for seen in self._trials if few else self._ranked()[:BEST_SHOWN]:
-            best, now = "", f"loss {seen.train_loss:.4g}"
-            if seen.best is not None:
-                best = f"best {value_text(seen.best, self._metric)} at round {seen.best_round}"
-            if seen.metric is not None and seen.evaluated == seen.trained:
-                now = value_text(seen.metric, self._metric)
+            best, now = "", f"loss {seen.last.train_loss:.4g}"
+            if (top := seen.best) is not None:
+                best = f"best {value_text(top.metric, self._metric)} at round {top.round}"
+            if seen.evaluated is seen.last:
+                now = value_text(seen.last.metric, self._metric)
             name = Text(plain(f"    {seen.name}"), no_wrap=True, overflow="ellipsis")
             table.add_row(name, now, best, seen.state, style="dim" if seen.state else "")
         return Group(*parts, table)
@@ -220,10 +216,8 @@ def names(trials: Any) -> list[str]:
     seeded = len({trial.seed for trial in trials}) > 1 or not keys
     found = []
     for trial, own in zip(trials, options, strict=True):
-        values = [(key, own.get(key)) for key in keys] + [("seed", trial.seed)] * seeded
-        found.append(
-            ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in values)
-        )
+        values = [f"{key} {setting_text(own.get(key))}" for key in keys]
+        found.append(", ".join(values + [f"seed {trial.seed}"] * seeded))
     return found
 
 

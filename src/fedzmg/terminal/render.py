@@ -38,9 +38,14 @@ def render(parts: Iterable[Table | RenderableType | None], width: int) -> Group:
     return Group(*shown)
 
 
-def say(console: Console, text: str) -> None:
-    """Print one line, however long, as it is."""
+def say(console: Console, text: object) -> None:
+    """Print one line, however long, without markup and control characters."""
     console.print(Text(plain(text)), soft_wrap=True, highlight=False)
+
+
+def print_line(text: object, *, err: bool = False) -> None:
+    """Print one line on standard output, or on standard error."""
+    say(Console(stderr=err), text)
 
 
 def bold(text: str) -> Text:
@@ -65,7 +70,7 @@ def to_rich(table: Table, width: int) -> Iterator[RenderableType]:
     fit continue below, beside the leading columns again.
     """
     if table.title:
-        yield bold(f"{table.title}\n")
+        yield from (bold(table.title), Text())
     columns = [_column(table, i, width) for i in range(len(table.heads))]
     names = columns[: table.words]
     left = [column for column in columns[table.words :] if any(map(len, column.cells))]
@@ -78,8 +83,8 @@ def to_rich(table: Table, width: int) -> Iterator[RenderableType]:
         left = left[count:]
         if not left:
             break
-    for words in filter(None, (table.caption, table.advice)):
-        yield Text(f"{plain(words)}\n", style="dim")
+    if table.caption:
+        yield Text(f"{plain(table.caption)}\n", style="dim")
 
 
 def _column(table: Table, index: int, width: int) -> _Column:

@@ -46,10 +46,8 @@ def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
     Raises:
         InputError: for an unknown name, before anything is computed.
     """
-    return _two_at_a_time([CHECKS[name] for name in resolve(names)], size)
+    checks = [CHECKS[name] for name in resolve(names)]
 
-
-def _two_at_a_time(checks: Sequence[Check], size: Size) -> Iterator[Finding]:
     def result(check: Check) -> Finding:
         with _MODEL_LOCK if check.__module__ == networks.__name__ else nullcontext():
             return check(size)

@@ -13,19 +13,7 @@ from torch import Tensor
 from fedzmg.theory import descent
 from fedzmg.theory.descent import LOCAL_STEPS, Projection, Schedule, marks, setup
 from fedzmg.theory.finding import Finding, Size, check
-from fedzmg.theory.problems import (
-    REAL,
-    Logistic,
-    Quadratics,
-    eye,
-    hyperplane_basis,
-    normal,
-    quadratics,
-    regressions,
-    seeded,
-    square,
-    times,
-)
+from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, seeded, square, times
 
 SETTING = "8 clients, d = 12, eigenvalues 1 to 4, E = 5, n_t = 2/(mu (t + 8L/mu)), noise 0.5"
 ON_THE_HYPERPLANE = "under 1'(w_0 - w*) = 0; "
@@ -37,18 +25,12 @@ class Run(NamedTuple):
     problem: Quadratics
     start: Tensor
     steps: list[int]
-    projected: list[float]
-    """FedZMG's distance to the constrained optimum."""
-    plain: list[float]
-    """FedAvg's distance to the optimum."""
-    to_optimum: list[float]
-    """FedZMG's distance to the optimum."""
-    last: Tensor
-    """FedZMG's last models, ``[repetitions, d]``."""
-    projected_moment: float
-    """``G^2``: the largest mean square of a projected stochastic gradient of FedZMG's clients."""
-    second_moment: float
-    """``G^2`` of FedAvg's gradients."""
+    projected: list[float]  # FedZMG's distance to the constrained optimum
+    plain: list[float]  # FedAvg's distance to the optimum
+    to_optimum: list[float]  # FedZMG's distance to the optimum
+    last: Tensor  # FedZMG's last models, [repetitions, d]
+    projected_moment: float  # G^2: the largest mean square of FedZMG's projected gradients
+    second_moment: float  # G^2 of FedAvg's gradients
 
 
 @cache
@@ -84,15 +66,12 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float(np.polyfit(points[:, 0], points[:, 1], 1)[0])
 
 
-@check(
-    "T4",
-    "One-step inequality (Lemma 1)",
-    "if 1'(w_0 - w*) = 0, the distance after a step obeys the recursion of Lemma 1",
-)
+@check("T4", "One-step inequality (Lemma 1)")
 def _one_step(size: Size, found: Finding) -> None:
+    """If 1'(w_0 - w*) = 0, the distance after a step obeys the recursion of Lemma 1."""
     found.setting = f"{size.problems} random problems, 300 steps each, no noise"
     generator = seeded(4)
-    problem = quadratics(generator, problems=(size.problems,))
+    problem = Quadratics.draw(generator, size.problems, 8)
     rate = descent.theorems_schedule(problem)
     zero_sum = descent.zero_mean(normal(generator, size.problems, problem.dims))
     counts = []
@@ -125,10 +104,9 @@ def _lemma(problem: Quadratics, state: descent.State, n: float) -> tuple[Tensor,
     return left, right, n**2 * intensity
 
 
-@check(
-    "T5", "Rate O(1/T)", "with 1'(w_0 - w*) = 0, E |w_t - w*|^2 = O(1/t) for FedZMG as for FedAvg"
-)
+@check("T5", "Rate O(1/T)")
 def _rate(size: Size, found: Finding) -> None:
+    """With 1'(w_0 - w*) = 0, E |w_t - w*|^2 = O(1/t) for FedZMG as for FedAvg."""
     found.setting = f"{SETTING}, {size.repetitions} repetitions, T = {size.steps:,}"
     run = paired_run(5, 0.0, size)
     dims, last = run.problem.dims, run.steps[-1]
@@ -142,12 +120,11 @@ def _rate(size: Size, found: Finding) -> None:
     early = [step for step in run.steps if step <= watched]
     tolerance = 3.0 / size.repetitions**0.5
     for i, (name, measured, basis) in enumerate((
-        ("FedZMG", run.projected, hyperplane_basis(dims)), ("FedAvg", run.plain, eye(dims)),
+        ("FedZMG", run.projected, descent.hyperplane_basis(dims)), ("FedAvg", run.plain, eye(dims)),
     )):  # fmt: skip
         expected = [exact[step][i] for step in early]
         closed = descent.asymptotic_constant(run.problem, schedule, basis) / (last + 1)
-        found.add(f"{name}: log-log slope", -1.0, slope(run.steps, measured), 0.05, "at most",
-                  stated=True)  # fmt: skip
+        found.at_most(f"{name}: log-log slope", -1.0, slope(run.steps, measured), 0.05, stated=True)
         found.add(f"{name}: E |w_t - w*|^2 at t = {early[-1]:,}, exact", expected[-1],
                   measured[len(early) - 1], tolerance, "relative")  # fmt: skip
         found.add(f"{name}: E |w_T - w*|^2, closed form of 1/T", closed, measured[-1],
@@ -158,13 +135,12 @@ def _rate(size: Size, found: Finding) -> None:
     found.add("FedZMG / FedAvg at T, near (d-1)/d", (dims - 1) / dims, ratio, 0.06)
 
 
-@check(
-    "T6",
-    "Condition on the start, and the limit without it",
-    "E |w_t - w*|^2 <= delta/(gamma + t), as the theorem states without a condition on w_0",
-    f"{ON_THE_HYPERPLANE}in general the limit is the minimiser on the hyperplane of w_0",
-)
+@check("T6", "Condition on the start, and the limit without it")
 def _violated_condition(size: Size, found: Finding) -> None:
+    """E |w_t - w*|^2 <= delta/(gamma + t), as the theorem states without a condition on w_0."""
+    found.remedy = (
+        f"{ON_THE_HYPERPLANE}in general the limit is the minimiser on the hyperplane of w_0"
+    )
     found.setting = (
         f"{SETTING}, {size.repetitions} repetitions, T = {size.steps:,}; 1'(w_0 - w*) = 12"
     )
@@ -174,12 +150,11 @@ def _violated_condition(size: Size, found: Finding) -> None:
     gap = float(problem.constrained_gap(run.start))
     sums = run.last.sum(-1) - run.start.sum()
     end = run.to_optimum[-1]
-    found.add("E |w_T - w*|^2, at most a tenth of the start's", 0.1 * run.to_optimum[0], end,
-              rule="at most", stated=True)  # fmt: skip
+    tenth = 0.1 * run.to_optimum[0]
+    found.at_most("E |w_T - w*|^2, at most a tenth of the start's", tenth, end, stated=True)
     found.add("E |w_T - w*|^2 = |w_c - w*|^2", far, end, 0.01, "relative")
     found.add("F(w_T) - F* = s^2/(2 1'A^-1 1)", gap, problem.gap(run.last).mean(), 0.01, "relative")
-    found.add("log-log slope of E |w_t - w_c|^2", -1.0, slope(run.steps, run.projected), 0.05,
-              "at most")  # fmt: skip
+    found.at_most("log-log slope of E |w_t - w_c|^2", -1.0, slope(run.steps, run.projected), 0.05)
     found.zero("drift of 1'w_t, largest", sums, 1e-10)
     found.zero("FedAvg from the same start: |w_T - w*|^2", run.plain[-1], 1e-3)
     found.series = {
@@ -190,13 +165,10 @@ def _violated_condition(size: Size, found: Finding) -> None:
     }
 
 
-@check(
-    "T7",
-    "Weight decay and the conserved sum",
-    "1'w_t stays what it was, which the proof needs, also for the algorithm as it is run",
-    "without weight decay; with it the sum follows prod (1 - lambda n_t) to zero",
-)
+@check("T7", "Weight decay and the conserved sum")
 def _weight_decay(size: Size, found: Finding) -> None:
+    """1'w_t stays what it was, which the proof needs, also for the algorithm as it is run."""
+    found.remedy = "without weight decay; with it the sum follows prod (1 - lambda n_t) to zero"
     decay, steps = 0.05, min(size.steps, 5000)
     found.setting = f"{SETTING.removesuffix(', noise 0.5')}, lambda = {decay}, {steps:,} steps"
     _, problem, start, schedule = setup(7, 1.0, zero_sum=True)
@@ -214,13 +186,12 @@ def _weight_decay(size: Size, found: Finding) -> None:
         found.series[name] = (watched, [values[step - 1] for step in watched])
 
 
-@check(
-    "T8",
-    "Drift within a round",
-    "projection shortens the distances between the clients' models",
-    "for the first step of a round, and for any number if every A_k maps 1 to a multiple of 1",
-)
+@check("T8", "Drift within a round")
 def _drift(size: Size, found: Finding) -> None:
+    """Projection shortens the distances between the clients' models."""
+    found.remedy = (
+        "for the first step of a round, and for any number if every A_k maps 1 to a multiple of 1"
+    )
     rate, steps, shift = 0.05, 20, 3.0
     found.setting = (
         f"8 clients, d = 12, one round of {steps} steps of {rate}, intensity shift {shift:g}; "
@@ -228,7 +199,7 @@ def _drift(size: Size, found: Finding) -> None:
     )
     methods = {"FedAvg": descent.identity, "FedZMG": descent.zero_mean}
     generator = seeded(8)
-    still = quadratics(generator, spread=0.4)
+    still = Quadratics.draw(generator, spread=0.4)
     moves = (shift * normal(generator, *still.share.shape))[:, None].expand_as(still.centre)
     # A shift of the gradients themselves: A_k (w - c_k) + u_k 1.
     pushes = -torch.linalg.solve(still.curvature, moves)
@@ -243,8 +214,8 @@ def _drift(size: Size, found: Finding) -> None:
             projections=tuple(methods.values()),
         )  # fmt: skip
         plain, projected = spreads[name] = [_spread(problem.share, one[:, 0]) for one in last.after]
-        found.add(f"{name}: spread with / without projection", 1.0, projected / plain,
-                  rule="at most", stated=True)  # fmt: skip
+        ratio = projected / plain
+        found.at_most(f"{name}: spread with / without projection", 1.0, ratio, stated=True)
         found.series[name] = ([0.0, 1.0], spreads[name])
     for name in ("no shift", "shifted optima"):
         for (method, project), measured in zip(methods.items(), spreads[name], strict=True):
@@ -256,8 +227,7 @@ def _drift(size: Size, found: Finding) -> None:
     # In long rounds on few, badly conditioned coordinates clients reach their own optima. Those
     # on a line may lie farther apart than those in the plane.
     hard = [
-        quadratics(generator, clients=2, dims=2, eigenvalues=(0.05, 4.0))
-        for _ in range(size.problems)
+        Quadratics.draw(generator, 2, dims=2, eigenvalues=(0.05, 4.0)) for _ in range(size.problems)
     ]
     stretch = 0.05 + 3.95 * torch.rand(size.problems, 2, 1, 1, generator=generator, dtype=REAL)
     round_ = [Quadratics(a * eye(2), p.centre, p.share) for a, p in zip(stretch, hard, strict=True)]
@@ -287,21 +257,18 @@ def _closed_spread(problem: Quadratics, project: Projection, rate: float, steps:
     return _spread(problem.share, times(vectors, grown * inside))
 
 
-@check(
-    "T9",
-    "Logistic regression",
-    "FedZMG reaches the minimum of a strongly convex loss from any start",
-    f"{ON_THE_HYPERPLANE}otherwise the limit is the minimum on the hyperplane",
-)
+@check("T9", "Logistic regression")
 def _logistic(size: Size, found: Finding) -> None:
+    """FedZMG reaches the minimum of a strongly convex loss from any start."""
+    found.remedy = f"{ON_THE_HYPERPLANE}otherwise the limit is the minimum on the hyperplane"
     steps = min(size.steps, 5000)
     found.setting = f"6 clients, d = 8, l2 = 0.05, E = 5, w_0 = 0, full gradients, {steps:,} steps"
-    plain = regressions(seeded(9))
+    plain = Logistic.draw(seeded(9))
     biased = Logistic(torch.cat([plain.signed, torch.ones_like(plain.signed[..., :1])], -1))
     # Drift within a round costs loss of second order in the step size.
     tolerance = 1e-7 * max(1.0, 5000 / steps) ** 2
     watched = {round(steps ** (i / 40)) // LOCAL_STEPS * LOCAL_STEPS for i in range(41)} | {steps}
-    inside = hyperplane_basis(plain.dims)
+    inside = descent.hyperplane_basis(plain.dims)
     padded: Tensor = torch.block_diag(inside, eye(1))  # type: ignore[no-untyped-call]
 
     def kernel_only(gradients: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms import projection
-from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, quadratics, seeded
+from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, seeded
 
 Projection: TypeAlias = Callable[[Tensor], Tensor]
 Noise: TypeAlias = Callable[[], Tensor]
-LOCAL_STEPS = 5
+LOCAL_STEPS, DEVIATION = 5, 0.5
 
 
 def zero_mean(gradients: Tensor, axes: tuple[int, ...] = (-1,)) -> Tensor:
@@ -32,6 +32,14 @@ def zero_mean(gradients: Tensor, axes: tuple[int, ...] = (-1,)) -> Tensor:
 def identity(gradients: Tensor) -> Tensor:
     """Return gradients unprojected, as FedAvg's clients do."""
     return gradients
+
+
+def hyperplane_basis(dims: int) -> Tensor:
+    """Return an orthonormal basis, as columns, of the vectors whose entries sum to zero."""
+    whole = eye(dims)
+    whole[:, 0] = 1.0
+    basis: Tensor = torch.linalg.qr(whole)[0]
+    return basis[:, 1:]
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ def setup(
 ) -> tuple[torch.Generator, Quadratics, Tensor, Schedule]:
     """Draw a problem and a start at ``w* + normal + offset``, with the theorem's schedule."""
     generator = seeded(seed)
-    problem = quadratics(generator)
+    problem = Quadratics.draw(generator)
     away = normal(generator, problem.dims)
     start = problem.optimum + (zero_mean(away) if zero_sum else away) + offset
     return generator, problem, start, theorems_schedule(problem)
@@ -71,16 +79,13 @@ def marks(steps: int, count: int = 60) -> list[int]:
 class State(NamedTuple):
     """Models after a step, one entry per method."""
 
-    step: int
-    """Number of steps so far."""
-    before: tuple[Tensor, ...]
-    """Clients' models before the step."""
+    step: int  # number of steps so far
+    before: tuple[Tensor, ...]  # clients' models before the step
     after: tuple[Tensor, ...]
-    server: tuple[Tensor, ...]
-    """Server's model, ``[repetitions, d]``, after the averaging that may follow the step."""
+    server: tuple[Tensor, ...]  # [repetitions, d], after the averaging that may follow the step
 
 
-def isotropic(seed: int, *shape: int, deviation: float = 0.5) -> Noise:
+def isotropic(seed: int, *shape: int, deviation: float = DEVIATION) -> Noise:
     """Return a source of normal noise ``[clients, repetitions, d]``, the same for all methods.
 
     NumPy draws three times as fast as torch. Every draw overwrites the last.
@@ -161,7 +166,7 @@ def expected_distances(
     *,
     steps: int,
     projections: Sequence[Projection],
-    deviation: float = 0.5,
+    deviation: float = DEVIATION,
 ) -> dict[int, list[float]]:
     """Compute ``E |wbar_t - w*|^2`` after every round exactly, for each projection.
 
@@ -193,7 +198,7 @@ def expected_distances(
 
 
 def asymptotic_constant(
-    problem: Quadratics, rate: Schedule, basis: Tensor, deviation: float = 0.5
+    problem: Quadratics, rate: Schedule, basis: Tensor, deviation: float = DEVIATION
 ) -> float:
     """Compute the limit of ``t E |wbar_t - limit|^2`` in the span of ``basis``.
 

@@ -12,32 +12,21 @@ from torch import Tensor
 from fedzmg.theory import descent
 from fedzmg.theory.descent import LOCAL_STEPS, Schedule, final_state, marks, setup
 from fedzmg.theory.finding import Finding, Size, check
-from fedzmg.theory.problems import (
-    REAL,
-    Quadratics,
-    eye,
-    hyperplane_basis,
-    normal,
-    quadratics,
-    seeded,
-    square,
-    times,
-)
+from fedzmg.theory.problems import REAL, Quadratics, eye, normal, seeded, square, times
 
 CLIENTS = "8 clients, d = 12, eigenvalues 1 to 4, E = 5"
 
 
-@check(
-    "E1",
-    "FedZMG is FedAvg on the hyperplane through the start",
-    "with w = w_0 + U z, U a basis of zero-sum vectors, both make the same steps; every result "
-    "on FedAvg carries over with constants of the restricted problem",
-)
+@check("E1", "FedZMG is FedAvg on the hyperplane through the start")
 def _restriction(size: Size, found: Finding) -> None:
+    """With w = w_0 + U z, U a basis of zero-sum vectors, both make the same steps.
+
+    Every result on FedAvg carries over with constants of the restricted problem.
+    """
     steps, repetitions = 500, 20
     found.setting = f"{CLIENTS}, noise 0.5, {steps} steps; constants on {size.problems} problems"
     generator, problem, start, rate = setup(101, 0.0)
-    basis = hyperplane_basis(problem.dims)
+    basis = descent.hyperplane_basis(problem.dims)
     inside = problem.restricted(start, basis)
     shape = (len(problem.share), repetitions, problem.dims)
     noise, same_noise = descent.isotropic(101, *shape), descent.isotropic(101, *shape)
@@ -53,15 +42,13 @@ def _restriction(size: Size, found: Finding) -> None:
     ):  # fmt: skip
         apart = outer.after[0] - start - inner.after[0] @ basis.mT
         worst = torch.maximum(worst, apart.abs().max())
-    many = quadratics(generator, problems=(size.problems,))
+    many = Quadratics.draw(generator, size.problems, 8)
     origin = many.optimum + normal(generator, size.problems, problem.dims)
     smaller = many.restricted(origin[:, None, :], basis)
     off = start + basis @ inside.optimum - problem.constrained_optimum(start)
     found.zero("distance of any two models, largest", worst, 1e-11)
-    found.add("restricted L / L, largest", 1.0, smaller.smoothness / many.smoothness, 1e-9,
-              "at most")  # fmt: skip
-    found.add("restricted mu / mu, smallest", 1.0, smaller.convexity / many.convexity, 1e-9,
-              "at least")  # fmt: skip
+    found.at_most("restricted L / L, largest", 1.0, smaller.smoothness / many.smoothness, 1e-9)
+    found.at_least("restricted mu / mu, smallest", 1.0, smaller.convexity / many.convexity, 1e-9)
     found.zero("optimum of the restricted problem, off w_c", off, 1e-11)
 
 
@@ -70,12 +57,9 @@ def _tolerance(steps: int) -> float:
     return (60.0 / steps) ** 2
 
 
-@check(
-    "E2",
-    "Projection per column instead of one for all",
-    "conserved is one sum per output unit, B w = B w_0; the limit minimises F under that",
-)
+@check("E2", "Projection per column instead of one for all")
 def _per_column(size: Size, found: Finding) -> None:
+    """One sum per output unit is conserved, B w = B w_0; the limit minimises F under that."""
     steps = min(size.steps, 6000)
     found.setting = f"{CLIENTS}, as a 3 x 3 kernel and 3 free biases, {steps:,} steps"
     _, problem, start, rate = setup(102)
@@ -99,10 +83,9 @@ def _per_column(size: Size, found: Finding) -> None:
                   float(problem.constrained_gap(start, rows)), gap, 0.01, "relative")  # fmt: skip
 
 
-@check(
-    "E3", "Momentum", "momentum of projected gradients keeps the sum and leads to the same limit"
-)
+@check("E3", "Momentum")
 def _momentum(size: Size, found: Finding) -> None:
+    """Momentum of projected gradients keeps the sum and leads to the same limit."""
     beta, steps = 0.9, min(size.steps, 6000)
     found.setting = f"{CLIENTS}, momentum {beta}, restarted every round, {steps:,} steps"
     generator, problem, start, usual = setup(103)
@@ -121,14 +104,13 @@ def _momentum(size: Size, found: Finding) -> None:
     found.zero("projecting the buffer instead: difference", descent.zero_mean(late) - first, 1e-12)
 
 
-@check(
-    "E4",
-    "Partial participation",
-    "with renormalised weights the limit is that of full participation",
-    "for clients of equal size; otherwise the limit is that of the weights a client has on "
-    "average over cohorts",
-)
+@check("E4", "Partial participation")
 def _participation(size: Size, found: Finding) -> None:
+    """With renormalised weights the limit is that of full participation."""
+    found.remedy = (
+        "for clients of equal size; otherwise the limit is that of the weights a client has on "
+        "average over cohorts"
+    )
     count, repetitions, steps = 3, max(20, size.repetitions // 4), min(size.steps, 3000)
     found.setting = f"{CLIENTS}, 3 clients a round, {repetitions} repetitions, {steps:,} steps"
     generator, problem, start, rate = setup(104)
@@ -166,13 +148,12 @@ def _participation(size: Size, found: Finding) -> None:
         found.zero(f"{name}: |mean w_T - limit for E[weights]|^2, the same", off_effective, 6.0)
 
 
-@check(
-    "E5",
-    "Server learning rate",
-    "eta_s changes neither the sum nor the limit; with constant steps the limit is a fixed "
-    "point of the round, off w_c by the order of n",
-)
+@check("E5", "Server learning rate")
 def _server_rate(size: Size, found: Finding) -> None:
+    """eta_s changes neither the sum nor the limit.
+
+    With constant steps the limit is a fixed point of the round, off w_c by the order of n.
+    """
     steps, constant, long = min(size.steps, 6000), 0.05, max(800, min(size.steps, 3000))
     found.setting = f"{CLIENTS}, {steps:,} steps n_t, or {long:,} of {constant}"
     _, problem, start, rate = setup(105)
@@ -193,7 +174,7 @@ def _server_rate(size: Size, found: Finding) -> None:
 
 def _fixed_point(problem: Quadratics, start: Tensor, n: float) -> Tensor:
     """Solve for the fixed point of a round of constant steps on the hyperplane."""
-    basis = hyperplane_basis(problem.dims)
+    basis = descent.hyperplane_basis(problem.dims)
     inside = problem.restricted(start, basis)
     one = eye(problem.dims - 1)
     left = one - torch.linalg.matrix_power(one - n * inside.curvature, LOCAL_STEPS)
@@ -203,16 +184,13 @@ def _fixed_point(problem: Quadratics, start: Tensor, n: float) -> Tensor:
     return start + basis @ inner
 
 
-@check(
-    "E6",
-    "Limit with weight decay",
-    "the limit minimises F + lambda |w|^2 / 2 among vectors of zero sum, whatever the start",
-)
+@check("E6", "Limit with weight decay")
 def _decay_limit(size: Size, found: Finding) -> None:
+    """The limit minimises F + lambda |w|^2 / 2 among vectors of zero sum, whatever the start."""
     decay, steps = 0.5, min(size.steps, 8000)
     found.setting = f"{CLIENTS}, lambda = {decay}, {steps:,} steps, two starts"
     generator = seeded(106)
-    problem = quadratics(generator)
+    problem = Quadratics.draw(generator)
     rate = descent.theorems_schedule(problem)
     curvature = problem.curvature + decay * eye(problem.dims)
     pull = times(problem.curvature, problem.centre)

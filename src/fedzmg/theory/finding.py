@@ -84,6 +84,9 @@ class Finding:
             measured = measured.min()
         self.lines.append(Value(what, predicted, float(measured), tolerance, rule, stated))
 
+    at_most = functools.partialmethod(add, rule="at most")
+    at_least = functools.partialmethod(add, rule="at least")
+
     def zero(
         self, what: str, measured: Tensor | float, tolerance: float, *, stated: bool = False
     ) -> None:
@@ -117,15 +120,15 @@ Check: TypeAlias = Callable[[Size], Finding]
 REGISTERED: dict[str, Check] = {}
 
 
-def check(
-    id: str, title: str, claim: str, remedy: str = ""
-) -> Callable[[Callable[[Size, Finding], None]], Check]:
-    """Register a function that fills in the finding of a check."""
+def check(id: str, title: str) -> Callable[[Callable[[Size, Finding], None]], Check]:
+    """Register a function that fills in a finding; its docstring is the claim."""
 
     def register(fill: Callable[[Size, Finding], None]) -> Check:
+        claim = " ".join((fill.__doc__ or "").split()).removesuffix(".")
+
         @functools.wraps(fill)
         def run(size: Size) -> Finding:
-            finding = Finding(id, title, claim, remedy)
+            finding = Finding(id, title, claim)
             fill(size, finding)
             return finding
 

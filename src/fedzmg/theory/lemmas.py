@@ -11,30 +11,19 @@ from fedzmg.theory import descent
 from fedzmg.theory.convergence import SETTING, Run, paired_run
 from fedzmg.theory.descent import LOCAL_STEPS, Schedule, theorems_schedule
 from fedzmg.theory.finding import Finding, Size, check
-from fedzmg.theory.problems import (
-    REAL,
-    Quadratics,
-    eye,
-    hyperplane_basis,
-    normal,
-    seeded,
-    square,
-    times,
-)
+from fedzmg.theory.problems import REAL, Quadratics, eye, normal, seeded, square, times
 
-DEVIATION = 0.5
 DIMS = 12
 STEP = 0.5
 """Step of T2, in units of 1/L."""
 
 
-@check(
-    "T1",
-    "Geometry of the projection",
-    "Phi is symmetric, idempotent and non-expansive; "
-    "|Phi a - Phi b|^2 = |a - b|^2 - d (mean a - mean b)^2",
-)
+@check("T1", "Geometry of the projection")
 def _operator(size: Size, found: Finding) -> None:
+    """Phi is symmetric, idempotent and non-expansive.
+
+    |Phi a - Phi b|^2 = |a - b|^2 - d (mean a - mean b)^2.
+    """
     pairs = min(1000, size.samples)
     found.setting = f"{pairs:,} random pairs, d = {DIMS}, means with standard deviation 3"
     generator = seeded(1)
@@ -46,21 +35,18 @@ def _operator(size: Size, found: Finding) -> None:
     power = (a**2).sum(-1)
     found.zero("|<Phi a, b> - <a, Phi b>|, largest", skew, 1e-11, stated=True)
     found.zero("|Phi Phi a - Phi a|, largest", descent.zero_mean(phi_a) - phi_a, 1e-12, stated=True)
-    found.add("|Phi a| / |a|, largest", 1.0, phi_a.norm(dim=-1) / a.norm(dim=-1), 1e-12, "at most",
-              stated=True)  # fmt: skip
+    shorter = phi_a.norm(dim=-1) / a.norm(dim=-1)
+    found.at_most("|Phi a| / |a|, largest", 1.0, shorter, 1e-12, stated=True)
     found.zero("error of the identity, largest", distance - identity, 1e-10, stated=True)
     found.zero("sum of the entries of Phi a, largest", phi_a.sum(-1), 1e-12)
     found.add("share of |a|^2 removed, mean", float((DIMS * a.mean(-1) ** 2 / power).mean()),
               (1.0 - (phi_a**2).sum(-1) / power).mean(), 1e-12)  # fmt: skip
 
 
-@check(
-    "T2",
-    "Descent inequality",
-    "a step of 1/(2L) gives F(y) < F(x) - |grad F(x)|^2 / (2L)",
-    "with 3/(8L), or with the step 1/L",
-)
+@check("T2", "Descent inequality")
 def _descent_inequality(size: Size, found: Finding) -> None:
+    """A step of 1/(2L) gives F(y) < F(x) - |grad F(x)|^2 / (2L)."""
+    found.remedy = "with 3/(8L), or with the step 1/L"
     found.setting = "F = (L/2) x^2, L = 2, x = 3; then random L-smooth quadratics"
     smooth, at = 2.0, 3.0
 
@@ -78,18 +64,15 @@ def _descent_inequality(size: Size, found: Finding) -> None:
     moved = x - STEP * gradient / smooth
     gain = 0.5 * (curvature * (x**2 - moved**2)).sum(-1) * smooth / (gradient**2).sum(-1)
     bound = value(at) - decrease
-    found.add("F(y) after the step 1/(2L)", bound, half, rule="at most", stated=True)
+    found.at_most("F(y) after the step 1/(2L)", bound, half, stated=True)
     found.add("F(y), bound with 3/(8L)", value(at) - 0.75 * decrease, half, 1e-12)
     found.add("F(y) after the step 1/L, bound with 1/(2L)", bound, full, 1e-12)
-    found.add("least gain of a step 1/(2L), in |grad|^2/L", 0.375, gain, 1e-12, "at least")
+    found.at_least("least gain of a step 1/(2L), in |grad|^2/L", 0.375, gain, 1e-12)
 
 
-@check(
-    "T3",
-    "Variance of the projected gradient (Lemma 2)",
-    "E |Phi noise|^2 = tr Sigma - 1' Sigma 1 / d, so the gain is the share of intensity noise",
-)
+@check("T3", "Variance of the projected gradient (Lemma 2)")
 def _variance(size: Size, found: Finding) -> None:
+    """E |Phi noise|^2 = tr Sigma - 1' Sigma 1 / d, so the gain is the share of intensity noise."""
     generator = seeded(3)
     generic = normal(generator, DIMS, DIMS)
     generic = generic @ generic.mT / DIMS
@@ -138,7 +121,7 @@ def constant(problem: Quadratics, second_moment: float, noise_dims: int) -> list
     return [
         6.0 * float(problem.smoothness * problem.heterogeneity),
         8.0 * (LOCAL_STEPS - 1) ** 2 * second_moment,
-        float((problem.share**2).sum()) * DEVIATION**2 * noise_dims,
+        float((problem.share**2).sum()) * descent.DEVIATION**2 * noise_dims,
     ]
 
 
@@ -150,18 +133,15 @@ def numerator(terms: list[float], rate: Schedule, convexity: float, start: float
 def _bound_inside(run: Run) -> tuple[list[float], float]:
     """Compute ``C`` and ``delta`` of FedAvg's theorem on the hyperplane through the start."""
     problem = run.problem
-    inside = problem.restricted(run.start, hyperplane_basis(problem.dims))
+    inside = problem.restricted(run.start, descent.hyperplane_basis(problem.dims))
     terms = constant(inside, run.projected_moment, problem.dims - 1)
     start = square(run.start - problem.constrained_optimum(run.start))
     return terms, numerator(terms, theorems_schedule(problem), float(inside.convexity), start)
 
 
-@check(
-    "T10",
-    "The constant C, and the bound beside the run",
-    "C is strictly smaller for FedZMG, and E |w_t - w*|^2 <= delta/(gamma + t)",
-)
+@check("T10", "The constant C, and the bound beside the run")
 def _constants(size: Size, found: Finding) -> None:
+    """C is strictly smaller for FedZMG, and E |w_t - w*|^2 <= delta/(gamma + t)."""
     run, other = paired_run(5, 0.0, size), paired_run(6, 1.0, size)
     found.setting = f"{SETTING}, the run of T5; G^2 measured along it ({run.second_moment:.4g})"
     problem, dims = run.problem, run.problem.dims
@@ -175,38 +155,37 @@ def _constants(size: Size, found: Finding) -> None:
     )
     sharper, delta_inside = _bound_inside(run)
     _, delta_other = _bound_inside(other)
-    noise = descent.isotropic(
-        10, len(problem.share), size.samples // 10, dims, deviation=DEVIATION
-    )()
+    noise = descent.isotropic(10, len(problem.share), size.samples // 10, dims)()
     averaged = (problem.share[:, None, None] * noise).sum(0)
     gamma = 6.0 * float(problem.smoothness) * _gamma(run)
     end = run.steps[-1]
-    limit = descent.asymptotic_constant(problem, rate, hyperplane_basis(dims)) / end
+    limit = descent.asymptotic_constant(problem, rate, descent.hyperplane_basis(dims)) / end
     final = delta / (rate.gamma + end)
     tolerance = 3.0 / size.repetitions**0.5 + 300.0 / end
-    found.add("1 - FedZMG's C / FedAvg's C, above 0", 0.0, 1.0 - sum(projected) / sum(plain),
-              -1e-12, "at least", stated=True)  # fmt: skip
-    found.add("FedAvg: measured / bound, largest", 1.0, _tightest(run, run.plain, delta_plain),
-              rule="at most", stated=True)  # fmt: skip
-    found.add("FedZMG: measured / bound, largest", 1.0, _tightest(run, run.projected, delta),
-              rule="at most", stated=True)  # fmt: skip
+    saved = 1.0 - sum(projected) / sum(plain)
+    found.at_least("1 - FedZMG's C / FedAvg's C, above 0", 0.0, saved, -1e-12, stated=True)
+    for name, curve, bound in (
+        ("FedAvg", run.plain, delta_plain),
+        ("FedZMG", run.projected, delta),
+    ):
+        worst = _tightest(run, curve, bound)
+        found.at_most(f"{name}: measured / bound, largest", 1.0, worst, stated=True)
     for name, terms, part in (
         ("FedAvg", plain, averaged), ("FedZMG", projected, descent.zero_mean(averaged)),
     ):  # fmt: skip
         power = (part**2).sum(-1).mean()
         found.add(f"noise term, {name}", terms[-1], power, 0.05, "relative")
     found.add("6 L Gamma, from the last models", plain[0], gamma, 0.01, "relative")
-    found.add("noise term / C, at most a thousandth", 1e-3, projected[-1] / sum(projected),
-              rule="at most")  # fmt: skip
+    found.at_most("noise term / C, at most a thousandth", 1e-3, projected[-1] / sum(projected))
     found.add("FedZMG: bound / measured at T", final / limit, final / run.projected[-1], tolerance,
               "relative")  # fmt: skip
-    found.add("constants on the hyperplane: C / the paper's", 1.0, sum(sharper) / sum(projected),
-              rule="at most")  # fmt: skip
+    ratio = sum(sharper) / sum(projected)
+    found.at_most("constants on the hyperplane: C / the paper's", 1.0, ratio)
     for name, one, bound in (
         ("hyperplane bound: measured / bound, largest", run, delta_inside),
         ("the same for T6's start, distance to w_c", other, delta_other),
     ):
-        found.add(name, 1.0, _tightest(one, one.projected, bound), rule="at most")
+        found.at_most(name, 1.0, _tightest(one, one.projected, bound))
     for name, bound in (
         ("FedAvg's bound", delta_plain), ("FedZMG's bound", delta),
         ("bound on the hyperplane", delta_inside),

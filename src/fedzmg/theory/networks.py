@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.functional import hessian
-from torch.nn.functional import linear
+from torch.func import functional_call, grad
 
 from fedzmg import tasks
 from fedzmg.algorithms.fedavg import SGD
@@ -24,7 +24,7 @@ from fedzmg.simulation import Trial, simulate
 from fedzmg.tasks.task import Task
 from fedzmg.theory import descent
 from fedzmg.theory.finding import Finding, Series, Size, check
-from fedzmg.theory.problems import REAL, eye, normal, quadratics, regressions, seeded
+from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, seeded
 from fedzmg.tree import Tree
 
 INPUTS, HIDDEN, L2 = 6, 5, 0.03
@@ -45,21 +45,14 @@ def trained(task: Task, rounds: int, name: str = "fedzmg", **options: Any) -> li
     return models
 
 
-def small_cnn() -> nn.Sequential:
-    """Build a convolution and two dense layers for 28x28 images, 3,426 parameters."""
-    return nn.Sequential(
+@check("T11", "Column sums in a network")
+def _column_sums(size: Size, found: Finding) -> None:
+    """Without decay every kernel's sums over its inputs stay as they were initialised."""
+    small_cnn = nn.Sequential(
         nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 4, 5, stride=4, padding=2), nn.ReLU(), nn.Flatten(),
         nn.Linear(4 * 7 * 7, 16), nn.ReLU(), nn.Linear(16, 10),
     )  # fmt: skip
-
-
-@check(
-    "T11",
-    "Column sums in a network",
-    "without decay every kernel's sums over its inputs stay as they were initialised",
-)
-def _column_sums(size: Size, found: Finding) -> None:
-    task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn()))
+    task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn))
     decay, rate, rounds = 0.01, 0.05, min(size.rounds, 6)
     axes = {name: over for name, over in projected_axes(task.model.layout).items() if over}
     found.setting = (
@@ -79,15 +72,12 @@ def _column_sums(size: Size, found: Finding) -> None:
     found.zero("change of a column sum, largest", change(1.0, client_decay=0.0), 1e-12, stated=True)
     found.zero(f"lambda = {decay}: off prod (1 - lambda lr), largest",
                change(factor, client_decay=decay), 1e-12)  # fmt: skip
-    found.add("without projection: largest change, at least", 1e-3, free, rule="at least")
+    found.at_least("without projection: largest change, at least", 1e-3, free)
 
 
-@check(
-    "T12",
-    "Energy of the mean component",
-    "of a dense layer's gradient, projection removes mean(x)^2 / mean(x^2) of every example",
-)
+@check("T12", "Energy of the mean component")
 def _mean_energy(size: Size, found: Finding) -> None:
+    """Projection removes mean(x)^2 / mean(x^2) of every example's gradient in a dense layer."""
     width, examples = 512, max(256, size.samples // 200)
     found.setting = (
         f"dense layer of {width} inputs, {examples:,} examples; digits; then the digits CNN along "
@@ -119,8 +109,7 @@ def _mean_energy(size: Size, found: Finding) -> None:
     found.zero("digits, each image centred", float(centred.mean()), 1e-12)
     found.series = _along_training(size)
     first = min(y[0] for name, (_, y) in found.series.items() if name.startswith("layer 1"))
-    found.add("first convolution of the CNN, at least half at the start", 0.5, first,
-              rule="at least")  # fmt: skip
+    found.at_least("first convolution of the CNN, at least half at the start", 0.5, first)
 
 
 def removed_shares(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -170,13 +159,10 @@ def _along_training(size: Size) -> Series:
     }  # fmt: skip
 
 
-@check(
-    "E9",
-    "Adaptive servers",
-    "zero-mean clients keep the column sums, whatever the server does with their updates",
-    "for averaging servers; an adaptive one must project its own step",
-)
+@check("E9", "Adaptive servers")
 def _adaptive_server(size: Size, found: Finding) -> None:
+    """zero-mean clients keep the column sums, whatever the server does with their updates."""
+    found.remedy = "for averaging servers; an adaptive one must project its own step"
     rounds = 3 * size.rounds
     found.setting = f"this package on its task quadratic in float64, {rounds} rounds, no decay"
     task = tasks.get("quadratic", {"distance": "constrained"})
@@ -219,29 +205,16 @@ class Net:
 
     def loss(self, vector: Tensor) -> Tensor:
         """Compute half the mean squared error plus an l2 term, which isolates minima."""
-        first, first_bias, second, second_bias = self.tree(vector).values()
-        off = linear(torch.tanh(linear(self.x, first, first_bias)), second, second_bias) - self.y
+        off: Tensor = functional_call(self.module, dict(self.tree(vector)), self.x) - self.y
         return 0.5 * off.square().mean() + 0.5 * L2 * vector.square().sum()
 
-    def gradient(self, vector: Tensor) -> Tensor:
-        """Compute the gradient."""
-        tracked = vector.detach().requires_grad_()
-        [found] = torch.autograd.grad(self.loss(tracked), [tracked])
-        return found
 
-    def curvature(self, vector: Tensor) -> Tensor:
-        """Compute the Hessian by automatic differentiation."""
-        found: Tensor = hessian(self.loss, vector)  # type: ignore[no-untyped-call]
-        return found
-
-
-@check(
-    "E7",
-    "A non-convex network",
-    "FedZMG ends where the gradient is constant along the inputs of every unit: a stationary "
-    "point of the loss under fixed column sums, not of the loss",
-)
+@check("E7", "A non-convex network")
 def _stationary(_size: Size, found: Finding) -> None:
+    """FedZMG ends where the gradient is constant along the inputs of every unit.
+
+    This is a stationary point of the loss under fixed column sums, not of the loss.
+    """
     steps = 700
     found.setting = (
         f"tanh network {INPUTS}-{HIDDEN}-1 with biases, l2 {L2}, 80 examples, momentum 0.95, "
@@ -250,12 +223,12 @@ def _stationary(_size: Size, found: Finding) -> None:
     net = Net(107)
     params, velocity, norms = net.start, torch.zeros_like(net.start), []
     for _ in range(steps):
-        gradient = net.gradient(params)
+        gradient = grad(net.loss)(params)
         centred = net.phi @ gradient
         norms.append((float(gradient.norm()), float(centred.norm())))
         velocity = 0.95 * velocity + centred
         params = params - 0.1 * velocity
-    gradient, curvature = net.gradient(params), net.curvature(params)
+    gradient, curvature = grad(net.loss)(params), hessian(net.loss, params)  # type: ignore[no-untyped-call]
     moved = net.tree(params - net.start)
     axes = projected_axes(layout_of(net.module))
     sums = torch.cat([moved[name].sum(over) for name, over in axes.items() if over])
@@ -267,51 +240,45 @@ def _stationary(_size: Size, found: Finding) -> None:
     gain = net.loss(params) - net.loss(free)
     found.zero("|Phi grad F| / |grad F| at the end", (net.phi @ gradient).norm() / gradient.norm(),
                1e-4)  # fmt: skip
-    found.add("|grad F| at the end, at least", 1e-3, gradient.norm(), rule="at least")
+    found.at_least("|grad F| at the end, at least", 1e-3, gradient.norm())
     found.zero("drift of a column sum, largest", sums, 1e-12)
-    found.add("least curvature on the constraint set", 0.0, least, rule="at least")
-    found.add("decrease of F by one unprojected step, above", 0.0, gain, -1e-9, "at least")
+    found.at_least("least curvature on the constraint set", 0.0, least)
+    found.at_least("decrease of F by one unprojected step, above", 0.0, gain, -1e-9)
     for name, curve in zip(("|grad F|", "|Phi grad F|"), zip(*norms, strict=True), strict=True):
         found.series[name] = (list(range(1, steps + 1, 20)), curve[::20])
 
 
-@check(
-    "E8",
-    "Lipschitz constant of the gradient",
-    "lambda_max(Phi H Phi) <= lambda_max(H)",
-    "where lambda_max(H) >= 0, and always for the spectral norm",
-)
+@check("E8", "Lipschitz constant of the gradient")
 def _curvature(size: Size, found: Finding) -> None:
+    """lambda_max(Phi H Phi) <= lambda_max(H)."""
+    found.remedy = "where lambda_max(H) >= 0, and always for the spectral norm"
     found.setting = (
         f"{size.problems} quadratics, logistic regression at 20 points, the tanh network at 4 "
         "points, its Hessian by automatic differentiation"
     )
     generator = seeded(108)
-    many, regression, net = (
-        quadratics(generator, problems=(size.problems,)), regressions(generator), Net(108),
-    )  # fmt: skip
+    many, regression = Quadratics.draw(generator, size.problems, 8), Logistic.draw(generator)
+    net = Net(108)
     points = [normal(generator, regression.dims) for _ in range(20)]
     hessians = {
         "quadratics": many.mean_curvature,
         "logistic regression": torch.stack([regression.hessian(point) for point in points]),
-        "network": torch.stack(
-            [net.curvature(scale * net.start) for scale in (0.3, 1.0, 2.0, 4.0)]
-        ),
+        "network": torch.stack([hessian(net.loss, n * net.start) for n in (0.3, 1.0, 2.0, 4.0)]),  # type: ignore[no-untyped-call]
     }
     for name, matrices in hessians.items():
         phi = net.phi if name == "network" else descent.zero_mean(eye(matrices.shape[-1]))
         whole, inside = torch.linalg.eigvalsh(torch.stack([matrices, phi @ matrices @ phi]))
         ratios = inside[:, -1] / whole[:, -1]
-        found.add(f"{name}: lambda_max(Phi H Phi) / lambda_max(H), largest", 1.0, ratios, 1e-9,
-                  "at most", stated=True)  # fmt: skip
+        label = f"{name}: lambda_max(Phi H Phi) / lambda_max(H), largest"
+        found.at_most(label, 1.0, ratios, 1e-9, stated=True)
         found.series[name] = (list(range(len(ratios))), ratios.sort().values.tolist())
     norms = inside.abs().amax(-1) / whole.abs().amax(-1)
     phi = descent.zero_mean(eye(many.dims))
     # A quadratic whose steepest direction is projected away.
     steep = torch.linalg.eigvalsh(phi @ (eye(many.dims) + 1.0) @ phi).max() / (1 + many.dims)
-    found.add("H = -I: lambda_max(Phi H Phi)", -1.0, torch.linalg.eigvalsh(-phi @ phi), 1e-9,
-              "at most", stated=True)  # fmt: skip
-    found.add("network: |Phi H Phi| / |H|, largest", 1.0, norms, 1e-9, "at most")
-    found.add("network: least eigenvalue of H, below zero", 0.0, whole.min(), -1e-3, "at most")
+    negative = torch.linalg.eigvalsh(-phi @ phi)
+    found.at_most("H = -I: lambda_max(Phi H Phi)", -1.0, negative, 1e-9, stated=True)
+    found.at_most("network: |Phi H Phi| / |H|, largest", 1.0, norms, 1e-9)
+    found.at_most("network: least eigenvalue of H, below zero", 0.0, whole.min(), -1e-3)
     found.add("H = I + 11': lambda_max(Phi H Phi) / lambda_max(H), 1/(1+d)", 1.0 / (1 + many.dims),
               steep, 1e-9)  # fmt: skip

@@ -52,15 +52,12 @@ class Quadratics:
         mean_pull = (share[..., None] * pull).sum(-2)
         self.optimum: Tensor = torch.linalg.solve(self.mean_curvature, mean_pull)
         eigenvalues: Tensor = torch.linalg.eigvalsh(curvature)
-        self.smoothness = eigenvalues.amax((-1, -2))
-        """``L``, the largest over clients."""
-        self.convexity = eigenvalues.amin((-1, -2))
-        """``mu``, the smallest over clients."""
-
-    @property
-    def ones(self) -> Tensor:
-        """Normal of the hyperplane, as a constraint matrix of one row."""
-        return torch.ones(1, self.dims, dtype=REAL)
+        self.smoothness = eigenvalues.amax((-1, -2))  # L, the largest over clients
+        self.convexity = eigenvalues.amin((-1, -2))  # mu, the smallest over clients
+        # Gamma = F* - sum_k p_k F_k*; every F_k* is zero here.
+        self.heterogeneity = self.value(self.optimum)
+        # The normal of the hyperplane, as a constraint matrix of one row.
+        self.ones = torch.ones(1, self.dims, dtype=REAL)
 
     def gradients(self, models: Tensor, noise: Tensor | None = None) -> Tensor:
         """Compute ``A_k (w_k - c_k)`` plus noise, at models ``[..., clients, repetitions, d]``."""
@@ -82,11 +79,6 @@ class Quadratics:
         """Compute ``F(w) - F*``."""
         off = model - self.optimum
         return 0.5 * (off * times(self.mean_curvature, off)).sum(-1)
-
-    @property
-    def heterogeneity(self) -> Tensor:
-        """``Gamma = F* - sum_k p_k F_k*``; every ``F_k*`` is zero here."""
-        return self.value(self.optimum)
 
     def constrained_optimum(self, start: Tensor, constraints: Tensor | None = None) -> Tensor:
         """Minimise ``F`` under ``B w = B start``; ``B`` is one row of ones by default.
@@ -116,38 +108,25 @@ class Quadratics:
         pull = times(basis.mT @ self.curvature, self.centre - origin)
         return Quadratics(curvature, torch.linalg.solve(curvature, pull), self.share)
 
+    @classmethod
+    def draw(
+        cls, generator: torch.Generator, *shape: int, dims: int = 12,
+        eigenvalues: tuple[float, float] = (1.0, 4.0), spread: float = 1.0,
+    ) -> Quadratics:  # fmt: skip
+        """Draw ``[..., clients]``, by default 8, with exactly these extreme eigenvalues.
 
-def quadratics(
-    generator: torch.Generator,
-    *,
-    problems: tuple[int, ...] = (),
-    clients: int = 8,
-    dims: int = 12,
-    eigenvalues: tuple[float, float] = (1.0, 4.0),
-    spread: float = 1.0,
-) -> Quadratics:
-    """Draw clients whose curvature has exactly these extreme eigenvalues.
-
-    Centres are normal with standard deviation ``spread``; weights are those of clients that hold
-    10 to 30 examples.
-    """
-    low, high = eigenvalues
-    shape = (*problems, clients)
-    rotation, _ = torch.linalg.qr(normal(generator, *shape, dims, dims))
-    values = low + (high - low) * torch.rand(*shape, dims, generator=generator, dtype=REAL)
-    values[..., 0], values[..., -1] = low, high
-    curvature = rotation * values[..., None, :] @ rotation.mT
-    counts = torch.randint(10, 31, shape, generator=generator).to(REAL)
-    centre = spread * normal(generator, *shape, dims)
-    return Quadratics(0.5 * (curvature + curvature.mT), centre, counts / counts.sum(-1, True))
-
-
-def hyperplane_basis(dims: int) -> Tensor:
-    """Return an orthonormal basis, as columns, of the vectors whose entries sum to zero."""
-    whole = eye(dims)
-    whole[:, 0] = 1.0
-    basis: Tensor = torch.linalg.qr(whole)[0]
-    return basis[:, 1:]
+        Centres are normal with standard deviation ``spread``; weights are those of clients that
+        hold 10 to 30 examples.
+        """
+        low, high = eigenvalues
+        shape = shape or (8,)
+        rotation, _ = torch.linalg.qr(normal(generator, *shape, dims, dims))
+        values = low + (high - low) * torch.rand(*shape, dims, generator=generator, dtype=REAL)
+        values[..., 0], values[..., -1] = low, high
+        curvature = rotation * values[..., None, :] @ rotation.mT
+        counts = torch.randint(10, 31, shape, generator=generator).to(REAL)
+        centre = spread * normal(generator, *shape, dims)
+        return cls(0.5 * (curvature + curvature.mT), centre, counts / counts.sum(-1, True))
 
 
 class Logistic:
@@ -190,11 +169,11 @@ class Logistic:
             model = model - basis @ step
         return model
 
-
-def regressions(generator: torch.Generator, clients: int = 6, examples: int = 40) -> Logistic:
-    """Draw clients that differ in the mean of their features and in their true weights."""
-    dims = 8
-    features = normal(generator, clients, examples, dims) + 0.5 * normal(generator, clients, 1, 1)
-    truth = 0.4 + normal(generator, dims) + 0.5 * normal(generator, clients, 1, dims)
-    noise = normal(generator, clients, examples)
-    return Logistic(torch.sign((features * truth).sum(-1) + noise)[..., None] * features)
+    @classmethod
+    def draw(cls, generator: torch.Generator, clients: int = 6, examples: int = 40) -> Logistic:
+        """Draw clients that differ in the mean of their features and in their true weights."""
+        features = normal(generator, clients, examples, 8)
+        features += 0.5 * normal(generator, clients, 1, 1)
+        truth = 0.4 + normal(generator, 8) + 0.5 * normal(generator, clients, 1, 8)
+        noise = normal(generator, clients, examples)
+        return cls(torch.sign((features * truth).sum(-1) + noise)[..., None] * features)

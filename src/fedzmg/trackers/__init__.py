@@ -93,23 +93,18 @@ class Tracking:
         self._inner.begin(label, rounds, done)
 
     def advance(self, report: RoundReport) -> None:
-        simulation = report.simulation
+        simulation, project = report.simulation, self._out.resolve().name or "fedzmg"
+        metric = simulation.task.metric.name
 
         def log(name: str) -> None:
-            if name not in self._open:
-                own = self._open[name] = []
-                project, directory = self._out.resolve().name, self._out / "tracking" / name
-                for trial in simulation.trials:
-                    run, facts = self._naming(self._label, trial), settings(simulation, trial)
-                    tracker = self._makers[name]()
-                    tracker.start(
-                        TrackedRun(run, project or "fedzmg", facts, directory, self._done)
-                    )
-                    own.append(tracker)
+            directory = self._out / "tracking" / name
+            for trial in simulation.trials if name not in self._open else ():
+                run, facts = self._naming(self._label, trial), settings(simulation, trial)
+                tracker = self._makers[name]()
+                tracker.start(TrackedRun(run, project, facts, directory, self._done))
+                self._open.setdefault(name, []).append(tracker)
             for i, record in enumerate(report.records):
-                # A trial stopped in this round still logs it.
-                if i not in self._stopped:
-                    metric = simulation.task.metric.name
+                if i not in self._stopped:  # a trial stopped in this round still logs it
                     self._open[name][i].log(report.round, values(record, metric))
 
         self._for_each(self._makers, log)
@@ -311,11 +306,7 @@ TRACKERS: dict[str, tuple[Make, tuple[str, ...]]] = {
 
 
 def named(names: str | Sequence[str] | None) -> dict[str, Make]:
-    """Return the factories of named trackers; a text is comma-separated.
-
-    >>> named("")
-    {}
-    """
+    """Return the factories of named trackers; a text is comma-separated."""
     listed = names.split(",") if isinstance(names, str) else names or []
     found = {}
     for name in filter(None, map(str.strip, listed)):

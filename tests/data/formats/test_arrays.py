@@ -52,6 +52,9 @@ def test_strings_become_text_and_names_become_classes() -> None:
 def test_arrays_of_objects_count_as_what_they_hold() -> None:
     columns = arrays.from_arrays(*(np.array(v, object) for v in (["p", "q"], [3, 1], [7, 5])))
     assert (rows_of(columns), texts(columns)) == ({"5": [1], "7": [3]}, ["q", "p"])
+    for x in ([[1, 2.5], [3, 4]], [1, 2.5]):
+        made = arrays.from_arrays(np.array(x, object), [0, 1]).array("x")
+        assert (made.tolist(), made.dtype) == (x, np.float64)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,8 @@ def test_arrays_of_objects_count_as_what_they_hold() -> None:
         ([[1.0], [2.0, 3.0]], [0, 1], [0, 1], "rows of equal shape"),
         ([1j, 2j], [0, 1], [0, 1], "complex128"),
         (["a", None], [0, 1], [0, 1], "None in row 1"),
+        (np.array([[1, None], [2, 3]]), [0, 1], [0, 1], "type object"),
+        (np.array([[1, "a"], [2, 3]], object), [0, 1], [0, 1], "type object"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(x: Any, y: Any, clients: Any, match: str) -> None:

@@ -16,8 +16,8 @@ from fuzzing import damaged, fuzz_tests
 from hypothesis import strategies as st
 
 from fedzmg.data.columns import Columns
-from fedzmg.data.formats import cifar
-from fedzmg.data.formats.cifar import FINE_TO_COARSE
+from fedzmg.data.formats import images
+from fedzmg.data.formats.images import FINE_TO_COARSE
 from fedzmg.errors import InputError
 
 FINE = [19, 29, 0, 99]
@@ -97,7 +97,7 @@ def test_binary_files_follow_each_other(tmp_path: Path) -> None:
     assert collections.Counter(FINE_TO_COARSE) == dict.fromkeys(range(20), 5)
     first = put(tmp_path / "1.bin", BINARY[: 3 * 3074])
     second = put(tmp_path / "2.bin", BINARY[3 * 3074 :])
-    same(cifar.read_cifar_binary([first, second]))
+    same(images.read_cifar_binary([first, second]))
 
 
 BAD_RECORDS = {
@@ -113,14 +113,14 @@ BAD_RECORDS = {
 def test_bad_records_are_refused(tmp_path: Path, value: str) -> None:
     path = put(tmp_path / "bad.bin", BAD_RECORDS[value])
     with pytest.raises(InputError, match=f"bad.bin.*{value}"):
-        cifar.read_cifar_binary([path])
+        images.read_cifar_binary([path])
 
 
 def test_a_pickle_of_python_2(tmp_path: Path) -> None:
     data = python_2()
     content = pickle.loads(data, encoding="bytes")  # the one that was made above
     np.testing.assert_array_equal(content[b"data"], PIXELS)
-    same(cifar.read_cifar_python([put(tmp_path / "train", data)]))
+    same(images.read_cifar_python([put(tmp_path / "train", data)]))
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
@@ -128,10 +128,10 @@ def test_a_pickle_of_python_2(tmp_path: Path) -> None:
 def test_pickles_of_python_3(tmp_path: Path, protocol: int, text: bool) -> None:
     content = {key.decode() if text else key: value for key, value in batch().items()}
     data = pickle.dumps(content, protocol=protocol)
-    same(cifar.read_cifar_python([put(tmp_path / "train", data)]))
+    same(images.read_cifar_python([put(tmp_path / "train", data)]))
     older = data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
     if protocol < 4:  # later ones say how long a name is
-        same(cifar.read_cifar_python([put(tmp_path / "older", older)]))
+        same(images.read_cifar_python([put(tmp_path / "older", older)]))
 
 
 BAD: dict[str, tuple[Any, str]] = {
@@ -155,7 +155,7 @@ def test_bad_pickles_are_refused(tmp_path: Path, case: str) -> None:
     content, message = BAD[case]
     data = content if isinstance(content, bytes) else pickle.dumps(content, protocol=4)
     with pytest.raises(InputError, match=f"bad: .*{message}") as caught:
-        cifar.read_cifar_python([put(tmp_path / "bad", data)])
+        images.read_cifar_python([put(tmp_path / "bad", data)])
     assert "\n" not in str(caught.value)
 
 
@@ -222,7 +222,7 @@ def test_hostile_pickles_are_refused_and_run_nothing(tmp_path: Path) -> None:
     trap.unlink()
     for name, data in cases.items():
         with pytest.raises(InputError, match="bad: ") as caught:
-            cifar.read_cifar_python([put(tmp_path / "bad", data)])
+            images.read_cifar_python([put(tmp_path / "bad", data)])
         assert "\n" not in str(caught.value), name
         assert not trap.exists(), name
 
@@ -231,7 +231,7 @@ def test_every_cut_is_refused(tmp_path: Path) -> None:
     data = python_2(1)
     for end in [*range(0, 400, 9), *range(len(data) - 30, len(data), 3)]:
         with pytest.raises(InputError):
-            cifar.read_cifar_python([put(tmp_path / "cut", data[:end])])
+            images.read_cifar_python([put(tmp_path / "cut", data[:end])])
 
 
 @st.composite
@@ -251,8 +251,8 @@ PICKLES = [python_2(1), *(pickle.dumps(batch(1), protocol=protocol) for protocol
 
 
 test_damaged_pickles, test_many_damaged_pickles = fuzz_tests(
-    cifar.read_cifar_python, st.one_of(damaged(*PICKLES), scrambled()), 50, 4000
+    images.read_cifar_python, st.one_of(damaged(*PICKLES), scrambled()), 50, 4000
 )
 test_damaged_records, test_many_damaged_records = fuzz_tests(
-    cifar.read_cifar_binary, damaged(BINARY[:6148]), 25, 1000
+    images.read_cifar_binary, damaged(BINARY[:6148]), 25, 1000
 )

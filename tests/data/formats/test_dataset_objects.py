@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from test_arrays import rows_of, texts
 
-from fedzmg.data.formats.dataset_objects import from_dataset, from_partitions
+from fedzmg.data.formats.tabular import from_dataset, from_partitions
 from fedzmg.errors import InputError
 
 

@@ -10,7 +10,7 @@ import scipy.io
 from fuzzing import damaged, fuzz_tests
 from test_arrays import rows_of
 
-from fedzmg.data.formats import emnist_mat
+from fedzmg.data.formats import images
 from fedzmg.errors import InputError
 
 
@@ -37,7 +37,7 @@ def emnist(**changes: Any) -> dict[str, Any]:
 def read(folder: Path, data: bytes, split: str = "train", **kwargs: Any) -> Any:
     path = folder / "a.mat"
     path.write_bytes(data)
-    return emnist_mat.read_mat([path], split=split, **kwargs)
+    return images.read_mat([path], split=split, **kwargs)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -91,7 +91,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown split 'tset': did you mean 'test'"):
         read(tmp_path, valid, "tset")
     with pytest.raises(InputError, match="give one"):
-        emnist_mat.read_mat([tmp_path / "a.mat"] * 2, split="train")
+        images.read_mat([tmp_path / "a.mat"] * 2, split="train")
 
 
 # As NIST's: SciPy may crash on uncompressed files with damaged headers.
@@ -99,5 +99,5 @@ COMPRESSED = mat({"train": part(2, 0), "test": part(1, 1)})
 
 
 test_damaged_files, test_many_damaged_files = fuzz_tests(
-    emnist_mat.read_mat, damaged(COMPRESSED), 25, 3000
+    images.read_mat, damaged(COMPRESSED), 25, 3000
 )

@@ -10,7 +10,7 @@ import pytest
 from fuzzing import damaged, fuzz_tests
 from test_arrays import rows_of
 
-from fedzmg.data.formats import idx
+from fedzmg.data.formats.images import read_idx
 from fedzmg.errors import InputError
 
 # Two images of 2 x 3, byte by byte as the format says.
@@ -42,7 +42,7 @@ def packed(data: bytes) -> bytes:
 @pytest.mark.parametrize("swap", [False, True])
 def test_known_bytes(tmp_path: Path, pack_images: Any, pack_labels: Any, swap: bool) -> None:
     paths = write(tmp_path, a=pack_images(IMAGES), b=pack_labels(LABELS))
-    columns = idx.read_idx(paths[::-1] if swap else paths)
+    columns = read_idx(paths[::-1] if swap else paths)
     assert columns.array("x").tolist() == [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [10, 11, 12]]]
     assert columns.array("x").dtype == np.uint8
     assert columns.array("y").tolist() == [7, 3]
@@ -51,7 +51,7 @@ def test_known_bytes(tmp_path: Path, pack_images: Any, pack_labels: Any, swap: b
 
 
 def test_transposed_images_are_turned_upright(tmp_path: Path) -> None:
-    columns = idx.read_idx(write(tmp_path, a=IMAGES, b=LABELS), transposed=True)
+    columns = read_idx(write(tmp_path, a=IMAGES, b=LABELS), transposed=True)
     assert columns.array("x").tolist() == [[[1, 4], [2, 5], [3, 6]], [[7, 10], [8, 11], [9, 12]]]
 
 
@@ -68,15 +68,15 @@ def test_rows_are_sorted_by_writer(tmp_path: Path, writers: bytes) -> None:
     files = write(
         tmp_path, i=images_of((4, 1, 2), bytes(range(8))), l=labels_of(bytes(range(4))), w=writers
     )
-    columns = idx.read_idx(files[:2], writers=files[2])
+    columns = read_idx(files[:2], writers=files[2])
     assert rows_of(columns) == {"2": [1, 3], "17": [0, 2]}
     assert columns.array("x")[:, 0].tolist() == [[2, 3], [6, 7], [0, 1], [4, 5]]
 
 
 def test_writers_may_have_names_or_large_numbers(tmp_path: Path) -> None:
     files = write(tmp_path, i=IMAGES, l=LABELS, w="Ünal\nBo".encode(), n=b"1234567\n8")
-    assert rows_of(idx.read_idx(files[:2], writers=files[2])) == {"Bo": [3], "Ünal": [7]}
-    assert rows_of(idx.read_idx(files[:2], writers=files[3])) == {"8": [3], "1234567": [7]}
+    assert rows_of(read_idx(files[:2], writers=files[2])) == {"Bo": [3], "Ünal": [7]}
+    assert rows_of(read_idx(files[:2], writers=files[3])) == {"8": [3], "1234567": [7]}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_writers_may_have_names_or_large_numbers(tmp_path: Path) -> None:
 def test_writers_that_do_not_fit_are_refused(tmp_path: Path, writers: bytes, match: str) -> None:
     files = write(tmp_path, i=IMAGES, l=LABELS, w=writers)
     with pytest.raises(InputError, match=match) as caught:
-        idx.read_idx(files[:2], writers=files[2])
+        read_idx(files[:2], writers=files[2])
     assert str(files[2]) in str(caught.value)
 
 
@@ -114,7 +114,7 @@ def test_files_that_do_not_fit_are_refused(
     tmp_path: Path, images: bytes, labels: bytes, match: str
 ) -> None:
     with pytest.raises(InputError, match=match):
-        idx.read_idx(write(tmp_path, a=images, b=labels))
+        read_idx(write(tmp_path, a=images, b=labels))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_archive_bombs_are_refused(
             file.write(bytes(2**20))
     paths = [path, *write(tmp_path, labels=LABELS)]
     with pytest.raises(InputError, match=match):
-        idx.read_idx(paths)
+        read_idx(paths)
 
 
 def read_one(paths: list[Path]) -> None:
@@ -147,7 +147,7 @@ def read_one(paths: list[Path]) -> None:
     for damage in range(3):
         chosen = [paths[0] if number == damage else file for number, file in enumerate(files)]
         try:
-            idx.read_idx(chosen[:2], writers=chosen[2])
+            read_idx(chosen[:2], writers=chosen[2])
         except InputError as error:
             refusals.append(error)
     if refusals:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_arrays import texts
 
-from fedzmg.data.formats import leaf_json
+from fedzmg.data.formats import federated_files
 from fedzmg.errors import InputError
 
 
@@ -33,7 +33,7 @@ def test_images_come_back_as_the_bytes_they_were(tmp_path: Path) -> None:
     rows = (1 - level / 255).tolist()
     first = write(tmp_path / "1.json", {**shard(f2=(rows[:2], [5, 61])), "hierarchies": ["hsf_0"]})
     second = write(tmp_path / "2.json", shard(f1=(rows[2:3], [7]), f0=(rows[3:], [0, 1.0])))
-    columns = leaf_json.read_leaf([first, second])
+    columns = federated_files.read_leaf([first, second])
     assert columns.array("x").dtype == np.uint8
     np.testing.assert_array_equal(columns.array("x").reshape(5, 784), 255 - level)
     assert columns.array("x").shape == (5, 28, 28)
@@ -56,17 +56,17 @@ def test_images_come_back_as_the_bytes_they_were(tmp_path: Path) -> None:
 )
 def test_numbers_keep_their_type(tmp_path: Path, rows: Any, dtype: Any) -> None:
     path = write(tmp_path / "a.json", shard(a=(rows[:1], [0]), b=(rows[1:], [1])))
-    x = leaf_json.read_leaf([path]).array("x")
+    x = federated_files.read_leaf([path]).array("x")
     assert x.dtype == dtype
     np.testing.assert_array_equal(x.reshape(np.shape(rows)), np.array(rows, dtype))
-    with pytest.raises(InputError, match="client 'a' occurs twice"):
-        leaf_json.read_leaf([path, path])
+    with pytest.raises(InputError, match="user 'a' is also in"):
+        federated_files.read_leaf([path, path])
 
 
 def test_plays_come_as_text(tmp_path: Path) -> None:
     lines = ["But soft, ", "ut soft, w", "Æther 🙂"]
     content = shard(ROMEO=(lines[:2], ["w", "h"]), EMPTY=([], []), JULIET=(lines[2:], ["é"]))
-    columns = leaf_json.read_leaf([write(tmp_path / "a.json", content)])
+    columns = federated_files.read_leaf([write(tmp_path / "a.json", content)])
     assert set(columns.columns) == {"text", "next"}
     assert texts(columns, "text") == lines
     assert texts(columns, "next") == ["w", "h", "é"]
@@ -100,8 +100,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no x": (_without("user_data", "b", "x"), "user 'b': .*'x'"),
     "user without data": (_without("user_data", "b"), "1 user_data"),
     "data without user": ({**GOOD, "users": ["a"], "num_samples": [1]}, "1 users"),
-    "user no text": ({**GOOD, "users": ["a", 7]}, "2 users"),
+    "user no text": ({**GOOD, "users": ["a", 7]}, "users: 7 in row 1"),
     "user twice": ({**GOOD, "users": ["a", "a"]}, "2 users"),
+    "user repeated": ({**GOOD, "users": ["a", "a", "b"], "num_samples": [1, 1, 2]}, "3 users"),
     "wrong count": ({**GOOD, "num_samples": [1, 3]}, "user 'b': .*num_samples 3"),
     "ragged": (_x([1.0, 0.0], [1.0]), "user 'b'"),
     "nested": (_x([[1.0], [0.0]]), r"user 'b': x: has shape \(1, 2, 1\)"),
@@ -125,7 +126,7 @@ def test_bad_content_is_refused_by_name(tmp_path: Path, case: str) -> None:
     content, message = REFUSED[case]
     path = write(tmp_path / "bad.json", content)
     with pytest.raises(InputError, match=message) as caught:
-        leaf_json.read_leaf([path])
+        federated_files.read_leaf([path])
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400 + len(str(path))
@@ -140,9 +141,9 @@ def test_cut_off_shards_and_other_encodings_are_refused(tmp_path: Path) -> None:
     ]:
         path.write_bytes(data)
         with pytest.raises(InputError, match=r"a\.json: cannot be read"):
-            leaf_json.read_leaf([path])
+            federated_files.read_leaf([path])
     path.write_bytes(whole.encode("utf-8-sig"))
-    assert leaf_json.read_leaf([path]).rows == 3
+    assert federated_files.read_leaf([path]).rows == 3
 
 
 numbers = st.one_of(
@@ -160,9 +161,9 @@ def test_any_numbers_survive(tmp_path_factory: Any, data: st.DataObject, width: 
     path = write(tmp_path_factory.getbasetemp() / "any.json", shard(**users))
     if not flat:
         with pytest.raises(InputError, match="no client has an example"):
-            leaf_json.read_leaf([path])
+            federated_files.read_leaf([path])
         return
-    x = leaf_json.read_leaf([path]).array("x")
+    x = federated_files.read_leaf([path]).array("x")
     if x.dtype == np.uint8:
         np.testing.assert_allclose(x / 255, np.array(flat, float), atol=1e-3 / 255)
     else:
@@ -190,5 +191,5 @@ def misworded(draw: st.DrawFn) -> bytes:
 
 
 test_damaged_files, test_many_damaged_files = fuzz_tests(
-    leaf_json.read_leaf, st.one_of(damaged(*SMALL), misworded()), 60, 4000
+    federated_files.read_leaf, st.one_of(damaged(*SMALL), misworded()), 60, 4000
 )

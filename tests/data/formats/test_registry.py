@@ -15,9 +15,17 @@ from test_arrays import rows_of
 
 from fedzmg.data import formats
 from fedzmg.data.formats.tabular import read_table
+from fedzmg.data.sources import SOURCES
 from fedzmg.errors import InputError
 
 HELD = {"al": [0], "zoe": [1, 0]}
+READERS = sorted(
+    {
+        *formats.SUFFIXES.values(),
+        *(form.reader for known in SOURCES.values() for form in known.forms),
+        "image_folder.read_image_folder",
+    }
+)
 ROWS = [("zoe", 1), ("al", 0), ("zoe", 0)]
 
 
@@ -40,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", formats.FORMATS)
+@pytest.mark.parametrize("name", READERS)
 def test_every_reader_takes_a_path_in_any_spelling(name: str, tmp_path: Path) -> None:
     """The message names the whole path, so the path was understood."""
     read = formats.reader(name)

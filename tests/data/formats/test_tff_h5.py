@@ -18,7 +18,7 @@ from test_arrays import texts
 
 import fedzmg
 from fedzmg.data.columns import Columns
-from fedzmg.data.formats import tff_h5
+from fedzmg.data.formats import federated_files
 from fedzmg.errors import InputError
 
 Clients = Mapping[str, Mapping[str, Any]]
@@ -57,7 +57,7 @@ def test_images_of_writers_come_back_as_the_bytes_they_were(tmp_path: Path) -> N
     clients = {f"f{i}": {"pixels": (1 - level[i : i + 1] / 255).astype("f4")} for i in (2, 10, 1)}
     for name, datasets in clients.items():
         datasets["label"] = np.array([int(name[1:])], np.int32)
-    columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
+    columns = federated_files.read_h5([write(tmp_path / "a.h5", clients)])
     assert columns.owners is not None
     assert columns.owners.names == ("f1", "f10", "f2")
     assert offsets(columns) == [0, 1, 2, 3]
@@ -79,21 +79,21 @@ def test_any_bytes_survive(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.h5"
     half = {"pixels": (level / 255).astype(dtype), "label": np.arange(len(level), dtype="u1")}
-    columns = tff_h5.read_h5([write(path, {"a": half, "b": half}, **storage)])
+    columns = federated_files.read_h5([write(path, {"a": half, "b": half}, **storage)])
     np.testing.assert_array_equal(columns.array("x"), np.concatenate([level, level]))
     assert columns.array("y").tolist() == [*range(len(level))] * 2
 
 
 def test_other_floats_are_kept_with_a_note(tmp_path: Path) -> None:
     clients = {"a": digits(1, pixel=0.2), "b": digits(2, pixel=0.3001)}
-    columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
+    columns = federated_files.read_h5([write(tmp_path / "a.h5", clients)])
     np.testing.assert_array_equal(columns.array("x")[:, 5, 7], np.array([0.2, 0.3001], np.float32))
     assert "float32" in columns.notes[0]
 
 
 def test_photographs_come_channels_first(tmp_path: Path) -> None:
     clients = {"0": photos(7, 99), "1": photos(50, seed=1)}
-    columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
+    columns = federated_files.read_h5([write(tmp_path / "a.h5", clients)])
     x = columns.array("x")
     assert x.shape == (3, 3, 32, 32)
     assert x.dtype == np.uint8
@@ -107,7 +107,7 @@ def test_photographs_come_channels_first(tmp_path: Path) -> None:
 def test_snippets_come_as_text(tmp_path: Path) -> None:
     speeches = {"ROMEO": ["What light?", "", "Ægle … 🙂"], "JULIET": ["Ay me!\nline"]}
     clients = {name: {"snippets": lines} for name, lines in speeches.items()}
-    columns = tff_h5.read_h5([write(tmp_path / "a.h5", clients)])
+    columns = federated_files.read_h5([write(tmp_path / "a.h5", clients)])
     assert texts(columns) == speeches["JULIET"] + speeches["ROMEO"]
     assert offsets(columns) == [0, 1, 4]
 
@@ -115,7 +115,7 @@ def test_snippets_come_as_text(tmp_path: Path) -> None:
 def test_files_follow_each_other(tmp_path: Path) -> None:
     first = write(tmp_path / "1.h5", {"b": digits(1, 2)})
     second = write(tmp_path / "2.h5", {"a": digits(3), "c": digits(), "d": digits(4)})
-    columns = tff_h5.read_h5([first, second])
+    columns = federated_files.read_h5([first, second])
     assert columns.owners is not None
     assert columns.owners.names == ("b", "a", "c", "d")
     assert offsets(columns) == [0, 2, 3, 3, 4]
@@ -123,7 +123,7 @@ def test_files_follow_each_other(tmp_path: Path) -> None:
     assert columns.notes == ("clients without any example: 1, the first is 'c'",)
     with h5py.File(first, "w") as file:
         file.create_dataset("examples/A/snippets", data=np.array([b"to be", b"or"], "S8"))
-    assert texts(tff_h5.read_h5([first])) == ["to be", "or"]
+    assert texts(federated_files.read_h5([first])) == ["to be", "or"]
 
 
 def _pixel(value: float) -> Clients:
@@ -153,26 +153,26 @@ def test_bad_content_is_refused_by_name(tmp_path: Path, case: str) -> None:
     clients, message = REFUSED[case]
     path = write(tmp_path / "a.h5", clients)
     with pytest.raises(InputError, match=message) as caught:
-        tff_h5.read_h5([path], classes=62)
+        federated_files.read_h5([path], classes=62)
     assert str(path) in str(caught.value)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     first, second = (write(tmp_path / f"{i}.h5", {"a": digits(1)}) for i in range(2))
-    with pytest.raises(InputError, match="client 'a' occurs twice"):
-        tff_h5.read_h5([first, second])
+    with pytest.raises(InputError, match=r"1\.h5: client 'a' is also in .*0\.h5:"):
+        federated_files.read_h5([first, second])
     with h5py.File(second, "w") as file:
         file["pixels"] = np.ones(3)
     with pytest.raises(InputError, match=r"1.h5: .*examples"):
-        tff_h5.read_h5([second])
+        federated_files.read_h5([second])
     for data in (b"", b"PK", first.read_bytes()[:-100]):
         second.write_bytes(data)
         with pytest.raises(InputError, match=r"1.h5: cannot be read"):
-            tff_h5.read_h5([second])
+            federated_files.read_h5([second])
     with h5py.File(second, "w") as file:
         file.create_dataset("examples/a/snippets", data=np.array([b"fine", b"\xff"], "S4"))
     with pytest.raises(InputError, match=r"client 'a': .* in row 1"):
-        tff_h5.read_h5([second])
+        federated_files.read_h5([second])
 
 
 @pytest.mark.parametrize("kind", ["soft", "external", "virtual", "storage"])
@@ -193,7 +193,7 @@ def test_data_in_other_files_are_refused(tmp_path: Path, kind: str) -> None:
         else:
             group.create_dataset("label", (2,), "i4", external=[(str(other), 0, 8)])
     with pytest.raises(InputError, match=r"client 'a'.*'label'"):
-        tff_h5.read_h5([tmp_path / "a.h5"])
+        federated_files.read_h5([tmp_path / "a.h5"])
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
@@ -202,13 +202,13 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
         file.create_dataset("examples/a/pixels", (22000, 28, 28), **blank)
         file["examples/a/label"] = np.zeros(22000, "i4")
     with pytest.raises(InputError, match="archive bomb"):
-        tff_h5.read_h5([tmp_path / "a.h5"])
+        federated_files.read_h5([tmp_path / "a.h5"])
 
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Apart]:
     pytest.importorskip("resource", reason="the memory of a process cannot be bounded here")
-    child = Apart(Path(fedzmg.__path__[0]), "tff_h5.read_h5")
+    child = Apart(Path(fedzmg.__path__[0]), "federated_files.read_h5")
     yield child
     child.close()
 
@@ -242,7 +242,7 @@ def test_a_damaged_heap_of_strings_is_refused(tmp_path: Path) -> None:
     for whole in (file for file in SMALL if b"GCOL" in file):
         first = whole.index(b"GCOL") + 16
         path.write_bytes(whole)
-        assert tff_h5.read_h5([path]).rows == 6
+        assert federated_files.read_h5([path]).rows == 6
         for size in (0, 2**62, 2**64 - 16):
             for index in (0, 1):
                 header = struct.pack("<HHIQ", index, 0, 0, size)
@@ -250,7 +250,7 @@ def test_a_damaged_heap_of_strings_is_refused(tmp_path: Path) -> None:
                 if (index, size) != (1, 0):
                     path.write_bytes(damage)
                     with pytest.raises(InputError, match="heap"):
-                        tff_h5.read_h5([path])
+                        federated_files.read_h5([path])
 
 
 def check_damaged(tmp_path_factory: pytest.TempPathFactory, apart: Apart, data: bytes) -> None:

@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["Digits", "Plays", "load_digits", "load_plays"]
-
-_FILES = resources.files(__name__)
 
 
 class Digits(NamedTuple):
@@ -44,7 +40,7 @@ class Plays(NamedTuple):
 
 
 def _load(name: str) -> dict[str, npt.NDArray[Any]]:
-    with _FILES.joinpath(name).open("rb") as file, np.load(file, allow_pickle=False) as bundle:
+    with np.load(Path(__file__).with_name(name), allow_pickle=False) as bundle:
         return dict(bundle)
 
 

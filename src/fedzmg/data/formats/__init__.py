@@ -1,4 +1,4 @@
-"""Registry of file formats; every reader has one signature.
+"""File formats; every reader has one signature.
 
 A reader is called as ``read_NAME(paths, **options)`` and returns
 :class:`~fedzmg.data.columns.Columns`. It raises :class:`~fedzmg.errors.InputError` for a file that
@@ -11,41 +11,28 @@ import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 from fedzmg.data.columns import Columns
 from fedzmg.errors import InputError
 
-FORMATS = {
-    "arrays": "arrays.read_arrays",
-    "cifar_binary": "cifar.read_cifar_binary",
-    "cifar_python": "cifar.read_cifar_python",
-    "h5": "tff_h5.read_h5",
-    "idx": "idx.read_idx",
-    "image_folder": "image_folder.read_image_folder",
-    "leaf": "leaf_json.read_leaf",
-    "mat": "emnist_mat.read_mat",
-    "table": "tabular.read_table",
-}
-"""Format name to module and function in this package."""
 SUFFIXES = {
-    ".csv": "table",
-    ".parquet": "table",
-    ".pq": "table",
-    ".h5": "h5",
-    ".hdf5": "h5",
-    ".json": "leaf",
-    ".npz": "arrays",
+    ".csv": "tabular.read_table",
+    ".parquet": "tabular.read_table",
+    ".pq": "tabular.read_table",
+    ".h5": "federated_files.read_h5",
+    ".hdf5": "federated_files.read_h5",
+    ".json": "federated_files.read_leaf",
+    ".npz": "arrays.read_arrays",
 }
-"""File suffixes that tell the format."""
+"""Reader of each file suffix."""
 
 
 def reader(name: str) -> Callable[..., Columns]:
-    """Import the reader of a format in :data:`FORMATS`."""
-    module, _, function = FORMATS[name].partition(".")
-    found: Callable[..., Columns] = getattr(
-        importlib.import_module(f"{__name__}.{module}"), function
-    )
-    return found
+    """Import a reader by module and function, such as ``images.read_idx``."""
+    module, _, function = name.partition(".")
+    found = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    return cast(Callable[..., Columns], found)
 
 
 def is_path(name: str) -> bool:
@@ -55,7 +42,7 @@ def is_path(name: str) -> bool:
 
 def is_table(name: str) -> bool:
     """Tell whether a path is a file with named columns."""
-    return SUFFIXES.get(Path(name).suffix.lower()) == "table"
+    return SUFFIXES.get(Path(name).suffix.lower()) == "tabular.read_table"
 
 
 def read_path(name: str, client: str | None = "client", label: str = "label") -> Columns:
@@ -72,13 +59,14 @@ def read_path(name: str, client: str | None = "client", label: str = "label") ->
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: check the path")
     if path.is_dir():
-        return reader("image_folder")(path)
-    if is_table(name):
-        return reader("table")(path, client=client, label=label, features=[])
-    kind = path.suffix.lower()
-    if kind not in SUFFIXES:
+        return reader("image_folder.read_image_folder")(path)
+    found = SUFFIXES.get(path.suffix.lower())
+    if found is None:
         known = ", ".join(SUFFIXES)
         raise InputError(
             f"{path}: unknown format: give a folder of images, or a file named {known}"
         )
-    return reader(SUFFIXES[kind])(path)
+    options: dict[str, Any] = (
+        {"client": client, "label": label, "features": []} if is_table(name) else {}
+    )
+    return reader(found)(path, **options)

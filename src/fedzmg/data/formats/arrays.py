@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -37,9 +36,18 @@ def read_arrays(paths: Paths) -> Columns:
     files = common.as_paths(paths)
     where = ", ".join(map(str, files))
     found: dict[str, Array] = {}
-    notes: tuple[str, ...] = ()
+    others: list[str] = []
     if len(files) == 1 and (zipfile.is_zipfile(files[0]) or files[0].suffix.lower() == ".npz"):
-        notes = _members(files[0], found)
+        with common.reading(where), zipfile.ZipFile(files[0]) as archive:
+            for info in archive.infolist():
+                name = info.filename.removesuffix(".npy")
+                here = f"{where}: array {name!r}"
+                if name not in _ROLES:
+                    others.append(repr(name))
+                    continue
+                common.refuse_bomb(here, info.file_size, info.compress_size)
+                with common.reading(here), archive.open(info) as stream:
+                    _load(stream, name, here, found)
     else:
         for path in files:
             names = [word for word in re.split("[^a-z]+", path.stem.lower()) if word in _ROLES]
@@ -49,6 +57,7 @@ def read_arrays(paths: Paths) -> Columns:
         raise InputError(
             f"{where}: no array 'x' or 'y': write numpy.savez(FILE, x=..., y=..., clients=...)"
         )
+    notes = (f"arrays not used: {', '.join(others)}",) if others else ()
     return _columns(where, notes, **found)
 
 
@@ -58,6 +67,9 @@ def _columns(
     with common.reading(f"{where}: x", "give rows of equal shape"):
         text = isinstance(x, list | tuple) and any(isinstance(row, str | bytes) for row in x)
         values = x if text else np.asarray(x)
+        if not text and values.dtype == object:  # the type of its numbers, if it holds nothing else
+            numbers = np.array(values.tolist())
+            values = numbers if numbers.dtype.kind in "biuf" else values
         if not text and values.ndim == 1 and values.dtype.kind in "USO":
             values, text = values.tolist(), True
         rows = len(values)
@@ -67,22 +79,6 @@ def _columns(
         common.check_numbers(values, f"{where}: x")
     grouping = common.by_client(clients, rows, where)
     return common.assemble(where, grouping, values, y, notes=notes)
-
-
-def _members(path: Path, found: dict[str, Array]) -> tuple[str, ...]:
-    """Add the arrays of an archive to those found; return a note on the others."""
-    others = []
-    with common.reading(str(path)), zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            name = info.filename.removesuffix(".npy")
-            where = f"{path}: array {name!r}"
-            if name not in _ROLES:
-                others.append(name)
-                continue
-            common.refuse_bomb(where, info.file_size, info.compress_size)
-            with common.reading(where), archive.open(info) as stream:
-                _load(stream, name, where, found)
-    return (f"arrays not used: {', '.join(map(repr, others))}",) if others else ()
 
 
 def _load(stream: IO[bytes], name: str, where: str, found: dict[str, Array]) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.data.columns import Array, Columns
+from fedzmg.data.columns import Array, Columns, Ids, group
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Ids, Paths
+from fedzmg.data.formats.common import Paths
 from fedzmg.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -63,14 +63,9 @@ def read_image_folder(
         raise InputError(f"{root}: no image for {unused[0] if unused else 'any client'}: add some")
     sources = ((str(path), path) for path in images)
     notes = [f"{len(others)} files that are not images left out, as {others[0]}"] if others else []
-    return common.assemble(
-        str(root),
-        common.group(*common.codes(clients)),
-        partial(decode_all, sources, size=size, grey=grey, stored=stored),
-        labels,
-        classes=classes,
-        notes=notes,
-    )
+    decode = partial(decode_all, sources, size=size, grey=grey, stored=stored)
+    grouping = group(*common.codes(clients))
+    return common.assemble(str(root), grouping, decode, labels, classes=classes, notes=notes)
 
 
 def _find(root: Path) -> tuple[list[Path], dict[str, str], list[Path]]:

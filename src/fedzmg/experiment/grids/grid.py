@@ -22,13 +22,11 @@ import torch
 
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import checkpoint_interval, deadline
-from fedzmg.experiment.grids.score import chosen_options, warnings
 from fedzmg.experiment.grids.search import Search, built, known_facts, trials_of
-from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
+from fedzmg.experiment.training import FORMAT, REMAKE, checkpoint_interval, claimed, deadline
 from fedzmg.results.formatting import aligned
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
@@ -83,10 +81,8 @@ def choosing(task: Task, spec: GridSpec) -> Task:
     test = task.test
     if spec.selection == "tune":
         if task.tune is None:
-            raise InputError(
-                f"task {task.name!r} has no tuning examples: pass some as 'tune' "
-                '(Task.from_arrays), or set selection = "test", which leaves no independent test'
-            )
+            remedy = 'pass some as tune=..., or set selection = "test"'
+            raise InputError(f"task {task.name!r} has no tuning examples: {remedy}")
         test = task.tune
     elif task.tune is not None and task.tune.x is not task.test.x:
         test = Examples(*(torch.cat(pair) for pair in zip(task.tune, task.test, strict=True)))
@@ -118,6 +114,39 @@ def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def chosen_options(
+    name: str, entry: Mapping[str, Any], best: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the fixed options of an entry of ``grid.json`` and those of the chosen point."""
+    if best is None:
+        raise InputError(f"every point of {name} diverged: search smaller learning rates")
+    weights = {"weights": entry["weights"]} if entry.get("weights") else {}
+    return {**weights, **entry["fixed"], **best["options"]}
+
+
+def warnings(data: Mapping[str, Any]) -> list[str]:
+    """Return warnings about a grid: borders, algorithms that only diverged, heuristics.
+
+    A line does not begin with an algorithm, because the command's name is put before it.
+    """
+    found = []
+    for name, entry in data["algorithms"].items():
+        best = entry["best"]
+        if best is None:
+            found.append(f"every point of {name} diverged; search smaller learning rates")
+        elif best["border"]:
+            edges = ", ".join(f"{key} = {best['options'][key]:.4g}" for key in best["border_axes"])
+            where = f"the best point of {name} lies on the border ({edges})"
+            found.append(f"{where}; a wider grid may do better")
+        other = entry.get("best_by_test")
+        if best is not None and other is not None and other["options"] != best["options"]:
+            found.append(f"for {name} the whole test set, as in the paper, chooses {_point(other)}")
+        if halved := entry.get("stopped", {}).get("halving", 0):
+            stopped = f"heuristic_halving stopped {halved} trials of {name}"
+            found.append(f"{stopped}; one of them might have won")
+    return found
+
+
 @dataclass(frozen=True)
 class Tuned:
     """Best options of every algorithm on a task; ``print`` shows them."""
@@ -141,24 +170,21 @@ class Tuned:
 
     def __repr__(self) -> str:
         """Show the best options in a line."""
-        points = (
-            f"{name} {_point(entry['best'])}" for name, entry in self.data["algorithms"].items()
-        )
-        return f"<Tuned on {self.data['task']!r}: {'; '.join(points)}>"
+        found = self.data["algorithms"].items()
+        points = "; ".join(f"{name} {_point(entry['best'])}" for name, entry in found)
+        return f"<Tuned on {self.data['task']!r}: {points}>"
 
     def __str__(self) -> str:
         """Show a table of the best points and the warnings."""
         data, entries = self.data, self.data["algorithms"]
         best = [entry["best"] for entry in entries.values()]
+        points = [entry["points"] for entry in entries.values()]
         columns = {
             "algorithm": list(entries),
             "best point": [_point(point) for point in best],
             data["metric"]: ["" if point is None else f"{point['score']:.4f}" for point in best],
-            "points": [str(len(entry["points"])) for entry in entries.values()],
-            "diverged": [
-                str(sum(bool(point["diverged"]) for point in entry["points"]) or "")
-                for entry in entries.values()
-            ],
+            "points": [str(len(each)) for each in points],
+            "diverged": [str(sum(p["diverged"] > 0 for p in each) or "") for each in points],
         }
         seeds = "1 seed" if len(data["seeds"]) == 1 else f"{len(data['seeds'])} seeds"
         what = "tuning" if data["selection"] == "tune" else "test"

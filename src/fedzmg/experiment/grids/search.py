@@ -6,27 +6,18 @@ import math
 import shutil
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.data.federated import Examples
-from fedzmg.experiment import manifest
-from fedzmg.experiment.control import Stopped, named_write_errors, newly_diverged
-from fedzmg.experiment.grids.score import counted, score
-from fedzmg.experiment.grids.stops import Stops
-from fedzmg.experiment.plan_directory import read_rows
+from fedzmg.experiment import run_directory, training
+from fedzmg.experiment.grids.score import Stops, counted, read_rows, score
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec
-from fedzmg.experiment.training import TrainingStorage, build_simulation, training_loop
 from fedzmg.simulation import Checkpoint, Record, RoundReport, Simulation, Trial
-from fedzmg.storage.checkpoint import (
-    StoredCheckpoint,
-    UnusableCheckpoint,
-    bound_to,
-    read_checkpoint,
-    write_checkpoint,
-)
-from fedzmg.storage.formats import append_log, read_json, write_json
+from fedzmg.storage import checkpoint as stored
+from fedzmg.storage.formats import append_log, write_json
 from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 
@@ -66,30 +57,23 @@ def packs(spec: GridSpec, trials: Sequence[int]) -> list[list[int]]:
 
 def built(spec: GridSpec, name: str, task: Task, trials: Iterable[GridTrial]) -> list[Trial]:
     """Build trials with their algorithm."""
-    fixed = spec.fixed(name)
-    return [
-        Trial(spec.configured(name, {**fixed, **trial.options}, task), trial.seed)
-        for trial in trials
-    ]
+    own = {**spec.fixed(name)}
+    return [Trial(spec.configured(name, own | one.options, task), one.seed) for one in trials]
 
 
 def by_test(
     spec: GridSpec, simulation: Simulation, records: Sequence[Record], reporting: Examples
 ) -> dict[int, float]:
-    """Evaluate trials on all test examples, after a round that counts.
-
-    ``records`` are evaluated on the examples that choose; ``reporting`` are the other examples.
-    """
+    """Evaluate trials on all test examples; ``records`` have those that choose."""
     if simulation.round not in counted(spec):
         return {}
-    worst, sizes = simulation.task.metric.worst, (simulation.task.test.size, reporting.size)
-    found: dict[int, float] = {}
+    sizes, found = (simulation.task.test.size, reporting.size), dict[int, float]()
     for i, other in enumerate(simulation.evaluate(reporting)):
         metric = records[i].metric
         if metric is not None and i not in simulation.stopped_trials:
             lost = records[i].diverged or not math.isfinite(other.loss)
             mean = (sizes[0] * metric + sizes[1] * other.metric) / sum(sizes)
-            found[i] = worst if lost else mean
+            found[i] = simulation.task.metric.worst if lost else mean
     return found
 
 
@@ -113,78 +97,71 @@ def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> 
     return found
 
 
-class Search(TrainingStorage):
+@dataclass(eq=False)
+class Search(training.TrainingStorage):
     """Trains and scores the points of one algorithm under all seeds.
 
     All packs share a log. The pack that trains has one checkpoint for all of its trials.
     """
 
+    spec: GridSpec
+    name: str
+    task: Task
     path: Path
+    progress: Progress
+    end: float
+    checkpoint_seconds: float
+    held: Hold
+    reporting: Examples | None = None
+    """The other test examples, if they are evaluated as well."""
 
-    def __init__(
-        self,
-        spec: GridSpec,
-        name: str,
-        task: Task,
-        directory: Path,
-        progress: Progress,
-        end: float,
-        checkpoint_seconds: float,
-        held: Hold,
-        reporting: Examples | None = None,
-    ) -> None:
-        self._spec, self._name, self._task, self.path = spec, name, task, directory
-        self._progress, self._end, self._held = progress, end, held
-        self._checkpoint_seconds, self._reporting = checkpoint_seconds, reporting
-        self._rows = read_rows(directory / "metrics.jsonl")
-        self._stops = Stops(spec, name, task.metric, directory / "stopped.jsonl")
-        self._trials = trials_of(spec, name)
+    def __post_init__(self) -> None:
+        self._rows = read_rows(self.path / "metrics.jsonl")
+        self._stops = Stops(self.spec, self.name, self.task.metric, self.path / "stopped.jsonl")
+        self._trials = trials_of(self.spec, self.name)
         self._lost: set[int] = set()
         """Trials that this process saw diverge."""
         self._pack: list[int] = []
         self._active: list[int] = []
         """Numbers of the simulation's trials."""
-        self._checkpoint = directory / "checkpoint.safetensors"
+        self._checkpoint = self.path / "checkpoint.safetensors"
 
     def run(self) -> None:
         """Train pack after pack, then score."""
-        for pack in packs(self._spec, range(len(self._trials))):
+        for pack in packs(self.spec, range(len(self._trials))):
             # A stopped trial whose decision was revoked trains below.
             if not all(i in self._stops.revoked or self._is_logged([i]) for i in pack):
                 self._train(pack)
         while True:
-            if self._spec.stop.cannot_win:
-                with named_write_errors(self.path):
+            if self.spec.stop.cannot_win:
+                with training.named_write_errors(self.path):
                     self._stops.revoke(self._stops.unsettled(self._rows))
             left = [i for i in sorted(self._stops.revoked) if not self._is_logged([i])]
             if not left:
                 break
-            self._progress.say(
-                f"{self._name}: {len(left)} stopped trials might win after all: they are trained "
-                "to the end"
-            )
-            for pack in packs(self._spec, left):
+            self.progress.say(f"{self.name}: {len(left)} stopped trials might win after all")
+            for pack in packs(self.spec, left):
                 self._train(pack)
-        with named_write_errors(self.path):
-            scores = score(self._spec, self._name, self._task, self._rows, self._stops.now)
+        with training.named_write_errors(self.path):
+            scores = score(self.spec, self.name, self.task, self._rows, self._stops.now)
             write_json(self.path / "scores.json", scores)
             # Only now: a scored grid never trains again.
             shutil.rmtree(self.path / "memory", ignore_errors=True)
 
     def _is_logged(self, members: Iterable[int], until: int | None = None) -> bool:
         """Return whether the log has all rounds that count, up to round ``until``."""
-        end = self._spec.rounds if until is None else until
+        end = self.spec.rounds if until is None else until
         stops = self._stops.now
         lasts = {i: min(end, stops[i].round) if i in stops else end for i in members}
-        rounds = counted(self._spec)
+        rounds = counted(self.spec)
         return all((i, r) in self._rows for i, last in lasts.items() for r in rounds if r <= last)
 
     def early_stops(self, report: RoundReport) -> Collection[int]:
-        stop, stops, found = self._spec.stop, self._stops, dict[int, Stopped]()
-        diverged = {self._active[i]: s for i, s in newly_diverged(report).items()}
+        stop, stops, found = self.spec.stop, self._stops, dict[int, training.Stopped]()
+        diverged = {self._active[i]: s for i, s in training.newly_diverged(report).items()}
         self._lost |= set(diverged)
         # Stopping after the last round saves nothing.
-        fresh = report.round < self._spec.rounds and not stops.revoked.intersection(self._pack)
+        fresh = report.round < self.spec.rounds and not stops.revoked.intersection(self._pack)
         if stop.diverged:
             found |= diverged
         if stop.cannot_win and fresh:
@@ -199,7 +176,7 @@ class Search(TrainingStorage):
     def _train(self, pack: list[int]) -> None:
         self._pack = pack
         memory = {i: self.path / "memory" / f"trial-{i}" for i in pack}
-        with named_write_errors(self.path):
+        with training.named_write_errors(self.path):
             kept = self._load()
             done = 0 if kept is None else kept.round
             self._active = self._left(done)
@@ -209,33 +186,34 @@ class Search(TrainingStorage):
                     shutil.rmtree(path, ignore_errors=True)
             if not self._active:
                 return
-            self._progress.begin(self._name, self._spec.rounds, done)
-            facts = known_facts(self.path, self._task)
+            self.progress.begin(self.name, self.spec.rounds, done)
+            facts = known_facts(self.path, self.task)
             trials = [self._trials[i] for i in self._active]
-            simulation = build_simulation(
-                self._task,
-                built(self._spec, self._name, self._task, trials),
-                self._spec,
+            simulation = training.build_simulation(
+                self.task,
+                built(self.spec, self.name, self.task, trials),
+                self.spec,
                 [memory[i] for i in self._active],
                 facts=facts,
-                chunk=manifest.chunk(facts, self._task, len(trials)) if facts else None,
-                trainings=sum(self._spec.packs().values()),
+                trainings=sum(self.spec.packs().values()),
                 restored=kept and [Checkpoint(done, dict(kept.tensors[i])) for i in self._active],
             )
             if not facts:
-                facts = manifest.describe(simulation)
+                facts = run_directory.describe_training(simulation)
                 self.path.mkdir(parents=True, exist_ok=True)
                 write_json(self.path / "manifest.json", facts)
         began = time.monotonic()
         try:
-            training_loop(
-                simulation, self, self._progress,
-                held=self._held, end=self._end, checkpoint_seconds=self._checkpoint_seconds,
+            training.training_loop(
+                simulation, self, self.progress,
+                held=self.held, end=self.end, checkpoint_seconds=self.checkpoint_seconds,
             )  # fmt: skip
         finally:
-            manifest.note(self.path, seconds=facts.get("seconds", 0.0) + time.monotonic() - began)
-            if simulation.round == self._spec.rounds or simulation.all_stopped:
-                self._checkpoint.unlink(missing_ok=True)
+            seconds = facts.get("seconds", 0.0) + time.monotonic() - began
+            with training.named_write_errors(self.path):
+                run_directory.change_manifest(self.path, seconds=seconds)
+                if simulation.round == self.spec.rounds or simulation.all_stopped:
+                    self._checkpoint.unlink(missing_ok=True)
 
     def _left(self, done: int) -> list[int]:
         """Return the pack's trials that train after round ``done``."""
@@ -244,31 +222,29 @@ class Search(TrainingStorage):
 
     @property
     def _binding(self) -> str:
-        return bound_to(self.path.parent / "grid.toml", self._pack)
+        return stored.bound_to(self.path.parent / "grid.toml", self._pack)
 
-    def _load(self) -> StoredCheckpoint | None:
+    def _load(self) -> stored.StoredCheckpoint | None:
         """Read the pack's checkpoint; report one that cannot be used."""
         try:
-            found = read_checkpoint(self._checkpoint, self._binding)
+            found = stored.read_checkpoint(self._checkpoint, self._binding)
             if not self._is_logged(self._pack, until=found.round):
-                raise UnusableCheckpoint("metrics.jsonl lacks rounds before it")
+                raise stored.UnusableCheckpoint("metrics.jsonl lacks rounds before it")
             if not set(found.tensors).issuperset(self._left(found.round)):
-                raise UnusableCheckpoint("it lacks trials that stopped.jsonl does not stop")
+                raise stored.UnusableCheckpoint("it lacks trials that stopped.jsonl does not stop")
         except FileNotFoundError:
             return None
-        except UnusableCheckpoint as error:
-            self._progress.say(
-                f"{self._checkpoint} cannot be used ({error}): {self._name} starts again from "
-                "round 1"
-            )
+        except stored.UnusableCheckpoint as error:
+            unusable = f"{self._checkpoint} cannot be used ({error})"
+            self.progress.say(f"{unusable}: {self.name} starts again from round 1")
             return None
         return found
 
     def append(self, report: RoundReport) -> RoundReport:
         simulation, others = report.simulation, dict[int, float]()
-        report = report._replace(records=evaluated(self._spec, simulation, report.records))
-        if self._reporting is not None:
-            others = by_test(self._spec, simulation, report.records, self._reporting)
+        report = report._replace(records=evaluated(self.spec, simulation, report.records))
+        if self.reporting is not None:
+            others = by_test(self.spec, simulation, report.records, self.reporting)
         lines = [
             self._trials[trial].line(trial, record, others.get(i))
             for i, (trial, record) in enumerate(zip(self._active, report.records, strict=True))
@@ -286,20 +262,20 @@ class Search(TrainingStorage):
             for i, trial in enumerate(self._active)
             if i not in simulation.stopped_trials
         }
-        stored = StoredCheckpoint(simulation.round, simulation.round, tensors)
-        write_checkpoint(self._checkpoint, stored, self._binding)
+        found = stored.StoredCheckpoint(simulation.round, simulation.round, tensors)
+        stored.write_checkpoint(self._checkpoint, found, self._binding)
         simulation.memory.commit(simulation.round)
 
     def note_change(self, simulation: Simulation, name: str) -> None:
         left = [t for i, t in enumerate(self._active) if i not in simulation.stopped_trials]
         fact = {"chunk": simulation.chunk} if name == "chunk_changes" else {"trials": left}
-        change = {"pack": self._pack[0], "round": simulation.round, **fact}
-        manifest.note_change(self.path, name, change)
+        revoked = {"revoked": True} if self._stops.revoked.intersection(self._pack) else {}
+        change = {"pack": self._pack[0], **revoked, "round": simulation.round, **fact}
+        run_directory.note_change(self.path, name, change)
 
 
 def known_facts(directory: Path, task: Task) -> dict[str, Any]:
     """Read the manifest of a search; it is empty before the search began."""
-    path = directory / "manifest.json"
-    facts = read_json(path) if path.exists() else {}
-    manifest.refuse_other_task(directory, facts, task)
+    facts = run_directory.read_manifest(directory) if (directory / "manifest.json").exists() else {}
+    run_directory.refuse_other_task(directory, facts, task)
     return facts

@@ -55,24 +55,16 @@ class GridSpec(Plan):
         if self.also_by_test and self.selection == "test":
             raise InputError('also_by_test = true: selection = "test" chooses by it already')
         if self.selection == "tune" and self.preset.get("selection") == "test":
-            raise InputError(
-                'preset.selection = "test" leaves no half to choose by: set selection = "test"'
-            )
+            raise InputError('preset.selection = "test": set selection = "test", too')
         bound, halvings = self.stop.best_possible, self.stop.heuristic_halving
         if bound is not None and not (self.stop.cannot_win and math.isfinite(bound)):
-            raise InputError(
-                f"stop.best_possible = {bound}: a finite number, for stop.cannot_win = true only"
-            )
+            wanted = "a finite number, for stop.cannot_win = true only"
+            raise InputError(f"stop.best_possible = {bound}: expected {wanted}")
         if sorted(set(halvings) & set(range(1, self.rounds))) != halvings:
-            raise InputError(
-                f"stop.heuristic_halving = {halvings}: expected rising rounds from 1 to "
-                f"{self.rounds - 1}"
-            )
+            wanted = f"rising rounds from 1 to {self.rounds - 1}"
+            raise InputError(f"stop.heuristic_halving = {halvings}: expected {wanted}")
         if halvings and self.together:
-            raise InputError(
-                "stop.heuristic_halving compares all points of an algorithm after the same round: "
-                "leave out together"
-            )
+            raise InputError("stop.heuristic_halving compares all points: leave out together")
         return self
 
     def orders(self) -> dict[str, list[str]]:
@@ -161,10 +153,8 @@ class StudySpec(Plan):
         if not all(map(math.isfinite, self.thresholds)):
             raise InputError(f"thresholds = {self.thresholds!r}: expected finite numbers")
         if self.rates_by == "test" and self.rates in NO_GRID:
-            raise InputError(
-                f'rates_by = "test" chooses among the points of a grid, and rates = {self.rates!r} '
-                "names none: leave it out, or name the grid's directory as rates"
-            )
+            remedy = "leave it out, or name a grid's directory as rates"
+            raise InputError(f'rates_by = "test": rates = {self.rates!r} names none: {remedy}')
         if any(variant.axes is not None for variant in self.algorithms.values()):
             raise InputError("axes belong to a grid: a study has none")
         return self
@@ -192,63 +182,38 @@ class StudySpec(Plan):
             for level in self.thresholds:
                 task.metric.check_level("thresholds", level)
         if self.rates_by == "test" and not all_report:
+            why = f"{self.task} would report on some of the examples that chose its rates"
             remedy = 'say preset.selection = "test" as well' if can_report_all else "leave it out"
-            raise InputError(
-                f'rates_by = "test": {self.task} would report on some of the examples that chose '
-                f"its rates, as if they had not: {remedy}"
-            )
+            raise InputError(f'rates_by = "test": {why}: {remedy}')
         super().check(task)
-
-    def remarks(self) -> list[str]:
-        """Return remarks on valid settings that may be mistakes."""
-        if self.eval_every <= self.rounds:
-            return []
-        return [
-            f"eval_every = {self.eval_every} is more than rounds = {self.rounds}: only the first "
-            "and the last round are evaluated; choose a smaller eval_every for curves"
-        ]
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
         super().check_algorithm(name, task)
         known = tuned(self.task) if task is None else task.options
         rated = self.base(name) in known or "lr" in self.algorithms[name].client
         if self.rates == "tuned" and not rated:
-            raise InputError(
-                f"no rates were found before for {self.base(name)} on {self.task}: name the "
-                'directory of a grid as rates, or say rates = "given"'
-            )
+            remedy = 'name the directory of a grid as rates, or set rates = "given"'
+            raise InputError(f"no rates are known for {self.base(name)} on {self.task}: {remedy}")
 
 
 Spec: TypeAlias = RunSpec | GridSpec | StudySpec
 SPECS: dict[str, type[Spec]] = {"run": RunSpec, "grid": GridSpec, "study": StudySpec}
 
-_RESULTS = {"spec.toml": "manifest.json", "grid.toml": "*/manifest.json"}
-_RESULTS |= {"study.toml": "*/*/manifest.json"}
-"""Specification files that lie beside results, and the pattern of their manifests."""
-
 
 def read(path: Path, kind: str | None = None) -> Spec:
     """Read a run, a grid or a study, as the file's ``kind`` says; ``kind`` requires one."""
     values = read_toml(path)
-    found = values.get("kind", kind or "run")
-    if "kind" not in values and found == "run" and "algorithms" in values:
-        raise InputError(
-            f'{path}: kind is missing: add kind = "grid" or kind = "study" at its top, or name one '
-            "algorithm = NAME for a run"
-        )
+    if "kind" not in values and kind in (None, "run") and "algorithms" in values:
+        raise InputError(f'{path}: kind is missing: add kind = "grid" or kind = "study" at its top')
+    found = values.pop("kind", kind or "run")
     if not isinstance(found, str) or found not in SPECS:
         raise InputError(f"{path}: {unknown('kind', str(found), SPECS)}")
     if kind is not None and found != kind:
         raise InputError(f"{path} is a {found}: use 'fedzmg {found} {path}'")
-    if found == "run":
-        values.pop("kind", None)
-    try:
-        spec = SPECS[found].parse(values)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    spec = SPECS[found].parse(values, path)
     # Beside results, an unknown task was made in Python; elsewhere it is a mistake in the file.
-    if path.name in _RESULTS and any(path.parent.glob(_RESULTS[path.name])):
-        call = "tune" if path.name == "grid.toml" else "compare"
+    call = {"grid.toml": "tune", "study.toml": "compare", "spec.toml": "compare"}.get(path.name)
+    if call and spec.task not in tasks.TASKS and any(path.parent.rglob("manifest.json")):
         refuse_own_task(spec.task, path, f"fedzmg.{call}(task, ..., out=DIR)")
     return spec
 
@@ -256,10 +221,7 @@ def read(path: Path, kind: str | None = None) -> Spec:
 def refuse_own_task(task: str, path: Path, remedy: str) -> None:
     """Refuse results of a task that only a Python program builds; ``remedy`` is its call."""
     if task not in tasks.TASKS:
-        raise InputError(
-            f"{path} is of {task!r}, which is not a task of 'fedzmg list': for a task made in "
-            f"Python (Task.from_arrays), call {remedy}"
-        )
+        raise InputError(f"{path} is of {task!r}, a task made in Python: call {remedy}")
 
 
 def schema(kind: str) -> dict[str, Any]:
@@ -271,14 +233,13 @@ def schema(kind: str) -> dict[str, Any]:
     properties["task"]["enum"] = list(tasks.TASKS)
     names = {"type": "string", "enum": list(algorithms.ALGORITHMS)}
     if kind == "run":
-        properties["algorithm"]["enum"] = names["enum"]
+        properties["algorithm"] |= names
     else:
         listed = {"type": "array", "items": names, "minItems": 1, "uniqueItems": True}
         table = properties["algorithms"]
-        description = table.pop("description")
-        properties["algorithms"] = {"description": description, "anyOf": [listed, table]}
+        either = {"description": table.pop("description"), "anyOf": [listed, table]}
+        properties["algorithms"] = either
         found["$defs"]["Variant"]["properties"]["algorithm"]["anyOf"][0] = names
     if kind == "grid":
-        description = properties["axes"]["description"]
-        properties["axes"] = {"description": description, "type": "object"}
+        del properties["axes"]["additionalProperties"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import pydantic
@@ -17,8 +17,7 @@ import pydantic
 from fedzmg import algorithms, tasks
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError
-from fedzmg.experiment.specs.run import Experiment, RunSpec, by_side
-from fedzmg.experiment.specs.strict import Strict, Value, toml
+from fedzmg.experiment.specs.run import Experiment, RunSpec, Strict, Value, by_side, toml
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import flat
 from fedzmg.tasks.task import Task
@@ -48,23 +47,22 @@ Axes: TypeAlias = Annotated[
     dict[str, list[float]], pydantic.BeforeValidator(_dotted), pydantic.AfterValidator(_sorted)
 ]
 """Values to try, by option."""
-Seeds: TypeAlias = Annotated[list[int], pydantic.Field(min_length=1)]
+Seeds: TypeAlias = Annotated[
+    list[Annotated[int, pydantic.Field(ge=0)]], pydantic.Field(min_length=1)
+]
 
 
 class StudyStop(Strict):
     """Early-stopping rule for runs of a study (off by default)."""
 
     diverged: bool = False
-    """Stop a run once it has diverged. Its model is frozen and its score is the worst possible
-    anyway, so every score stays the same; only its traffic and its steps end."""
+    """Stop a trial once it has diverged. Its model is frozen and its score is the worst possible
+    anyway, so no score and no choice changes; only its traffic and its steps end."""
 
 
-class GridStop(Strict):
+class GridStop(StudyStop):
     """Early-stopping rule for points of a grid (off by default)."""
 
-    diverged: bool = False
-    """Stop a trial once it has diverged. Its model is frozen and its score is the worst possible
-    anyway, so no score and no choice changes."""
     cannot_win: bool = False
     """Stop a point once its score cannot reach the best one any more, even if every evaluation to
     come had the best possible value. The choice stays the same: at the end every stopped point is
@@ -161,17 +159,23 @@ class Plan(Experiment):
         """Return the name of an algorithm in tables and figures."""
         return self.algorithms[name].label or name
 
-    def _targets(self, values: dict[str, Any], key: str) -> list[tuple[dict[str, Any], str]]:
+    def _paths(self, values: dict[str, Any], key: str) -> list[tuple[str, ...]]:
         """``fedavg.client.lr`` is for one algorithm, ``client.momentum`` for all of them."""
-        variants = values["algorithms"]
-        owner = next((name for name in variants if key.startswith(f"{name}.")), None)
-        table, _, name = key.removeprefix(f"{owner}.").partition(".")
-        if owner is not None and (not name or table not in ("client", "server", "axes")):
-            return [(variants[owner], key.removeprefix(f"{owner}."))]
-        if owner is None and (not name or table not in ("client", "server")):
-            return super()._targets(values, key)
-        owned = variants.values() if owner is None else [variants[owner]]
-        return [(variant.setdefault(table, {}), name) for variant in owned]
+        names = values["algorithms"] = self._as_table(values["algorithms"])
+        names = names if isinstance(names, dict) else [""]  # not a table, which is refused
+        owners = [name for name in names if key.startswith(f"{name}.")][:1]
+        own = key.removeprefix(f"{owners[0]}.") if owners else key
+        table, _, name = own.partition(".")
+        is_option = table in ("client", "server") if name else own == "weights"
+        if not owners and not is_option:
+            return super()._paths(values, key)
+        path = (table, name) if name and table in ("client", "server", "axes") else (own,)
+        return [("algorithms", each, *path) for each in owners or names]
+
+    @classmethod
+    def keys_of(cls, table: Sequence[str]) -> list[str]:
+        of_algorithms = [f"algorithms.NAME.{key}" for key in ("weights", "client", "server")]
+        return super().keys_of(table) + ([] if table else of_algorithms)
 
     def bases(self) -> list[str]:
         return [self.base(name) for name in self.algorithms]
@@ -215,11 +219,9 @@ class Plan(Experiment):
         else:
             protocol, clients = task.protocol, len(task.train)
         protocol = protocol.with_options(self.protocol)
-        if protocol.cohort > clients and not protocol.replacement:
-            raise InputError(
-                f"cohort = {protocol.cohort} but there are {clients} clients: choose a smaller "
-                "cohort or protocol.replacement = true"
-            )
+        if (cohort := protocol.cohort) > clients and not protocol.replacement:
+            remedy = "choose a smaller one, or protocol.replacement = true"
+            raise InputError(f"cohort = {cohort} but there are {clients} clients: {remedy}")
         for name in self.algorithms:
             self.check_algorithm(name, task)
 

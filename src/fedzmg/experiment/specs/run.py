@@ -1,11 +1,13 @@
-"""Specification of a run, and the parts that grids and studies share with it."""
+"""Strict models of TOML files, and the specification of a run."""
 
-# ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
 import pydantic
 import torch
@@ -13,15 +15,143 @@ import torch
 from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
-from fedzmg.errors import unknown
-from fedzmg.experiment.specs.strict import Setting, Strict, Value
+from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Device, EngineName, Trial
-from fedzmg.storage.formats import flat
+from fedzmg.storage.formats import flat, read_toml
 from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Protocol, Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+Value: TypeAlias = bool | int | float | str
+Setting: TypeAlias = Value | list[Value]
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_WORDS = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "too_short": "at least {min_length}",
+}
+"""Expected values by pydantic's type of error."""
+_UNION = "a number, true, false or text"
+
+
+class Strict(pydantic.BaseModel):
+    """Frozen model that rejects unknown keys and values of another type."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+    listing: ClassVar[str] = ""
+    """The command that shows every key."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], path: Path | None = None) -> Self:
+        """Validate a mapping; one line names an unknown key, a missing one or a wrong value."""
+        try:
+            return cls.model_validate(dict(values))
+        except pydantic.ValidationError as error:
+            # A misspelt key often makes another one missing, so it is named first.
+            found = error.errors()
+            first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
+        raise InputError(f"{path}: {cls._one_line(first)}" if path else cls._one_line(first))
+
+    @classmethod
+    def _one_line(cls, error: Mapping[str, Any]) -> str:
+        kind, parts, context = error["type"], list(map(str, error["loc"])), error.get("ctx", {})
+        if kind == "extra_forbidden":
+            known = [".".join([*parts[:-1], key]) for key in cls.keys_of(parts[:-1])]
+            return str(unknown("key", ".".join(parts), known, *filter(None, [cls.listing])))
+        # pydantic adds the branch of a union, which the user did not write.
+        is_union = parts[-1:] and parts[-1] in ("bool", "int", "float", "str")
+        key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(parts[:-1] if is_union else parts))
+        if kind == "missing":
+            see = f" ('{cls.listing}' shows its values)" if cls.listing else ""
+            return f"{key} is missing: add it{see}"
+        if isinstance(reason := context.get("error"), ValueError):  # of one of our validators
+            return f"{key}: {reason}" if key else str(reason)
+        words = _UNION if is_union else _WORDS.get(kind, "another value").format(**context)
+        return f"{key} = {error.get('input')!r}: expected {words}"
+
+    @classmethod
+    def keys_of(cls, table: Sequence[str]) -> list[str]:
+        """Return the keys of a table; ``[]`` is the file itself."""
+        kind: Any = cls
+        for part in table:
+            is_model = isinstance(kind, type)
+            kind = kind.model_fields[part].annotation if is_model else get_args(kind)[1]
+        return list(kind.model_fields)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a TOML file."""
+        return cls.parse(read_toml(path), path)
+
+    def to_toml(self) -> str:
+        """Write a TOML document that :meth:`read` reads back."""
+        return toml(self.model_dump(exclude_none=True))
+
+
+def toml(values: Mapping[str, Any], table: str = "") -> str:
+    """Write values and tables as TOML; leave out empty tables unless nothing else is there.
+
+    >>> print(toml({"task": "digits", "client": {"lr": 0.1}, "server": {}}))
+    task = "digits"
+    <BLANKLINE>
+    [client]
+    lr = 0.1
+    <BLANKLINE>
+    """
+    plain = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
+    text = "".join(f"{_key(k)} = {_literal(v)}\n" for k, v in plain.items())
+    for name, inner in values.items():
+        if not isinstance(inner, Mapping):
+            continue
+        path = f"{table}.{_key(name)}" if table else _key(name)
+        below = toml(inner, path)
+        own = any(not isinstance(v, Mapping) for v in inner.values())
+        text += f"\n[{path}]\n{below}" if own or (table and not below) else below
+    return text
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _literal(name)
+
+
+def _literal(value: Any) -> str:
+    # JSON's strings, booleans, numbers and lists are TOML's too, except for two rare characters.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
+    """Parse ``key=value`` from the command line; a value that is not TOML is text.
+
+    >>> parse_settings(["client.lr=0.03", "weights=uniform", "seeds=[0, 1]"])
+    {'client.lr': 0.03, 'weights': 'uniform', 'seeds': [0, 1]}
+    """
+    found: dict[str, Setting] = {}
+    for text in texts:
+        key, equals, given = (part.strip() for part in text.partition("="))
+        try:
+            value = tomllib.loads(f"value = {given}")["value"]
+        except ValueError:  # not TOML, or a number of thousands of digits
+            value = given
+        parts = value if isinstance(value, list) else [value]
+        if not (key and equals and all(isinstance(p, bool | int | float | str) for p in parts)):
+            raise InputError(
+                f"--set {text!r}: expected KEY=VALUE, such as client.lr=0.03; a value is a number, "
+                "true, false, a word or a list of them"
+            )
+        found[key] = value
+    return found
 
 
 class Experiment(Strict):
@@ -54,23 +184,27 @@ class Experiment(Strict):
     def with_settings(self, settings: Mapping[str, Setting]) -> Self:
         """Copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` in tables."""
         values = self.model_dump(exclude_none=True)
-        for key, value in settings.items():
-            targets = self._targets(values, key)
-            if not targets:
+        # New algorithms come first: the other settings are for them.
+        for key, value in sorted(settings.items(), key=lambda item: item[0] != "algorithms"):
+            if not (paths := self._paths(values, key)):
                 # A task that was made in Python is not listed.
                 listed = [f"fedzmg list {self.task}"] * (self.task in tasks.TASKS)
                 commands = [self.listing, *listed, "fedzmg list ALGORITHM"]
                 raise unknown("key", key, self._known_keys(), *commands)
-            for table, name in targets:
-                table[name] = value
+            for *names, last in paths:
+                table = values
+                for name in names:
+                    table = table.setdefault(name, {})
+                    if not isinstance(table, dict):
+                        raise InputError(f"{name} = {table!r}: expected a table, to set {key} in")
+                table[last] = value
         return type(self).parse(values)
 
-    def _targets(self, values: dict[str, Any], key: str) -> list[tuple[dict[str, Any], str]]:
-        """Return the tables that a key sets, with its name there; none if it is unknown."""
+    def _paths(self, values: dict[str, Any], key: str) -> list[tuple[str, ...]]:
+        """Return the places that a key sets, each as names of tables; none if it is unknown."""
         table, _, name = key.partition(".")
-        if name:
-            return [(values[table], name)] if table in self.tables else []
-        return [(values, key)] if key in type(self).model_fields else []
+        is_known = table in (self.tables if name else type(self).model_fields)
+        return [(table, name) if name else (key,)] if is_known else []
 
     def _known_keys(self) -> list[str]:
         entry = tasks.TASKS.get(self.task)
@@ -103,7 +237,7 @@ class RunSpec(Experiment):
     tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "client", "server")
 
     algorithm: str = "fedzmg"
-    seed: int = 0
+    seed: int = pydantic.Field(default=0, ge=0)
     client_metrics_every: int = pydantic.Field(default=0, ge=0)
     """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
     last; 0: only after the last. It does not affect training."""
@@ -142,8 +276,8 @@ class RunSpec(Experiment):
         """Build the task's protocol with the user's changes."""
         return task.protocol.with_options(self.protocol)
 
-    def resolve(self, task: Task) -> ResolvedRun:
-        """Write every default out and build the trial."""
+    def resolve(self, task: Task, name: str = "") -> ResolvedRun:
+        """Write every default out and build the trial; packs of several algorithms need a name."""
         algorithm = self.build_algorithm(task)
         changes = {
             **by_side(algorithm.options()),
@@ -151,7 +285,7 @@ class RunSpec(Experiment):
             "preset": dict(task.preset),
             "protocol": dict(vars(self.build_protocol(task))),
         }
-        return ResolvedRun(self.model_copy(update=changes), Trial(algorithm, self.seed))
+        return ResolvedRun(self.model_copy(update=changes), Trial(algorithm, self.seed, name))
 
 
 class ResolvedRun(NamedTuple):
@@ -163,7 +297,3 @@ class ResolvedRun(NamedTuple):
     def resolve(self, _: Task) -> ResolvedRun:
         """Return the run itself."""
         return self
-
-    def named(self, name: str) -> ResolvedRun:
-        """Name the trial, for packs of several algorithms."""
-        return self._replace(trial=replace(self.trial, name=name))

@@ -18,15 +18,13 @@ from pathlib import Path
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.control import deadline, newly_diverged
-from fedzmg.experiment.grids.score import chosen_options
-from fedzmg.experiment.plan_directory import FORMAT, REMAKE, claimed
+from fedzmg.experiment.grids.grid import chosen_options
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
-from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
-from fedzmg.experiment.specs.strict import Value
+from fedzmg.experiment.specs.run import ResolvedRun, RunSpec, Value
+from fedzmg.experiment.training import FORMAT, REMAKE, claimed, deadline, newly_diverged
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import History, packs
 from fedzmg.storage.formats import read_json, write_json
@@ -61,10 +59,9 @@ def run_study(
     task, runs = _planned(spec, task or spec.build_task())
     # Every mistake is found before the first round is trained.
     together = _packs(spec, task, runs)
-    plan = spec.model_dump(exclude_none=True)
+    plan, part = spec.model_dump(exclude_none=True), False
     histories: dict[str, list[History]] = {}
     paths: dict[str, list[Path]] = {name: [] for name in runs}
-    part = False
     with contextlib.ExitStack() as stack:
         if out is not None:
             entered = claimed(out, spec, "study.toml", progress.say, grow=grow)
@@ -77,20 +74,18 @@ def run_study(
             )
             say_changed(trained, out, progress.say)
         for label, names in together.items():
-            found = iter(
-                run_pack(
-                    task,
-                    [run for name in names for run in runs[name]],
-                    [path for name in names for path in paths[name]],
-                    progress=progress,
-                    stop=newly_diverged if spec.stop.diverged else None,
-                    end=end,
-                    label=label,
-                    models=models,
-                )
+            found = run_pack(
+                task,
+                [run for name in names for run in runs[name]],
+                [path for name in names for path in paths[name]],
+                progress=progress,
+                stop=newly_diverged if spec.stop.diverged else None,
+                end=end,
+                label=label,
+                models=models,
             )
             for name in names:
-                own = [next(found) for _ in runs[name]]
+                own, found = found[: len(runs[name])], found[len(runs[name]) :]
                 # Kept models would fill the device.
                 histories[name] = own if models else [replace(h, params=Tree({})) for h in own]
             finished = {spec.shown(n): histories[n] for n in runs if n in histories}
@@ -111,19 +106,18 @@ def _planned(spec: StudySpec, task: Task) -> tuple[Task, dict[str, list[Resolved
     if spec.rates not in ("tuned", "known"):
         task = replace(task, options={})
     runs = {n: study_runs(spec, n, rates.get(n, {})) for n in spec.algorithms}
-    return task, {n: [run.resolve(task).named(n) for run in each] for n, each in runs.items()}
+    return task, {n: [run.resolve(task, n) for run in each] for n, each in runs.items()}
 
 
 def _packs(
     spec: StudySpec, task: Task, runs: Mapping[str, Sequence[ResolvedRun]]
 ) -> dict[str, list[str]]:
     names = list(runs)
-    firsts = [each[0].trial for each in runs.values()]
     # For deterministic bits, the pack of a run must not depend on the rest of the study.
     size = 1 if spec.deterministic else max(1, MOST_RUNS // len(spec.seeds))
     found = [
         [names[i] for i in members[first : first + size]]
-        for members in packs(task, firsts)
+        for members in packs(task, [each[0].trial for each in runs.values()])
         for first in range(0, len(members), size)
     ]
     return {
@@ -150,28 +144,20 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     """
     if spec.rates in NO_GRID:
         return {}
-    grid = Path(spec.rates)
+    grid, where = Path(spec.rates), f"rates = {spec.rates!r}"
     first = "run the grid first, or name another with --set rates=DIR"
     if not (grid / "grid.json").is_file():
-        raise MissingGrid(
-            f"rates = {spec.rates!r}: expected tuned, known, given or the directory of a finished "
-            f"grid, and it holds no grid.json: {first}"
-        )
+        raise MissingGrid(f"{where}: not {', '.join(NO_GRID)} or a finished grid: {first}")
     data = read_json(grid / "grid.json", REMAKE, FORMAT)
     if data["task"] != spec.task:
-        raise InputError(f"{grid} chose rates for {data['task']!r}, not for {spec.task!r}")
+        raise InputError(f"{where} is a grid for {data['task']!r}, not for {spec.task!r}")
     halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).options()
     if data["selection"] == "test" and halves and spec.preset.get("selection") != "test":
-        raise InputError(
-            f"the whole test set chose the rates of {grid}, so half of it cannot report as if it "
-            'had not: say preset.selection = "test", or let the half choose'
-        )
+        remedy = 'set preset.selection = "test", or let the half choose'
+        raise InputError(f"{where} were chosen by the whole test set: {remedy}")
     by_test = spec.rates_by == "test" and data["selection"] != "test"
     if by_test and not data.get("also_by_test"):
-        raise InputError(
-            f'rates_by = "test": the grid {grid} was not scored by it; run it with '
-            "also_by_test = true"
-        )
+        raise InputError(f'rates_by = "test": run the grid {grid} with also_by_test = true')
     found: dict[str, dict[str, Value]] = {}
     for name in spec.algorithms:
         # By the study's own name for it, else by the algorithm's name.
@@ -180,15 +166,11 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
             if spec.fixed(name).keys() >= set(RATES):
                 continue
             if not data["complete"]:
-                raise MissingGrid(f"rates = {spec.rates!r}: the grid is not finished: {first}")
-            raise InputError(
-                f"{name} is not in the grid {grid}: add it there and run the grid again, or give "
-                f"its {' and '.join(RATES)} here"
-            )
-        if entry["algorithm"] != spec.base(name):
-            raise InputError(
-                f"{name!r} is {entry['algorithm']} in the grid {grid} and {spec.base(name)} here"
-            )
+                raise MissingGrid(f"{where}: the grid is not finished: {first}")
+            remedy = f"add it there and run the grid again, or set its {' and '.join(RATES)}"
+            raise InputError(f"{name} is not in the grid {grid}: {remedy}")
+        if (there := entry["algorithm"]) != (here := spec.base(name)):
+            raise InputError(f"{name!r} is {there} in the grid {grid} and {here} here")
         best = entry["best_by_test" if by_test else "best"]
         found[name] = chosen_options(f"{name} in {grid}", entry, best)
     return found

@@ -14,19 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-from fedzmg.models.kernels.precision import (
-    HAS_TRITON,
-    bits_are_kept,
-    cached_answer,
-    clients_first,
-    milliseconds,
-)
+from fedzmg.models.kernels import precision
+from fedzmg.models.kernels.precision import HAS_TRITON, clients_first
 
-MAX_CHANNELS = 128
-"""More channels than this do not fit in the tiles of our kernels."""
-
-_chosen: dict[tuple[Any, ...], bool] = {}
-"""True if our kernels were faster, by shape and precision."""
+MAX_CHANNELS = 128  # more do not fit in the tiles of our kernels
+_chosen: dict[tuple[Any, ...], bool] = {}  # True if ours were faster, by shape and precision
 
 
 def available(x: Tensor, w: Tensor) -> bool:
@@ -77,15 +69,14 @@ def _of_clients(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) ->
     # What is traced is trained; models are evaluated as they are.
     learns = torch.is_grad_enabled() or not _concrete(x)
     key = (tuple(x.shape), tuple(w.shape), rows, columns, x.dtype, rounding, learns)
-    measured = not bits_are_kept()
+    measured = not precision.bits_are_kept()
     if measured and key not in _chosen and _concrete(x):
-        _chosen[key] = cached_answer(
+        _chosen[key] = precision.cached_answer(
             f"{torch.cuda.get_device_name(x.device)} {key}",
             lambda: _ours_is_faster(x, w, rows, columns, rounding, learns=learns),
         )
     if not measured or _chosen.get(key, True):
-        ours: Tensor = clients_conv2d(_kernel_layout(x), w, rows, columns, rounding, False)
-        return ours
+        return clients_conv2d(_kernel_layout(x), w, rows, columns, rounding, False)  # type: ignore[no-any-return]
     return grouped_conv2d(x, w, rows, columns)
 
 
@@ -126,7 +117,7 @@ def _ours_is_faster(
                 clients, [not first, True, False],
             )  # fmt: skip
 
-    return milliseconds(ours) < milliseconds(grouped)
+    return precision.milliseconds(ours) < precision.milliseconds(grouped)
 
 
 def grouped_conv2d(x: Tensor, w: Tensor, rows: int, columns: int) -> Tensor:

@@ -1,13 +1,11 @@
-"""Forms of layers, whose choice changes speed and the last bits, never the result.
+"""Layers as operators that map over clients; their form changes speed and last bits only.
 
-Each was found by measurement on small models (``benchmarks/engines.py``):
+Each form was found by measurement on small models (``benchmarks/engines.py``):
 
-* A dense layer mapped over clients is computed as ``(W xᵀ)ᵀ``. The gradient of ``W`` then comes
-  out in the layout of ``W`` itself, and every later pass over it runs at full speed.
-* oneDNN prepares some matrix products anew at every call. On ARM that costs about 0.6 ms each,
-  forty times what a small product itself takes; without it torch falls back to plain BLAS.
-* Without oneDNN, convolutions whose weights differ between clients run as one product of unfolded
-  patches; torch's own fallback loops over clients.
+* A dense layer is computed as ``(W xᵀ)ᵀ``: its gradient has the memory layout of ``W``.
+* oneDNN prepares some matrix products anew at every call, about 0.6 ms each on ARM. Without it,
+  convolutions run as one product of unfolded patches; torch's own fallback loops over clients.
+* Random bits are one operator: the compiler would repeat the value of every ``x ^ (x >> n)``.
 """
 
 from __future__ import annotations
@@ -15,17 +13,30 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.mkldnn import set_flags
+from torch.library import custom_op
 from torch.overrides import TorchFunctionMode
 
 from fedzmg.models.kernels import convolution
-from fedzmg.models.kernels.precision import precision
+from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, precision
 
+MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
+# Each constant is below 2^31, so that a product with a 32-bit value stays inside a signed 64-bit
+# lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.
+MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3 & 0x7FFFFFFF, 0x31848BAB)
+_MASK32 = 0xFFFFFFFF
+RANGE = _MASK32 + 1
+"""Random bits are whole numbers from 0 up to, not including, this one."""
+BLOCK = 1 << 15  # places that a CPU works on at a time: they stay in its cache
+Whole = TypeVar("Whole", int, Tensor)
+Words = npt.NDArray[np.uint32]
 ONEDNN_BY_DEFAULT = platform.machine().lower() not in ("aarch64", "arm64")
 
 
@@ -42,13 +53,7 @@ def onednn(enabled: bool) -> Iterator[None]:
 class MappedLayers(TorchFunctionMode):
     """Mode that computes layers in the fast form for weights that differ between clients."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        _types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace dense layers and convolutions; leave everything else."""
         return _SWAPS.get(func, func)(*args, **(kwargs or {}))
 
@@ -101,3 +106,172 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 _SWAPS: dict[Any, Callable[..., Any]] = {F.linear: linear, F.conv2d: conv2d}
+
+
+def gru_available(from_input: Tensor, weights: Tensor) -> bool:
+    """Tell whether our kernels can compute this recurrence."""
+    return (
+        from_input.is_cuda
+        and from_input.dtype in (torch.float32, torch.bfloat16)
+        and weights.dtype == torch.float32
+        and from_input.shape[-3] <= MAX_BATCH
+        and HAS_TRITON
+    )
+
+
+def gru_states(from_input: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    """Compute all hidden states of one client's sequences, or of mapped clients."""
+    if torch.is_autocast_enabled("cuda"):
+        weights = weights.to(torch.get_autocast_dtype("cuda"))
+    alone, _ = clients_gru(from_input.float()[None], weights[None], bias[None], precision())
+    return alone[0, 1:].transpose(0, 1)  # type: ignore[no-any-return]
+
+
+@custom_op("fedzmg::clients_gru", mutates_args=())
+def clients_gru(
+    from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
+) -> tuple[Tensor, Tensor]:
+    """Compute states ``[clients, steps + 1, batch, units]`` and the gates that backward needs."""
+    from fedzmg.models.kernels import triton_layers
+
+    return triton_layers.forward(
+        from_input.contiguous(), weights.contiguous(), bias.contiguous(), rounding
+    )
+
+
+@clients_gru.register_fake
+def _(from_input: Tensor, weights: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
+    clients, batch, steps, _ = from_input.shape
+    units = weights.shape[-1]
+    return (
+        from_input.new_empty(clients, steps + 1, batch, units),
+        from_input.new_empty(clients, steps, batch, 4, units),
+    )
+
+
+@clients_gru.register_vmap
+def _(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    every = [
+        t.expand(info.batch_size, *t.shape) if d is None else clients_first(t, d)
+        for t, d in zip(inputs[:3], in_dims, strict=False)
+    ]
+    found = clients_gru(*(t.flatten(0, 1) for t in every), inputs[3])
+    states, gates = (t.unflatten(0, (info.batch_size, -1)) for t in found)
+    return (states, gates), (0, 0)
+
+
+@custom_op("fedzmg::clients_gru_back", mutates_args=())
+def clients_gru_back(
+    signal: Tensor, states: Tensor, gates: Tensor, weights: Tensor, rounding: str
+) -> tuple[Tensor, Tensor]:
+    """Compute gradients of ``from_input`` and of the products with the weights."""
+    from fedzmg.models.kernels import triton_layers
+
+    return triton_layers.backward(
+        signal.contiguous(), states, gates, weights.contiguous(), rounding
+    )
+
+
+@clients_gru_back.register_fake
+def _(signal: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
+    clients, batch, steps, units = signal.shape
+    return (
+        signal.new_empty(clients, batch, steps, 3 * units),
+        signal.new_empty(clients, steps, batch, 3 * units),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, weights, _, ctx.rounding = inputs
+    ctx.save_for_backward(weights, *output)
+
+
+def _backward(ctx: Any, of_states: Tensor, _of_gates: Tensor) -> tuple[Tensor | None, ...]:
+    weights, states, gates = ctx.saved_tensors
+    signal = of_states[:, 1:].transpose(1, 2)
+    to_input, to_hidden = clients_gru_back(signal, states, gates, weights, ctx.rounding)
+    flat = to_hidden.flatten(1, 2)
+    before = states[:, :-1].flatten(1, 2)
+    kind = weights.dtype
+    for_weights = torch.bmm(flat.mT.to(kind), before.to(kind))
+    return to_input, for_weights, flat.sum(1), None
+
+
+clients_gru.register_autograd(_backward, setup_context=_setup_context)
+
+
+def hash32(value: Whole) -> Whole:
+    """Scramble 32-bit integers (in int64 lanes): three rounds of xor-shift and multiply."""
+    for multiplier in MULTIPLIERS:
+        value = value ^ (value >> 16)
+        value = (value * multiplier) & _MASK32
+    return value ^ (value >> 15)
+
+
+def random_bits(
+    key: Tensor, layer: int, shape: torch.Size, device: torch.device, call: int = 0
+) -> Tensor:
+    """Compute 32 random bits for every place of a batch of shape ``shape`` (examples first)."""
+    place = torch.arange(shape.numel(), device=device).reshape(shape)
+    low, high = key & _MASK32, (key >> 32) & _MASK32
+    bits = hash32(hash32(hash32(place ^ low) ^ high) ^ hash32(layer + 1))
+    # The first call keeps the bits it has always had.
+    return bits if call == 0 else hash32(bits ^ hash32(call))
+
+
+@custom_op("fedzmg::draws", mutates_args=())
+def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
+    """Draw random bits ``[*keys, places]`` of batches with these keys, or compare with a number."""
+    if keys.is_cuda and HAS_TRITON:
+        from fedzmg.models.kernels import triton_layers
+
+        found = triton_layers.draws(keys.reshape(-1), layer, call, places, below)
+    elif keys.device.type == "cpu":
+        found = torch.from_numpy(_on_cpu(keys.reshape(-1).numpy(), layer, call, places, below))
+    else:
+        found = random_bits(keys[..., None], layer, torch.Size((places,)), keys.device, call)
+        found = found if below is None else found < below
+    return found.reshape(*keys.shape, places)
+
+
+@draws.register_fake
+def _(keys: Tensor, _layer: int, _call: int, places: int, below: int | None = None) -> Tensor:
+    kind = torch.int64 if below is None else torch.bool
+    return keys.new_empty(*keys.shape, places, dtype=kind)
+
+
+@draws.register_vmap
+def _(_info: Any, in_dims: Any, keys: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    return draws(clients_first(keys, in_dims[0]), *rest), 0
+
+
+def _on_cpu(
+    keys: npt.NDArray[np.int64], layer: int, call: int, places: int, below: int | None
+) -> npt.NDArray[Any]:
+    """Draw in place on 32-bit words, whose products overflow as wanted."""
+    kind: type[np.generic] = np.int64 if below is None else np.bool_
+    out = np.empty((len(keys), places), dtype=kind)
+    words, spare = np.empty((2, min(BLOCK, places)), dtype=np.uint32)
+    for client, key in enumerate(keys.tolist()):
+        others = [key >> 32 & _MASK32, hash32(layer + 1), *([hash32(call)] if call else [])]
+        for first in range(0, places, BLOCK):
+            last = min(first + BLOCK, places)
+            bits, rest = words[: last - first], spare[: last - first]
+            bits[:] = np.arange(first, last, dtype=np.uint32)
+            bits ^= key & _MASK32
+            _scramble(bits, rest)
+            for other in others:
+                bits ^= other
+                _scramble(bits, rest)
+            out[client, first:last] = bits if below is None else bits < below
+    return out
+
+
+def _scramble(bits: Words, spare: Words) -> None:
+    """Apply :func:`hash32` in place."""
+    for multiplier in MULTIPLIERS:
+        np.right_shift(bits, 16, out=spare)
+        np.bitwise_xor(bits, spare, out=bits)
+        np.multiply(bits, multiplier, out=bits)
+    np.right_shift(bits, 15, out=spare)
+    np.bitwise_xor(bits, spare, out=bits)

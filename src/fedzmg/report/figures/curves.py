@@ -13,15 +13,13 @@ from matplotlib.ticker import MaxNLocator
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, styled, wrapped
-from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text, value_text
+from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text
 from fedzmg.results.reading import Study, family
 from fedzmg.results.scores import Curve, band_around
 from fedzmg.results.study_result import StudyResult
 
 MOST_POINTS = 300
 """Vertices of a drawn curve; longer curves are thinned."""
-_LONG_PANEL_LABEL = 26
-"""Characters of a label beyond which the legend of a panel moves below it."""
 _STEPS = [1, 2, 2.5, 5, 10]
 _MOVED = "MiB moved, all clients, both ways"
 
@@ -44,8 +42,7 @@ def curves(result: StudyResult) -> Chart | None:
     study, shown = result.study, _shown(result)
     if not shown:
         return None
-    seeds = count_text(len({run.seed for run in study.runs}), "seed")
-    title = f"{study.name}, {seeds}: test {study.metric} by round"
+    title = f"{study.name}, {count_text(len(study.seeds), 'seed')}: test {study.metric} by round"
     caption = _caption(result, shown)
     if len(shown) > style.MOST_IN_ONE_PANEL:
         return _panels(shown, title, caption, study)
@@ -103,9 +100,10 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
     families: dict[str, list[str]] = {}
     for label in shown:
         families.setdefault(family(label), []).append(label)
-    long = max(map(len, shown)) > _LONG_PANEL_LABEL
-    entries = max(map(len, families.values())) + 1
-    height = 1.9 + (0.28 * entries if long else 0.0)
+    reference, first = next(iter(shown.items()))
+    names = {label: wrapped(label, 36) for label in shown}
+    lines = [sum(1 + names[own].count("\n") for own in (*f, reference)) for f in families.values()]
+    height = 1.9 + 0.14 * max(lines)
     size = (2.5 * style.COLUMNS, -(-len(families) // style.COLUMNS) * height + 0.8)
     chart = Chart(title, f"{caption} Grey: all other algorithms.", size)
     panels = chart.small_panels(list(families), "round", f"test {study.metric}", study.metric)
@@ -113,7 +111,6 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
     gap = np.array([np.nan])
     x = np.concatenate([part for curve in shown.values() for part in (curve.rounds, gap)])
     y = np.concatenate([part for curve in shown.values() for part in (curve.mean, gap)])
-    reference, first = next(iter(shown.items()))
     for axes, members in zip(panels, families.values(), strict=True):
         axes.plot(x, y, color=style.GHOST, linewidth=0.6, zorder=1)
         handles = []
@@ -126,12 +123,10 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
             handles += axes.plot(first.rounds, first.mean, linewidth=1.0, **quiet)
             labels.append(reference)
         _draw_levels(axes, study)
-        corner: dict[str, Any] = {"loc": "best"}
-        if long:
-            corner = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
         legend = axes.legend(
-            handles, [wrapped(label, 36) for label in labels], fontsize=6.5, handlelength=2.0,
-            borderpad=0.1, labelspacing=0.3, **corner,
+            handles, [names[label] for label in labels], fontsize=6.5, handlelength=2.0,
+            borderpad=0.1, labelspacing=0.3, loc="upper left", bbox_to_anchor=(0.0, -0.16),
+            borderaxespad=0.0,
         )  # fmt: skip
         chart.tag_legend(legend, labels)
     _limit(panels[0], shown, "rounds")
@@ -176,18 +171,10 @@ def _limit(axes: Axes, shown: Mapping[str, Curve], by: str) -> None:
 
 
 def _caption(result: StudyResult, shown: Mapping[str, Curve]) -> str:
-    """Describe the number of averaged runs, the thinning and the last values."""
-    metric, counts = result.study.metric, sorted({curve.averaged for curve in shown.values()})
+    """Describe the number of averaged runs and the thinning."""
+    counts = sorted({curve.averaged for curve in shown.values()})
     number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
-    words = (
-        f"Mean of {number} runs; band: one standard deviation either way, cut to possible values."
-    )
-    if counts == [1]:
-        words = "One run each."
+    band = "; band: one standard deviation either way, cut to possible values" * (counts != [1])
     step = -(-max(len(s.curve.mean) for s in result.scores if s.curve is not None) // MOST_POINTS)
-    if step > 1:
-        words += f" Drawn with one of {step} evaluations; tables and files have all of them."
-    if len(shown) <= style.MOST_IN_ONE_PANEL:
-        ends = [f"{name} {value_text(float(c.mean[-1]), metric)}" for name, c in shown.items()]
-        words += f" Last values: {', '.join(ends)}."
-    return words
+    thinned = f" Drawn with one of {step} evaluations; tables and files have all of them."
+    return f"Mean of {number} runs{band}." + thinned * (step > 1)

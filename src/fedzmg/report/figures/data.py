@@ -52,20 +52,19 @@ def distances(report: Mapping[str, Any]) -> Chart | None:
         return None
     kl, volume = _column(report, "kl"), _column(report, "volume")
     names = [str(one["client"]) for one in clients]
-    title = f"{report['name']}: how far clients are from the whole"
-    if len(set(volume.tolist())) > 1:
-        title += ", by how much they hold"
-        xlabel = f"volume ({report.get('unit', 'examples')})"
-    else:
+    title, xlabel = (
+        "how far clients are from the whole",
+        f"volume in {report.get('unit', 'examples')}",
+    )
+    if len(set(volume.tolist())) == 1:
         order = np.argsort(kl, kind="stable")
         names, kl = [names[i] for i in order], kl[order]
         volume, xlabel = np.arange(1.0, len(kl) + 1.0), "clients, nearest first"
-    chart = Chart(title, "A dot is a client.", (6.4, 3.6))
+    chart = Chart(f"{report['name']}: {title}", "A dot is a client.", (6.4, 3.6))
     axes = chart.panel(xlabel, "KL divergence (nats)")
     (dots,) = axes.plot(volume, kl, "o", color=style.COLOURS[0], alpha=0.6, markersize=3.5)
-    if len(names) <= MOST_ROWS:
-        texts = [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)]
-        chart.tag(dots, "client", texts)
+    texts = [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)]
+    chart.tag(dots, "client", texts)
     return chart
 
 
@@ -81,23 +80,16 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
     merged = -(-len(order) // MOST_ROWS)
     starts = range(0, len(order), merged)
     image = np.array([shares[order[start : start + merged]].mean(axis=0) for start in starts])
-    lowest, highest = float(image[image > 0].min()), float(image.max())
-    faintest = max(lowest, highest * _FAINTEST)
-    few = image.shape[1] <= FEW_CLASSES
-    # Even shares would leave a logarithmic scale without any extent.
-    norm = Normalize(0.0, 1.0) if few else LogNorm(min(faintest, 0.5 * highest), highest)
+    few, highest = image.shape[1] <= FEW_CLASSES, float(image.max())
+    norm = Normalize(0.0, 1.0) if few else LogNorm(_FAINTEST * highest, highest)
     drawn = axes.imshow(
         np.ma.masked_equal(image, 0.0), aspect="auto", interpolation="nearest", cmap=_SHADES,
         norm=norm, extent=(-0.5, image.shape[1] - 0.5, len(order), 0.0),
     )  # fmt: skip
-    bar = chart.body.colorbar(
-        drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40,
-        extend="min" if lowest < faintest and not few else "neither", extendfrac=0.02,
-    )  # fmt: skip
+    bar = chart.body.colorbar(drawn, ax=axes, pad=0.015, fraction=0.04, aspect=40)
     bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     if not few:
-        bar.ax.yaxis.set_minor_formatter("")
-        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        bar.ax.yaxis.set(minor_formatter="", major_locator=LogLocator(subs=(1, 2, 5), numticks=12))
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
     what = "characters" if report["unit"] == "characters" else "labels"
@@ -134,10 +126,7 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
     # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
     width = np.ceil((high - low + 1) / number)
     bins = np.arange(low - 0.5, high + width, width)
-    if low == high:
-        bins, note = np.array([0.95 * low, 1.05 * low]), f"every client holds {low:,.0f}"
-        axes.set_xlim(0.5 * low, 1.5 * low)
-    elif high >= _WIDE_RANGE * low:
+    if high >= _WIDE_RANGE * low:
         bins = np.geomspace(low, high * 1.0001, number + 1)
         use_log_scale(axes, "x")
     axes.hist(volume, bins.tolist(), color=style.COLOURS[0], edgecolor=style.PAPER, linewidth=0.4)
@@ -211,11 +200,9 @@ def _head(axes: Axes, title: str, note: str) -> None:
 
 @styled
 def examples(
-    title: str,
-    clients: Sequence[str],
-    images: Sequence[NDArray[np.uint8]],
+    title: str, clients: Sequence[str], images: Sequence[NDArray[np.uint8]],
     labels: Sequence[Sequence[str]],
-) -> Chart:
+) -> Chart:  # fmt: skip
     """Draw one row of images per client, with labels above them.
 
     Images of a client are ``[n, height, width]`` (grey) or ``[n, 3, height, width]`` (colour).

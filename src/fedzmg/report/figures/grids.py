@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, wrapped
-from fedzmg.results.formatting import is_share, value_text
+from fedzmg.report.tables.grids import neighbours_text
+from fedzmg.results.formatting import count_text, is_share, value_text
 from fedzmg.results.reading import name_of
 
 # One hue from light to dark: the order is plain in print and under any colour blindness.
@@ -27,7 +28,6 @@ _DARK_TEXT, _LIGHT_TEXT = "#232323", "#fefefe"
 _CELL_INCHES = 0.5
 _NUMBERED_CELLS = 14
 """Cells along the longer side up to which every cell shows its number."""
-_AXIS_NAMES = {"client.lr": "client learning rate", "server.lr": "server learning rate"}
 
 
 class Field(NamedTuple):
@@ -39,12 +39,11 @@ class Field(NamedTuple):
     row_values: list[float]
     column_values: list[float]
     scores: NDArray[np.float64]
-    """Scores ``[rows, columns]``; the best over further axes."""
-    diverged: NDArray[np.bool_]
+    """Scores ``[rows, columns]``, the best over further axes; not finite if there are none."""
+    marks: NDArray[np.str_]
+    """Marker of a point whose trials all diverged (x) or were stopped early (_)."""
     others: list[str]
     """Axes that are not shown."""
-    stopped: NDArray[np.bool_]
-    """True where no trial was trained to its end, so that there is no score."""
 
     def position(self, options: Mapping[str, float]) -> tuple[int, int]:
         """Return row and column of a point."""
@@ -57,18 +56,16 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     axes: Mapping[str, list[float]] = entry["axes"]
     columns, rows, *others = [*axes, ""] if len(axes) == 1 else axes
     values = list(axes.get(rows, [0.0])), list(axes[columns])
-    scores = np.full([*map(len, values)], -np.inf if higher_is_better else np.inf)
-    diverged, stopped = np.ones(scores.shape, dtype=bool), np.zeros(scores.shape, dtype=bool)
-    found = Field(rows, columns, *values, scores, diverged, others, stopped)
-    better = max if higher_is_better else min
+    worst, better = (-np.inf, max) if higher_is_better else (np.inf, min)
+    size = [*map(len, values)]
+    found = Field(rows, columns, *values, np.full(size, worst), np.full(size, "x"), others)
     for point in entry["points"]:
         at, score = found.position(point["options"]), point["score"]
-        found.diverged[at] &= bool(point["diverged"])
-        found.stopped[at] |= score is None and "stopped" in point
-        if score is not None:
+        mark = "x" if point["diverged"] else "_" if score is None and "stopped" in point else ""
+        # One trained point makes a cell.
+        found.marks[at] = min(found.marks[at], mark)
+        if score is not None and not point["diverged"]:
             found.scores[at] = better(score, found.scores[at])
-    found.stopped[np.isfinite(found.scores)] = False
-    found.diverged[found.stopped] = False
     return found
 
 
@@ -80,8 +77,8 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     higher = grid["higher_is_better"]
     every = {name: field(one, higher_is_better=higher) for name, one in entries.items()}
     # One scale of colours for all algorithms.
-    shown = [one.scores[~one.diverged & np.isfinite(one.scores)] for one in every.values()]
-    values = np.concatenate(shown).tolist() or [0.0, 1.0]
+    scores = np.concatenate([one.scores.ravel() for one in every.values()])
+    values = scores[np.isfinite(scores)].tolist() or [0.0, 1.0]
     low, high = min(values), max(values)
     if high == low:
         low, high = low - 0.5, high + 0.5
@@ -98,7 +95,8 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
         f"{alone}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
         f"{grid['last']} of {grid['rounds']} rounds"
     )
-    chart = Chart(title, "", (across * width + 1.1, down * height + 0.7))
+    caption = _caption(entries[names[0]], grid["metric"]) if len(names) == 1 else ""
+    chart = Chart(title, caption, (across * width + 1.1, down * height + 0.7))
     panels = chart.body.subplots(down, across, squeeze=False).flat
     for axes in panels[len(fields) :]:
         axes.set_visible(False)
@@ -118,27 +116,43 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     return chart
 
 
+def _caption(entry: Mapping[str, Any], metric: str) -> str:
+    """Describe the best point, its neighbours and the choice of the whole test set."""
+    best, other = entry["best"], entry.get("best_by_test")
+    if best is None:
+        return f"Every one of {count_text(len(entry['points']), 'point')} diverged."
+    around = neighbours_text(best, metric)
+    words = f"Best of {count_text(len(entry['points']), 'point')}: {_point(best, metric)}"
+    words += f"; neighbours: {around}." if around else "."
+    if other is not None:
+        words += f" By all test data, as in the paper: {_point(other, metric)}."
+    if best["border"]:
+        edges = ", ".join(best["border_axes"])
+        words += f" The best point is on the border of {edges}: a wider grid may do better."
+    return words
+
+
+def _point(best: Mapping[str, Any], metric: str) -> str:
+    options = ", ".join(f"{key} {value:.3g}" for key, value in best["options"].items())
+    return f"{value_text(best['score'], metric)} at {options}"
+
+
 def _words(
     grid: Mapping[str, Any], entry: Mapping[str, Any], one: Field, characters: int
 ) -> tuple[str, str, str]:
     """Return title, note and name of the horizontal axis of a heat map."""
     best, note = entry["best"], "every point diverged"
     if best is not None:
-        options = ", ".join(f"{k.removesuffix('.lr')} {v:.3g}" for k, v in best["options"].items())
-        note = f"best {value_text(best['score'], grid['metric'])} at {options}"
-        note += " (border)" * best["border"]
-        note += "; \u00d7 diverged" * bool(one.diverged.any())
-        note += "; \u2013 stopped" * bool(one.stopped.any())
-    below = _AXIS_NAMES.get(one.columns, one.columns)
-    if one.others:
-        below += f"; best over {', '.join(one.others)}"
+        note = f"best {_point(best, grid['metric'])}" + " (border)" * best["border"]
+        note += "; \u00d7 diverged" * ("x" in one.marks) + "; \u2013 stopped" * ("_" in one.marks)
+    below = one.columns + (f"; best over {', '.join(one.others)}" if one.others else "")
     title = wrapped(str(entry["label"]), int(0.75 * characters))
     return title, wrapped(note, characters), wrapped(below, int(0.85 * characters))
 
 
 def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, high: float) -> Any:
     higher, share = grid["higher_is_better"], is_share(grid["metric"])
-    scores = np.ma.masked_where(one.diverged | ~np.isfinite(one.scores), one.scores)
+    scores = np.ma.masked_invalid(one.scores)
     edges = [np.arange(size + 1) - 0.5 for size in scores.shape]
     shades = _SHADES if higher else _SHADES.reversed()
     axes.set_facecolor(_DIVERGED)
@@ -146,10 +160,8 @@ def _draw_cells(axes: Axes, one: Field, grid: Mapping[str, Any], low: float, hig
     drawn = axes.pcolormesh(*edges[::-1], scores, cmap=shades, vmin=low, vmax=high, **lines)
     numbered = max(scores.shape) <= _NUMBERED_CELLS
     for (row, column), score in np.ndenumerate(one.scores):
-        if one.diverged[row, column]:
-            axes.plot(column, row, marker="x", color=_MARK, markersize=4.5)
-        elif one.stopped[row, column]:
-            axes.plot(column, row, marker="_", color=_MARK, markersize=6)
+        if mark := str(one.marks[row, column]):
+            axes.plot(column, row, marker=mark, color=_MARK, markersize=5)
         elif numbered and math.isfinite(score):
             depth = (score - low) / (high - low)
             ink = _LIGHT_TEXT if (depth if higher else 1.0 - depth) > 0.55 else _DARK_TEXT
@@ -169,6 +181,6 @@ def _name_cells(axes: Axes, one: Field, title: str, note: str, xlabel: str) -> N
     columns = [f"{value:.3g}" for value in one.column_values]
     axes.set_xticks(range(len(columns)), columns, fontsize=7.5)
     axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
-    axes.set(xlabel=xlabel, ylabel=_AXIS_NAMES.get(one.rows, one.rows), aspect="equal")
+    axes.set(xlabel=xlabel, ylabel=one.rows, aspect="equal")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -21,18 +20,6 @@ from fedzmg.results.study_result import StudyResult
 LABEL_WIDTH = 34
 
 
-class Interval(NamedTuple):
-    """A row with a centre and an interval around it."""
-
-    label: str
-    colour: str
-    centre: float
-    low: float
-    high: float
-    note: str
-    filled: bool = True
-
-
 @styled
 def seeds(result: StudyResult) -> Chart | None:
     """Draw the final value of every run, best algorithm first."""
@@ -42,16 +29,9 @@ def seeds(result: StudyResult) -> Chart | None:
         return None
     labels = [score.label for score in finished]
     caption = "A dot is a run, the upright stroke their mean; best first."
-    joined = 1 < len(finished) <= style.MOST_IN_ONE_PANEL and any(
-        len(s.finals) > 1 for s in finished
-    )
-    if joined:
-        caption += " Thin lines join runs of the same seed."
-    chart = _row_chart(f"{result.study.name}: final {metric} of every seed", caption, labels)
-    axes = chart.body.add_subplot()
-    for seed in sorted({seed for score in finished for seed in score.finals} if joined else ()):
-        pairs = [(s.finals[seed], y) for y, s in enumerate(finished) if seed in s.finals]
-        axes.plot(*zip(*pairs, strict=True), color=style.GHOST, linewidth=0.8, zorder=1)
+    notes = [value_text(score.mean, metric) for score in finished]
+    title = f"{result.study.name}: final {metric} of every seed"
+    chart, axes = _row_chart(title, caption, labels, notes)
     for y, score in enumerate(finished):
         values = score.finals.values()
         own = style.COLOURS[result.scores.index(score) % len(style.COLOURS)]
@@ -59,7 +39,6 @@ def seeds(result: StudyResult) -> Chart | None:
         texts = [f"seed {s}: {value_text(v, metric)}" for s, v in score.finals.items()]
         chart.tag(dots, score.label, texts)
         axes.plot([score.mean or 0.0], [y], "|", color=own, markersize=15, markeredgewidth=2)
-    _name_rows(axes, labels, [value_text(score.mean, metric) for score in finished])
     axes.set_xlabel(f"final {metric}")
     format_axis(axes, metric, vertical=False)
     return chart
@@ -70,24 +49,33 @@ def differences(result: StudyResult) -> Chart | None:
     """Draw the reference minus every other algorithm with its 95 % interval."""
     study, rows = result.study, []
     for i, score in enumerate(result.scores):
-        test = score.test
-        if test is not None and math.isfinite(test.mean_difference):
-            ends = (test.mean_difference, test.ci_low, test.ci_high)
-            note = f"p = {p_text(score.adjusted)}"
-            colour = style.COLOURS[i % len(style.COLOURS)]
-            rows.append(Interval(score.label, colour, *ends, note, score.significant))
+        if score.test is not None and math.isfinite(score.test.mean_difference):
+            rows.append((score, score.test, style.COLOURS[i % len(style.COLOURS)]))
     if not rows:
         return None
-    rows.sort(key=lambda row: row.centre)
+    rows.sort(key=lambda row: row[1].mean_difference)
     side = "Right" if study.higher_is_better else "Left"
     title = f"{study.name}: {study.reference} minus each of the others"
     caption = (
         f"Mean over paired seeds with its 95 % interval. {side} of zero {study.reference} is "
         "better. Filled: significant after Holm's correction (p at the right)."
     )
-    chart = _row_chart(title, caption, [row.label for row in rows])
-    axes = _draw_intervals(chart, rows, study.metric, signed=True)
-    limits = usual_range(end for row in rows for end in (0.0, row.low, row.high))
+    notes = [f"p = {p_text(score.adjusted)}" for score, _, _ in rows]
+    chart, axes = _row_chart(title, caption, [score.label for score, _, _ in rows], notes)
+    for y, (score, test, colour) in enumerate(rows):
+        ends = (test.mean_difference, test.ci_low, test.ci_high)
+        centre, low, high = ends
+        if math.isfinite(low) and math.isfinite(high):
+            spread = [[centre - low], [high - centre]]
+            axes.errorbar([centre], [y], xerr=spread, color=colour, capsize=3, linewidth=1.6)
+        (mark,) = axes.plot(
+            [centre], [y], "o", color=colour, markersize=7, markeredgewidth=1.6, zorder=3,
+            markerfacecolor=colour if score.significant else style.PAPER,
+        )  # fmt: skip
+        texts = [value_text(end, study.metric, signed=True) for end in ends]
+        chart.tag(mark, score.label, ["{} ({} to {})".format(*texts)])
+    format_axis(axes, study.metric, vertical=False, signed=True)
+    limits = usual_range(end for _, test, _ in rows for end in (0.0, test.ci_low, test.ci_high))
     if limits is not None:
         axes.set_xlim(*limits)
         chart.caption += " Intervals that leave the axis are cut."
@@ -97,87 +85,41 @@ def differences(result: StudyResult) -> Chart | None:
     return chart
 
 
-def _row_chart(title: str, caption: str, labels: Sequence[str]) -> Chart:
-    """Make a figure as high as its rows."""
-    lines = max(1 + wrapped(label, LABEL_WIDTH).count("\n") for label in labels)
-    return Chart(title, caption, (6.4, 1.35 + max(0.3, 0.1 + 0.15 * lines) * len(labels)))
-
-
-def _draw_intervals(
-    chart: Chart, rows: Sequence[Interval], metric: str, *, signed: bool = False
-) -> Axes:
-    """Draw one interval per row."""
+def _row_chart(
+    title: str, caption: str, labels: Sequence[str], notes: Sequence[str]
+) -> tuple[Chart, Axes]:
+    """Make a figure as high as its rows, which have names at the left and notes at the right."""
+    names = [wrapped(label, LABEL_WIDTH) for label in labels]
+    height = max(0.3, 0.25 + 0.15 * max(name.count("\n") for name in names))
+    chart = Chart(title, caption, (6.4, 1.35 + height * len(labels)))
     axes = chart.body.add_subplot()
-    for y, row in enumerate(rows):
-        ends = [[row.centre - row.low], [row.high - row.centre]]
-        if all(math.isfinite(end[0]) for end in ends):
-            axes.errorbar([row.centre], [y], xerr=ends, color=row.colour, capsize=3, linewidth=1.6)
-        (mark,) = axes.plot(
-            [row.centre], [y], "o", color=row.colour, markersize=7, markeredgewidth=1.6, zorder=3,
-            markerfacecolor=row.colour if row.filled else style.PAPER,
-        )  # fmt: skip
-        centre, low, high = (value_text(end, metric, signed=signed) for end in row[2:5])
-        chart.tag(mark, row.label, [f"{centre} ({low} to {high})"])
-    _name_rows(axes, [row.label for row in rows], [row.note for row in rows])
-    format_axis(axes, metric, vertical=False, signed=signed)
-    return axes
-
-
-def _name_rows(axes: Axes, labels: Sequence[str], notes: Sequence[str]) -> None:
-    """Name rows at the left and note their values at the right."""
-    axes.set_yticks(range(len(labels)), [wrapped(label, LABEL_WIDTH) for label in labels])
-    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="x")
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(len(notes)), notes)
     right.tick_params(length=0, labelcolor=style.QUIET_INK, labelsize=8)
     right.spines[:].set_visible(False)
+    return chart, axes
 
 
 @styled
 def clients(result: StudyResult) -> Chart | None:
-    """Draw the metric of every client, worst first, or one interval per algorithm if many."""
-    study, higher = result.study, result.study.higher_is_better
-    metric, ylabel = study.metric, f"{study.metric} on their own examples"
-    found = {
-        label: scores.sorted_curves([*own.values()], higher_is_better=higher)
-        for label, own in client_tables(study).items()
-        if own
-    }
-    if not found:
-        return None
-    if len(found) > style.MOST_IN_ONE_PANEL:
-        rows = []
-        for label, curves in found.items():
-            low, middle, high = sorted(curves.mean(axis=0)[[10, 50, 90]].tolist())
-            note = value_text(middle, metric)
-            rows.append(Interval(label, style.COLOURS[0], middle, low, high, note))
-        rows.sort(key=lambda row: row.centre, reverse=higher)
-        caption = "The median client (its value at the right), and 10 to 90 % of the clients."
-        chart = _row_chart(f"{study.name}: {metric} over clients", caption, [r.label for r in rows])
-        _draw_intervals(chart, rows, metric).set_xlabel(ylabel)
-        return chart
-    better = "higher" if higher else "lower"
-    caption = f"Clients from worst to best: the flatter and the {better}, the fairer."
-    if any(len(curves) > 1 for curves in found.values()):
-        caption += " Mean over seeds, with one standard deviation."
-    chart = Chart(f"{study.name}: {metric} of every client, worst first", caption)
-    axes = chart.panel("share of the clients, in percent", ylabel, metric)
-    x, handles = 100.0 * SHARES, []
-    for label, curves in found.items():
-        mean, band = curves.mean(axis=0), None
-        if len(curves) > 1:
-            band = band_around(mean, curves.std(axis=0, ddof=1), metric)
-        texts = [
-            f"{share:g} % of the clients: {value_text(value, metric)} or worse"
-            for share, value in zip(x.tolist(), mean.tolist(), strict=True)
-        ]
-        handles.append(chart.curve(axes, x, mean, label, _position(result, label), texts, band))
-    for level in study.thresholds:
-        axes.axhline(level, color=style.QUIET_INK, linestyle=style.DOTTED, linewidth=1.0)
-    axes.set_xlim(0.0, 100.0)
-    chart.name_series(handles, list(found))
-    return chart
+    """Draw the metric of every client, worst first."""
+    study, higher, found = result.study, result.study.higher_is_better, {}
+    for label, own in client_tables(study).items():
+        if own:
+            curves = scores.sorted_curves([*own.values()], higher_is_better=higher)
+            mean = low = high = curves.mean(axis=0)
+            if len(curves) > 1:
+                low, high = band_around(mean, curves.std(axis=0, ddof=1), study.metric)
+            found[label] = Bands(100.0 * SHARES, low, mean, high)
+    title = f"{study.name}: {study.metric} of every client, worst first"
+    caption = (
+        f"The flatter and the {'higher' if higher else 'lower'}, the fairer; mean over seeds with "
+        "one standard deviation."
+    )
+    return _banded(result, found, title, caption, study.metric, "share of the clients, in percent")
 
 
 @styled
@@ -187,8 +129,7 @@ def clients_by_round(result: StudyResult) -> Chart | None:
     found = {label: scores.metric_bands([*own.values()]) for label, own in tables.items()}
     title = f"{study.name}: {study.metric} over clients by round"
     caption = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
-    label = f"{study.metric} on their own examples"
-    return _banded(result, found, title, caption, label, study.metric)
+    return _banded(result, found, title, caption, study.metric)
 
 
 @styled
@@ -196,7 +137,7 @@ def client_loss(result: StudyResult) -> Chart | None:
     """Draw median and inner four fifths of the training losses of a cohort by round."""
     study = result.study
     found = {
-        label: scores.loss_bands([run.log.client_loss for run in runs])
+        label: scores.loss_bands([run.client_loss for run in runs])
         for label, runs in study.members.items()
     }
     joined = max(run.done for run in study.runs) > scores.MOST_LOSSES
@@ -205,31 +146,33 @@ def client_loss(result: StudyResult) -> Chart | None:
         "The median client of a cohort, and the band from 10 to 90 % of its clients; mean over "
         f"seeds{' and neighbouring rounds' * joined}."
     )
-    return _banded(result, found, title, caption, "mean local loss", "loss")
+    return _banded(result, found, title, caption, "local loss")
 
 
 def _banded(
     result: StudyResult, bands_by_label: Mapping[str, Bands | None], title: str, caption: str,
-    ylabel: str, metric: str,
+    metric: str, xlabel: str = "round",
 ) -> Chart | None:  # fmt: skip
+    """Draw curves with bands in one panel, or in one for each of many algorithms."""
     found = {label: bands for label, bands in bands_by_label.items() if bands is not None}
     if not found:
         return None
-    single = len(found) <= style.MOST_IN_ONE_PANEL
+    ylabel, single = f"{metric} on own examples", len(found) <= style.MOST_IN_ONE_PANEL
     if single:
         chart = Chart(title, caption)
-        panels = [chart.panel("round", ylabel, metric)] * len(found)
+        panels = [chart.panel(xlabel, ylabel, metric)] * len(found)
     else:
         rows = -(-len(found) // style.COLUMNS)
         chart = Chart(title, caption, (2.5 * style.COLUMNS, 1.5 * rows + 0.8))
-        panels = chart.small_panels(list(found), "round", ylabel, metric)
+        panels = chart.small_panels(list(found), xlabel, ylabel, metric)
     lines = []
     for axes, (label, bands) in zip(panels, found.items(), strict=True):
         texts = []
-        for row in zip(*(part.tolist() for part in bands), strict=True):
-            low, middle, high = (value_text(value, metric) for value in row[1:])
-            texts.append(f"round {row[0]:g}: {middle} ({low} to {high})")
-        position = _position(result, label) if single else 0
+        for x, *values in zip(*(part.tolist() for part in bands), strict=True):
+            low, middle, high = (value_text(value, metric) for value in values)
+            at = f"round {x:g}" if xlabel == "round" else f"{x:g} % of the clients"
+            texts.append(f"{at}: {middle} ({low} to {high})")
+        position = list(result.study.members).index(label) if single else 0
         band = (bands.low, bands.high)
         lines.append(chart.curve(axes, bands.rounds, bands.middle, label, position, texts, band))
     if single:
@@ -249,7 +192,7 @@ def dropped(result: StudyResult) -> Chart | None:
     def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
         totals: Counter[int] = Counter()
         for run in runs:
-            totals.update(dict(zip(run.log.rounds, run.log.dropped, strict=True)))
+            totals.update(run.dropped)
         return sorted(totals.items())
 
     title = f"{result.study.name}: uploads refused in each round"
@@ -282,13 +225,9 @@ def _counts(
     axes = chart.panel("round", ylabel)
     for label, pairs in found.items():
         x, y = zip(*pairs, strict=True)
-        chart.curve(axes, x, y, label, _position(result, label), drawstyle="steps-post")
+        position = list(result.study.members).index(label)
+        chart.curve(axes, x, y, label, position, drawstyle="steps-post")
     axes.set_xlim(left=0.0)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     chart.name_series(axes.get_lines(), list(found))
     return chart
-
-
-def _position(result: StudyResult, label: str) -> int:
-    """Return the position of an algorithm in its study, which fixes its colour."""
-    return list(result.study.members).index(label)

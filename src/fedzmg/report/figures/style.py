@@ -8,20 +8,23 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator
+from numpy.typing import ArrayLike
 
 from fedzmg.report.writing import write
-from fedzmg.results.formatting import is_share, signed_text
+from fedzmg.results.formatting import is_share, plain, signed_text
 
 PNG_DPI = 150
 # Okabe and Ito's palette, safe under all common colour blindness, without yellow.
@@ -37,7 +40,7 @@ DASHES: tuple[Any, ...] = (
 MARKERS = ("", "o", "s", "^", "D", "v", "P")
 DOTTED = (0, (1.0, 2.2))
 INK, QUIET_INK, GRID, GHOST, PAPER = "#222222", "#6b6b6b", "#e4e4e4", "#dddddd", "#ffffff"
-# Default settings: a user's matplotlibrc must not change a figure.
+# Default settings: a user's matplotlibrc must not change a figure, nor a $ in a label break it.
 STYLE: dict[Any, Any] = {
     **{k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")},
     **{"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0},
@@ -46,6 +49,7 @@ STYLE: dict[Any, Any] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     **dict.fromkeys(("text.parse_math", "axes.formatter.use_mathtext", "path.simplify"), False),
     **{"axes.linewidth": 0.8, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.7},
+    **{"axes.prop_cycle": f"cycler(color={list(COLOURS)})"},
     **{"legend.fontsize": 8.0, "legend.handlelength": 3.2},
     **{"svg.hashsalt": "fedzmg", "svg.fonttype": "none", "pdf.fonttype": 42},
 }
@@ -131,26 +135,18 @@ class Chart(Figure):
         return list(grid[:number])
 
     def curve(
-        self,
-        axes: Axes,
-        x: Sequence[float] | NDArray[Any],
-        y: Sequence[float] | NDArray[Any],
-        label: str,
-        position: int,
-        texts: Sequence[str] = (),
-        band: Sequence[NDArray[Any]] | None = None,
-        **style: Any,
-    ) -> Line2D:
+        self, axes: Axes, x: ArrayLike, y: ArrayLike, label: str, position: int,
+        texts: Sequence[str] = (), band: tuple[ArrayLike, ArrayLike] | None = None, **style: Any,
+    ) -> Line2D:  # fmt: skip
         """Draw a line and the band around it, in the style of a position among all series."""
-        style = {"linewidth": 1.6, "markevery": -(-len(x) // 8), **line_style(position), **style}
-        if len(x) == 1:
+        number = np.size(x)
+        style = {"linewidth": 1.6, "markevery": -(-number // 8), **line_style(position), **style}
+        if number == 1:
             style["marker"] = style["marker"] or "o"
         (line,) = axes.plot(x, y, **style)
         self.tag(line, label, texts)
         if band is not None:
-            low, high = band
-            colour = style["color"]
-            filled = axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0.0)
+            filled = axes.fill_between(x, *band, color=style["color"], alpha=0.14, linewidth=0.0)
             self.tag(filled, label)
         return line
 
@@ -190,11 +186,22 @@ def styled(draw: Callable[_Arguments, _Drawn]) -> Callable[_Arguments, _Drawn]:
         with matplotlib.rc_context(STYLE):
             figure = draw(*args, **kwargs)
             if figure is not None and (engine := figure.get_layout_engine()) is not None:
+                _remove_controls(figure)
                 engine.execute(figure)
                 figure.set_layout_engine("none")
             return figure
 
     return drawn
+
+
+def _remove_controls(figure: Figure) -> None:
+    """Remove control characters from all texts: no font has them, and SVG forbids them."""
+    for artist in figure.findobj():
+        if isinstance(artist, Text):
+            artist.set_text(plain(artist.get_text()))
+        elif isinstance(artist, Axis) and isinstance(artist.get_major_locator(), FixedLocator):
+            # Texts of ticks are set again by every drawing.
+            artist.set_ticklabels([plain(one.get_text()) for one in artist.get_ticklabels()])
 
 
 def wrapped(text: str, characters: int) -> str:
@@ -223,31 +230,25 @@ def format_axis(axes: Axes, metric: str, *, vertical: bool = True, signed: bool 
 
 
 def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return limits without extreme outliers; None if there are none.
-
-    Limits are those of the inner nine tenths, widened by half, unless everything nearly fits.
-    """
+    """Return the limits of the inner nine tenths, widened by half; None without far outliers."""
     finite = np.array([value for value in values if math.isfinite(value)])
     if not finite.size:
         return None
-    low, high = np.quantile(finite, (0.05, 0.95))
-    low, high = low - 0.5 * (high - low), high + 0.5 * (high - low)
-    room = 2.0 * (high - low)
-    if finite.min() >= low - room and finite.max() <= high + room:
+    (low, high), (first, last) = np.quantile(finite, (0.05, 0.95)), (finite.min(), finite.max())
+    room = 0.5 * (high - low)
+    if first >= low - 5.0 * room and last <= high + 5.0 * room:
         return None
-    return float(max(low, finite.min())), float(min(high, finite.max()))
+    return float(max(low - room, first)), float(min(high + room, last))
 
 
-def use_log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
+def use_log_scale(axes: Axes, name: str) -> None:
     """Make an axis logarithmic, with powers of ten in plain characters."""
 
     def text(value: float, _: float) -> str:
         return "10" + str(round(math.log10(value))).translate(_SUPERSCRIPTS) if value > 0 else ""
 
     axes.set(**{f"{name}scale": "log"})
-    axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(text)
-    axis.set_minor_formatter("")
+    getattr(axes, f"{name}axis").set(major_formatter=text, minor_formatter="")
 
 
 def rendered(figure: Figure, suffix: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,31 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedzmg.report.figures import style
-from fedzmg.report.figures.style import (
-    DASHES,
-    DOTTED,
-    PAPER,
-    QUIET_INK,
-    Chart,
-    styled,
-    use_log_scale,
-)
+from fedzmg.report.figures.style import DOTTED, PAPER, QUIET_INK, Chart, styled, use_log_scale
 from fedzmg.results.diagnosis import by_name, ratio, rows, when
 
-BLUE, RED, GREEN, PINK, BLACK, ORANGE, SKY = style.COLOURS
-Points = tuple[Sequence[float], Sequence[float]]
-Series = Mapping[str, Points]
-
-
-class Stroke(NamedTuple):
-    """Line style of a series."""
-
-    colour: str
-    label: str = ""
-    """Label in the legend, if it is not the name of the series."""
-    dash: Any = "solid"
-    width: float = 1.6
-    marker: str = ""
+BLUE, RED, GREEN, _, _, ORANGE, _ = style.COLOURS
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+_SIGNS = {"rho": "\u03c1", "Phi ": "Φ", "grad ": "∇", "^2": "²", " - ": " \u2212 "}
 
 
 class Plot(NamedTuple):
@@ -43,14 +25,10 @@ class Plot(NamedTuple):
     caption: str
     xlabel: str
     ylabel: str
-    strokes: Mapping[str, Stroke]
-    """Drawn series in this order; others are left out."""
+    strokes: Mapping[str, str]
+    """Drawn series in this order, with the format of ``Axes.plot``; others are left out."""
     log: str = "xy"
     """Logarithmic axes; a vertical axis that is not logarithmic begins at zero."""
-    slope: float | None = None
-    """Slope of a guide under the first series."""
-    gap: tuple[str, str] | None = None
-    """Two series whose quotient at the end is written between them."""
     percent: bool = False
 
 
@@ -60,78 +38,59 @@ CHARTS: dict[str, Plot] = {
         "Variance that projection removes",
         "Isotropic noise loses 1/d. The gain is large only where the noise is an intensity shift.",
         "share of the noise along 1 (intensity noise)", "share removed",
-        {"rho + (1 - rho)/d": Stroke(BLACK, "\u03c1 + (1 \u2212 \u03c1)/d", DASHES[1], 1.2),
-         "measured": Stroke(BLUE, "", "none", marker="o")}, log="", percent=True,
+        {"rho + (1 - rho)/d": "C4--", "measured": "C0o"}, log="", percent=True,
     ),
     "T5": Plot(
         "Convergence when the condition on the start holds",
-        "Both fall like 1/t. Marks: the exact expectation, by a recursion of mean and covariance.",
-        _STEPS, _ERROR,
-        {"FedZMG": Stroke(BLUE, "FedZMG, measured"),
-         "FedAvg": Stroke(RED, "FedAvg, measured"),
-         "FedZMG, exact": Stroke(BLUE, "FedZMG, exact expectation", "none", marker="o"),
-         "FedAvg, exact": Stroke(RED, "FedAvg, exact expectation", "none", marker="s")}, slope=-1.0,
+        "Both fall like 1/t. Lines: measured. Marks: the exact expectation, by a recursion of mean "
+        "and covariance.", _STEPS, _ERROR,
+        {"FedZMG": "C0-", "FedAvg": "C1-", "FedZMG, exact": "C0o", "FedAvg, exact": "C1s"},
     ),
     "T5-gain": Plot(
         "What projection gains when noise is isotropic",
-        "A twelfth of the noise, which is what isotropic noise has along 1.",
-        _STEPS, f"quotient of {_ERROR}",
-        {"gain": Stroke(BLUE, "FedZMG / FedAvg, measured"),
-         "gain, exact": Stroke(BLACK, "(d \u2212 1)/d, d = 12", DASHES[1], 1.1)}, log="x",
+        "Error of FedZMG over that of FedAvg; exact: (d \u2212 1)/d with d = 12. Isotropic noise "
+        "has a twelfth of itself along 1.", _STEPS, f"quotient of {_ERROR}",
+        {"gain": "C0-", "gain, exact": "C4--"}, log="x",
     ),
     "T6": Plot(
         "Where FedZMG goes from another start",
-        "FedZMG stays away from the optimum by what is predicted, and converges to the optimum on "
-        "the hyperplane through its start.", _STEPS, "expected squared distance",
-        {"FedZMG to w*": Stroke(SKY, "FedZMG to the optimum", width=3.0),
-         "predicted |w_c - w*|^2": Stroke(BLACK, "predicted distance", DASHES[1], 1.1),
-         "FedAvg to w*": Stroke(RED, "FedAvg to the optimum", DASHES[2]),
-         "FedZMG to w_c": Stroke(BLUE, "FedZMG to the optimum on its hyperplane")},
+        "FedZMG stays away from the optimum w* by what is predicted, and converges to w_c, the "
+        "optimum on the hyperplane through its start.", _STEPS, "expected squared distance",
+        {"FedZMG to w*": "C6-", "predicted |w_c - w*|^2": "C4--", "FedAvg to w*": "C1-.",
+         "FedZMG to w_c": "C0-"},
     ),
     "T7": Plot(
         "Weight decay wears the sum away",
-        "The sum that the proof needs to be constant follows the product of (1 - λ n).",
-        _STEPS, "1'w",
-        {"1'w_t": Stroke(SKY, "measured", width=3.0),
-         "product": Stroke(BLACK, "1'w at first \u00d7 Π (1 \u2212 λ n)", DASHES[1], 1.1)}, log="x",
+        "The sum that the proof needs to be constant follows the product of (1 \u2212 λ n).",
+        _STEPS, "1'w", {"1'w_t": "C6-", "product": "C4--"}, log="x",
     ),
     "T9": Plot(
         "Logistic regression from w = 0",
-        "The loss stays above its minimum by the gap to the constrained minimum.",
+        "The loss stays above its minimum F* by the gap to the constrained minimum F(w_c).",
         _STEPS, "loss above",
-        {"FedZMG to F*": Stroke(SKY, "FedZMG above F*", width=3.0),
-         "FedAvg to F*": Stroke(RED, "FedAvg above F*", DASHES[2]),
-         "FedZMG to F(w_c)": Stroke(BLUE, "FedZMG above F(w_c)")},
+        {"FedZMG to F*": "C6-", "FedAvg to F*": "C1-.", "FedZMG to F(w_c)": "C0-"},
     ),
     "T10": Plot(
         "The theorem's bound and what is measured",
         "The bound is true, and far from what happens.", _STEPS, _ERROR,
-        {"FedAvg's bound": Stroke(RED, "", DASHES[1]),
-         "FedZMG's bound": Stroke(BLUE, "", DOTTED, 2.6),
-         "bound on the hyperplane": Stroke(GREEN, "", DASHES[2], 1.2),
-         "FedAvg": Stroke(RED, "FedAvg, measured"),
-         "FedZMG": Stroke(BLUE, "FedZMG, measured", DASHES[1])}, gap=("FedZMG's bound", "FedZMG"),
+        {"FedAvg's bound": "C1--", "FedZMG's bound": "C0:", "bound on the hyperplane": "C2-.",
+         "FedAvg": "C1-", "FedZMG": "C0--"},
     ),
     "T12": Plot(
         "Energy of the mean component along training",
         "The first layer sees a white background, so most of its gradient is mean.",
         "rounds of FedZMG on digits", "share of |gradient|² removed",
-        {"layer 1, convolution": Stroke(BLUE),
-         "layer 2, convolution": Stroke(RED, "", DASHES[1]),
-         "layer 3, dense": Stroke(GREEN, "", DASHES[2]),
-         "layer 4, dense": Stroke(PINK, "", DASHES[3])}, log="", percent=True,
+        {"layer 1, convolution": "C0-", "layer 2, convolution": "C1--", "layer 3, dense": "C2-.",
+         "layer 4, dense": "C3:"}, log="", percent=True,
     ),
     "E6": Plot(
         "Weight decay forgets the start", "Whatever sum a start has, it dies like a power of t.",
-        _STEPS, "|1'w|",
-        {"sum +12": Stroke(BLUE, "start with sum +12"),
-         "sum -24": Stroke(RED, "start with sum \u221224", DASHES[1])}, slope=-1.0,
+        _STEPS, "|1'w|", {"sum +12": "C0-", "sum -24": "C1--"},
     ),
     "E7": Plot(
         "A network: what vanishes and what stays",
         "The projected gradient vanishes; the rest of the gradient stays.", "steps", "norm",
-        {"|grad F|": Stroke(RED, "gradient"),
-         "|Phi grad F|": Stroke(BLUE, "projected gradient")}, log="y",
+        {"|grad F|": "C1-", "|Phi grad F|": "C0-"}, log="y",
     ),
 }  # fmt: skip
 
@@ -154,11 +113,8 @@ def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
         title = "Spread of the clients' models after one round"
         out[name] = _bars(title, caption, "spread", list(series), rows)
     elif name == "T10":
-        rows = {
-            "FedAvg": series["terms of FedAvg's C"][1],
-            "FedZMG": series["terms of C"][1],
-            "FedZMG, constants of the hyperplane": series["terms of C on the hyperplane"][1],
-        }
+        names = ("terms of FedAvg's C", "terms of C", "terms of C on the hyperplane")
+        rows = {name: series[name][1] for name in names}
         groups, caption = ("6 L Γ", "8 (E \u2212 1)² G²", "noise"), "Only the last term changes."
         title = "The terms of the theorem's constant C"
         out["T10-terms"] = _bars(title, caption, "value", groups, rows, log=True)
@@ -171,48 +127,21 @@ def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
 def _lines(plot: Plot, series: Series) -> Chart:
     chart = Chart(plot.title, plot.caption, (7.0, 3.9))
     axes = chart.panel(plot.xlabel, plot.ylabel)
-    for name, stroke in plot.strokes.items():
+    for name, form in plot.strokes.items():
+        label = functools.reduce(lambda text, pair: text.replace(*pair), _SIGNS.items(), name)
+        face = PAPER if "y" in plot.log else form[:2]
         (line,) = axes.plot(
-            *series[name], color=stroke.colour, linestyle=stroke.dash, linewidth=stroke.width,
-            marker=stroke.marker, markersize=5.0, label=stroke.label or name,
-            markerfacecolor=PAPER if "y" in plot.log else stroke.colour,
-        )  # fmt: skip
-        chart.tag(line, stroke.label or name)
-    if "x" in plot.log:
-        use_log_scale(axes, "x")
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=plot.xlabel.startswith("round")))
-    if "y" in plot.log:
-        use_log_scale(axes, "y")
-    else:
+            *series[name], form, label=label, linewidth=1.6, markersize=5.0, markerfacecolor=face
+        )
+        chart.tag(line, label)
+    for axis in plot.log:
+        use_log_scale(axes, axis)
+    if "y" not in plot.log:
         axes.set_ylim(bottom=0.0)
     if plot.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    if plot.gap is not None:
-        _draw_gap(axes, *(series[name] for name in plot.gap))
-    if plot.slope is not None:
-        _draw_slope(axes, *series[next(iter(plot.strokes))], plot.slope)
     chart.name_series(*axes.get_legend_handles_labels(), below=True)
     return chart
-
-
-def _draw_gap(axes: Axes, upper: Points, lower: Points) -> None:
-    """Write how far two curves are apart at the end."""
-    x, high, low = upper[0][-1], upper[1][-1], lower[1][-1]
-    axes.annotate("", (x, high), (x, low), arrowprops={"arrowstyle": "<->", "color": QUIET_INK})
-    times = float(f"{high / low:.2g}")
-    axes.annotate(f"about {times:,.0f} times", (x, (high * low) ** 0.5), (-6, 0), ha="right",
-                  va="center", textcoords="offset points", color=QUIET_INK,
-                  fontsize=9.0)  # fmt: skip
-
-
-def _draw_slope(axes: Axes, x: Sequence[float], y: Sequence[float], slope: float) -> None:
-    """Draw a straight line of known slope under the end of a curve."""
-    xs = [x[-1] / 12.0, x[-1] / 12.0**0.5, x[-1]]
-    ys = [0.3 * y[-1] * (at / x[-1]) ** slope for at in xs]
-    axes.plot(xs, ys, color=QUIET_INK, linewidth=1.0)
-    axes.annotate(f"slope \u2212{-slope:g}", (xs[1], ys[1]), (-6, -6), ha="right", va="top",
-                  textcoords="offset points", color=QUIET_INK, fontsize=8.5)  # fmt: skip
 
 
 @styled

@@ -5,25 +5,31 @@ It needs no network, no other file and no script; the same directories give the 
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from fedzmg.report import figures
 from fedzmg.report.figures import Chart
+from fedzmg.report.figures.style import COLOURS, GHOST, GRID, INK, PAPER, QUIET_INK, rendered
 from fedzmg.report.html import sections
-from fedzmg.report.html.blocks import Block, Section, picture, table_block
+from fedzmg.report.html.sections import Block, Section
 from fedzmg.report.tables.theory import Finding, finding_table, overview
-from fedzmg.results import paper
-from fedzmg.results.formatting import count_text
+from fedzmg.results.formatting import count_text, plain
 from fedzmg.results.reading import Material, axes_of, name_of
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.results.summary import summary
 from fedzmg.version import __version__
 
+_INKS = {INK: "ink", QUIET_INK: "quiet", GRID: "faint", GHOST: "ghost", PAPER: "paper"}
+_INKS |= {colour: f"c{i}" for i, colour in enumerate(COLOURS)}
+_DROPPED = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", re.DOTALL)
 _THEORY = (
     "Every check computes the prediction of a claim and measures it. Lines marked as claim decide "
     "whether it holds as printed. All other lines are derived in docs/theory.md; one that "
@@ -57,15 +63,14 @@ def render(
 
 def theory_page(findings: Sequence[Finding]) -> str:
     """Make the page of the checks of the theory."""
-    found = [Section("verdicts", "Verdicts", "", [table_block(overview(findings), "Verdicts")])]
+    found = [Section("verdicts", "Verdicts", "", [Block("table", overview(findings), "Verdicts")])]
     for finding in findings:
         key, verdict = str(finding["id"]), str(finding["verdict"])
-        charts = figures.theory(finding).values()
         blocks = [
             Block("text", str(finding["claim"])),
             Block("text", verdict, style=f"verdict {verdict.split()[0]}"),
-            table_block(finding_table(finding), f"Numbers of {key}"),
-            Block("pictures", [picture(one, f"{key}-{i}") for i, one in enumerate(charts)]),
+            Block("table", finding_table(finding), f"Numbers of {key}"),
+            Block("pictures", list(figures.theory(finding).values())),
         ]
         title = f"{key} \u00b7 {finding['title']}"
         found.append(Section(key, title, str(finding["setting"]), blocks))
@@ -79,21 +84,66 @@ def theory_page(findings: Sequence[Finding]) -> str:
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedzmg.report.html", "templates"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: plain(value) if type(value) is str else value,
     )
     # A percent sign stays on the line of its number.
     environment.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
-    return environment.get_template("page.html.jinja")
+    environment.filters["svg"] = _inline_svg
+    return environment
 
 
 def _fill(**parts: Any) -> str:
-    return re.sub(r"\n\s*\n+", "\n", _template().render(version=__version__, **parts))
+    script = Markup(_environment().get_template("page.js.jinja").render())
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    template = _environment().get_template("page.html.jinja")
+    page = template.render(version=__version__, script=script, digest=digest, **parts)
+    return re.sub(r"\n\s*\n+", "\n", page)
+
+
+def _inline_svg(chart: Chart, key: str) -> Markup:
+    """Return a figure as an SVG element without its title, which the page shows as a heading.
+
+    Colours become custom properties of the page, which follow light and dark mode. Identifiers get
+    ``key`` as a prefix. Series get the attributes that the page's script reads.
+    """
+    text = _DROPPED.sub("", rendered(chart, "svg").decode()).replace("xlink:href", "href")
+    referenced = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
+
+    def identifier(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in chart.series:
+            used = f' id="{key}-{name}"' if name in referenced else ""
+            return ' class="heading"' if name == "heading" else used
+        label, points, legend = chart.series[name]
+        own = f' data-series="{escape(plain(label))}"' + " data-legend" * legend
+        texts = "&#10;".join(escape(plain(point)) for point in points)
+        return own + (f' data-points="{texts}"' if points else "")
+
+    def tag(found: re.Match[str]) -> str:
+        """Rewrite one tag; text between tags stays as it is."""
+        own = re.sub("|".join(_INKS), lambda colour: f"var(--{_INKS[colour[0]]})", found[0])
+        own = re.sub(r"(\d+\.\d\d)\d+", r"\1", own)
+        own = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 var(--font)", own)
+        own = re.sub(r"(url\(|href=\")#", rf"\1#{key}-", own)
+        return re.sub(r' id="([^"]*)"', identifier, own)
+
+    text = re.sub(r"<[^>]+>", tag, text)
+    width, height = 72.0 * chart.get_figwidth(), 72.0 * chart.get_figheight()
+    top = height - 72.0 * chart.heading.get_window_extent().y0 / chart.dpi
+    opening = (
+        f'<svg class="chart" role="img" aria-label="{escape(plain(chart.title))}" '
+        f'viewBox="0 {top:.0f} {width:.0f} {height - top:.0f}" '
+        f'style="max-width:{width / 10:.0f}rem">'
+    )
+    text = re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1)
+    return Markup(re.sub(r"\s*\n\s*(?=<)", "", text).strip())
 
 
 def _without_runs(material: Material) -> list[str]:
@@ -107,13 +157,9 @@ def _without_runs(material: Material) -> list[str]:
 
 
 def _title(material: Material) -> str:
-    grids = material.grids.values()
+    grids, described = material.grids.values(), material.heterogeneity.values()
     subjects = [study.name for study in material.studies] or [name_of(one) for one in grids]
-    if len(set(subjects)) > 1:
-        tasks = [study.task for study in material.studies] or [str(one["task"]) for one in grids]
-        subjects = [paper.shown(task) for task in dict.fromkeys(tasks)]
-    if not subjects and material.heterogeneity:
-        described = (str(one["name"]) for one in material.heterogeneity.values())
-        return "How much clients differ: " + ", ".join(described)
-    shown = list(dict.fromkeys(subjects)) or list(material.names)
-    return "Federated learning on " + ", ".join(shown[:3]) + (" and more" if shown[3:] else "")
+    if described and not subjects:
+        return "How much clients differ: " + ", ".join(str(one["name"]) for one in described)
+    shown = list(dict.fromkeys(subjects or material.names))
+    return "Federated learning on " + ", ".join(shown[:3]) + " and more" * (len(shown) > 3)

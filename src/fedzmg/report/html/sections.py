@@ -6,15 +6,13 @@ import contextlib
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
 from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
-from fedzmg.report.html.blocks import Block, Picture, Section, picture, table_block
 from fedzmg.report.tables import study as tables
-from fedzmg.report.tables.beside_paper import beside_paper
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Column, Table
@@ -30,95 +28,103 @@ from fedzmg.tasks import TASKS
 GRID = "grid.json"
 _DIRECTORY_COLUMNS = (
     Column("directory", "", "shown"),
-    Column("state", "", lambda run: _state(run)),
+    Column("rounds", "", lambda run: f"{run.done:,} of {run.asked or '?'}"),
+    Column("diverged in", "", "diverged", "round {:,}".format),
     Column("engine", "", lambda run: str(run.manifest.get("engine", fmt.NONE))),
-    Column("seconds", "", "log.seconds", "{:,.1f}".format),
+    Column("seconds", "", "seconds", "{:,.1f}".format),
 )
-_HALVES = {"tune": "the half of the test data set aside for choosing", "test": "all test data"}
-_Tile = tuple[str, str, str]
+_FACTS = (
+    "fedzmg", "commit", "dirty", "python", "torch", "numpy", "platform", "device", "device_name",
+    "threads", "dtype", "precision", "engine", "clients", "examples", "data_sha256", "task_sha256",
+)  # fmt: skip
+
+
+class Block(NamedTuple):
+    """A part of a section, drawn by the template; none if it is empty."""
+
+    kind: str
+    """``commands``, ``notes``, ``pairs``, ``pictures``, ``table``, ``text`` or ``tiles``."""
+    content: Any
+    title: str = ""
+    """Heading; by default the title of a table."""
+    style: str = ""
+    """CSS class."""
+    folded: bool = False
+
+
+class Section(NamedTuple):
+    """A part of the page with an anchor."""
+
+    key: str
+    title: str
+    facts: str
+    blocks: Iterable[Block]
 
 
 def of_studies(results: Sequence[StudyResult], drawn: Mapping[str, Chart]) -> Iterator[Section]:
     """Make one section per study."""
     for i, (prefix, result) in enumerate(by_prefix(results).items()):
         own = {name: drawn[prefix + name] for name in STUDY_FIGURES if prefix + name in drawn}
-        blocks = _blocks(result, own, f"s{i}")
+        blocks = _blocks(result, own)
         yield Section(f"s{i}", result.study.name, _facts(result.study), blocks)
 
 
-def _blocks(result: StudyResult, charts: Mapping[str, Chart], key: str) -> Iterator[Block]:
+def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
     yield Block("tiles", list(_tiles(result)))
-    pictures = {name: picture(chart, f"{key}-{name}") for name, chart in charts.items()}
-    yield Block("pictures", [pictures.pop("curves")] if "curves" in pictures else [])
-    for make in (tables.scores, tables.paired_tests, tables.thresholds, beside_paper):
-        table = make(result)
-        if table is not None:
-            yield table_block(table)
-    notes = list(result.notes)
-    if result.study.task not in paper.COUNTERPARTS:
-        notes.append(f"The paper has no numbers for {result.study.task}.")
-    yield Block("notes", notes)
-    of_clients = [name for name in pictures if name.startswith("client")]
-    yield Block("pictures", [pictures[name] for name in pictures if name not in of_clients])
-    table = tables.clients(result)
-    if table is not None:
-        yield table_block(table, "Clients")
+    yield Block("pictures", [charts.pop("curves")] if "curves" in charts else [])
+    for make in (tables.scores, tables.paired_tests, tables.thresholds, tables.beside_paper):
+        yield Block("table", make(result))
+    yield Block("notes", result.notes)
+    of_clients = [charts.pop(name) for name in list(charts) if name.startswith("client")]
+    yield Block("pictures", list(charts.values()))
+    yield Block("table", tables.clients(result), "Clients")
     yield Block("notes", list(_missing(result)))
-    yield Block("pictures", [pictures[name] for name in of_clients])
-    yield table_block(tables.finals(result), "Final value of every seed", folded=True)
-    yield table_block(tables.traffic(result), "Traffic of one run", folded=True)
+    yield Block("pictures", of_clients)
+    yield Block("table", tables.finals(result), "Final value of every seed", folded=True)
+    yield Block("table", tables.traffic(result), "Traffic of one run", folded=True)
     spec = result.study.runs[0].spec
     used = {**spec.get("preset", {}), **spec.get("protocol", {})}
     pairs = [(name.replace("_", " "), fmt.setting_text(value)) for name, value in used.items()]
     yield Block("pairs", pairs, "Settings")
-    yield table_block(tables.settings(result), "Hyper-parameters used")
+    yield Block("table", tables.settings(result), "Hyper-parameters used")
 
 
 def _facts(study: Study) -> str:
-    seeds = {run.seed for run in study.runs}
     rounds, cohort = study.protocol.get("rounds"), study.protocol.get("cohort")
     begun, asked = len(study.members), len({*study.members, *study.awaited})
+    population = study.runs[0].manifest.get("clients")
     parts = [
         fmt.count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
-        fmt.count_text(len(seeds), "paired seed" if len(study.members) > 1 else "seed"),
+        fmt.count_text(len(study.seeds), "paired seed" if begun > 1 else "seed"),
+        f"{rounds:,} rounds" if rounds else "",
+        f"{cohort} of {population:,} clients a round" if population and cohort else "",
     ]
-    if rounds:
-        parts.append(f"{rounds:,} rounds")
-    population = study.runs[0].manifest.get("clients")
-    if population and cohort:
-        parts.append(f"{cohort} of {population:,} clients a round")
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))
 
 
-def _tiles(result: StudyResult) -> Iterator[_Tile]:
+def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:
+    """Yield title, value and note of every tile."""
     if not result.ranked:
         return
     study, best = result.study, result.ranked[0]
+    final = fmt.value_text(best.mean, study.metric)
     spread = "" if best.sd is None else f" (± {fmt.value_text(best.sd, study.metric)})"
-    value = fmt.value_text(best.mean, study.metric)
-    yield f"Best final {study.metric}", value, best.label + spread
+    yield f"Best final {study.metric}", final, best.label + spread
     if study.threshold is not None:
+        reached = {s.label: s.arrivals[RULES[0]] or math.inf for s in result.scores if s.finals}
+        first = min(reached.values())
+        who = " and ".join(label for label, one in reached.items() if one == first)
+        found = ("none", "") if first == math.inf else (f"round {first:,}", f"{who}, ")
         title = f"First to hold {fmt.goal_text(study.threshold, study.metric)}"
-        means = averaged_words(study.window)
-        reached = {s.label: s.arrivals[RULES[0]] for s in result.scores if s.finals}
-        rounds = [one for one in reached.values() if one is not None]
-        if rounds:
-            who, *more = [label for label, one in reached.items() if one == min(rounds)]
-            others = f" and {len(more)} more" if more else ""
-            yield title, f"round {min(rounds):,}", f"{who}{others}, {means}"
-        else:
-            yield title, "none", means
+        yield title, found[0], found[1] + averaged_words(study.window)
     if result.tests:
         tested = [score for score in result.scores if score.test is not None]
         won = sum(score.significant for score in tested)
         note = f"from {study.reference}, after Holm"
         yield "Significant differences", f"{won} of {len(tested)}", note
-    sizes = [(score.traffic["total"], score.label) for score in result.scores if score.finals]
-    (least, who), (most, _) = min(sizes), max(sizes)
-    note = "the same for all" if len(sizes) == len(result.scores) else "finished runs"
-    if not math.isclose(least, most, rel_tol=1e-3):
-        note = f"least, {who}; most {fmt.bytes_text(most)}"
-    yield "Traffic of a run", fmt.bytes_text(least), note
+    sizes = [score.traffic["total"] for score in result.scores if score.finals]
+    note = "least of all algorithms" if max(sizes) > 1.001 * min(sizes) else "the same for all"
+    yield "Traffic of a run", fmt.bytes_text(min(sizes)), note
 
 
 def _missing(result: StudyResult) -> Iterator[str]:
@@ -126,13 +132,10 @@ def _missing(result: StudyResult) -> Iterator[str]:
     runs = result.study.runs
     without = sum(run.clients is None for run in runs)
     diverged = sum(run.clients is not None and run.diverged is not None for run in runs)
-    for count, words in (
-        (without, "have no metric by client (clients.safetensors), written when a run ends"),
-        (diverged, "diverged and are left out here"),
-    ):
-        if count:
-            number = "all" if count == len(runs) else f"{count} of {len(runs)}"
-            yield f"Clients: {number} runs {words}."
+    if without:
+        yield f"Clients: {without} of {len(runs)} runs have no metric by client yet."
+    if diverged:
+        yield f"Clients: {diverged} of {len(runs)} runs diverged and are left out here."
 
 
 def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:
@@ -140,55 +143,18 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
     if not material.grids:
         return
     blocks = []
-    for i, (stem, data) in enumerate(material.grids.items()):
-        half = _HALVES.get(str(data["selection"]), data["selection"])
-        facts = [
-            data["directory"],
-            f"score: mean {data['metric']} of the last {data['last']} of {data['rounds']} rounds "
-            f"({fmt.count_text(len(data['seeds']), 'seed')})",
-            f"chosen on {half}, {data['examples']:,} examples",
-            *([] if data["complete"] else ["not finished yet"]),
-        ]
-        stems = {name: f"{stem}-{fmt.slug(name)}" for name in data["algorithms"]}
-        maps = [
-            _map(data, name, drawn[own], f"g{i}-{j}")
-            for j, (name, own) in enumerate(stems.items())
-            if own in drawn
-        ]
+    for stem, data in material.grids.items():
+        stems = [f"{stem}-{fmt.slug(name)}" for name in data["algorithms"]]
+        made = data["directory"] + " \u00b7 not finished yet" * (not data["complete"])
         blocks += [
-            Block("text", " \u00b7 ".join(facts), name_of(data), "facts"),
-            Block("pictures", maps),
-            table_block(best_points(data), "Best points"),
+            Block("text", made, name_of(data), "facts"),
+            Block("pictures", [drawn[own] for own in stems if own in drawn]),
+            Block("table", best_points(data), "Best points"),
         ]
-    if any(str(data["task"]) in paper.COUNTERPARTS for data in material.grids.values()):
-        words = "The paper shows its grids only as heat maps and prints neither pairs nor scores."
-        blocks.append(Block("notes", [words]))
-    facts_of_all = (
-        "A stronger colour is better, on one scale for all maps of a grid. The frame marks the "
-        "chosen point; \u00d7 diverged; \u2013 stopped early."
+    facts = (
+        "Stronger colours are better, on one scale for a grid; the frame marks the chosen point."
     )
-    yield Section("grids", "Grids", facts_of_all, blocks)
-
-
-def _map(data: Mapping[str, Any], name: str, chart: Chart, key: str) -> Picture:
-    entry, metric = data["algorithms"][name], str(data["metric"])
-    best, caption, warning = entry["best"], "Every point diverged.", ""
-    if best is not None:
-        caption = f"Best: {_options(best)}: {fmt.value_text(best['score'], metric)}."
-        other = entry.get("best_by_test")
-        if other is not None:
-            same = other["options"] == best["options"]
-            chosen = "the same point" if same else _options(other)
-            score = fmt.value_text(other["score"], metric)
-            caption += f" By all test data, as in the paper: {chosen} ({score})."
-        if best["border"]:
-            edges = ", ".join(best["border_axes"])
-            warning = f"The best point is on the border of {edges}: a wider grid may do better."
-    return Picture(str(entry["label"]), caption, warning, picture(chart, key).svg, wide=False)
-
-
-def _options(best: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value:.3g}" for key, value in best["options"].items())
+    yield Section("grids", "Grids", facts, blocks)
 
 
 def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:
@@ -196,14 +162,13 @@ def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator
     reports = material.heterogeneity
     if not reports:
         return
-    blocks = [table_block(side_by_side([*reports.values()]))] if len(reports) > 1 else []
-    for i, (suffix, report) in enumerate(reports.items()):
+    blocks = [Block("table", side_by_side([*reports.values()]))] if len(reports) > 1 else []
+    for suffix, report in reports.items():
         stems = (f"heterogeneity{suffix}", f"client-distances{suffix}")
-        charts = [drawn[stem] for stem in stems if stem in drawn]
         blocks += [
-            table_block(heterogeneity(report), paper.shown(str(report["name"]))),
-            Block("pictures", [picture(one, f"h{i}-{j}") for j, one in enumerate(charts)]),
-            *([table_block(client_by_client(report))] if report.get("clients") else []),
+            Block("table", heterogeneity(report), paper.shown(str(report["name"]))),
+            Block("pictures", [drawn[stem] for stem in stems if stem in drawn]),
+            Block("table", client_by_client(report) if report.get("clients") else None),
         ]
     yield Section("heterogeneity", "Heterogeneity", "", blocks)
 
@@ -222,15 +187,11 @@ def reproduction(material: Material) -> Section:
     blocks.append(Block("notes", notes))
     for study in material.studies:
         which = f" of {study.name}" if len(material.studies) > 1 else ""
-        table = Table.build("", "", _DIRECTORY_COLUMNS, study.runs, words=3)
+        table = Table.build("", "", _DIRECTORY_COLUMNS, study.runs, words=4)
+        facts, title = _circumstances(study.runs), f"Versions, machine and data{which}"
         blocks += [
-            Block(
-                "pairs",
-                tables.circumstances(study.runs),
-                f"Versions, machine and data{which}",
-                "long",
-            ),
-            table_block(table, f"{len(study.runs)} run directories", folded=True),
+            Block("pairs", facts, title, "long"),
+            Block("table", table, f"{len(study.runs)} run directories", folded=True),
         ]
     return Section("reproduce", "How to reproduce", "", blocks)
 
@@ -278,13 +239,7 @@ def _is_own(task: str | None) -> bool:
 
 
 def _rates(plan: PlanFile, planned: dict[str, Any]) -> tuple[str, ...]:
-    """Point a kept study to the grid that was kept beside it, if the original is gone.
-
-    ::
-
-        runs/a-grid, runs/a-study       where they were made
-        results/a-grid, results/a-study where they are kept
-    """
+    """Point a kept study to the grid that was kept beside it, if the original is gone."""
     if plan.kind == "study" and "rates" in planned and "task" in planned:
         grid = Path(planned["rates"])
         beside = Path(os.path.normpath(Path(plan.path).parent / ".." / grid.name))
@@ -307,10 +262,18 @@ def _line(*words: str) -> str:
     return shlex.join(["fedzmg", *words])
 
 
-def _state(run: Run) -> str:
-    if run.diverged is not None:
-        end = "" if run.done == run.asked else f", stopped after round {run.done:,}"
-        return f"diverged in round {run.diverged:,}{end}"
-    if run.complete:
-        return f"finished, {run.done:,} rounds"
-    return f"round {run.done:,} of {run.asked or '?'}"
+def _circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """List versions, machine, commit and data with all values they had."""
+    found = []
+    for fact in _FACTS:
+        values = [run.manifest[fact] for run in runs if run.manifest.get(fact) is not None]
+        if values:
+            texts = [f"{v:,}" if type(v) is int else fmt.setting_text(v) for v in values]
+            found.append((fact.replace("_", " "), ", ".join(dict.fromkeys(texts))))
+    started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
+    spent = sum(run.seconds for run in runs)
+    if spent:
+        found.append(("time of all rounds", f"{spent:,.0f} s"))
+    if started:
+        found.append(("started", " to ".join(dict.fromkeys((started[0], started[-1])))))
+    return found

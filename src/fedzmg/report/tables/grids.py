@@ -31,13 +31,9 @@ def best_points(data: Mapping[str, Any]) -> Table:
         text = "all diverged" if lost else "on the border" * entry["best"]["border"]
         return Cell(text, None, "words")
 
-    def around(entry: Entry) -> str | None:
-        found = _neighbours(entry["best"])
-        ends = map(shown, (min(found), max(found))) if found else ()
-        return " to ".join(ends).replace(" % to", " to") or None
-
-    def diverged(entry: Entry) -> int:
-        return sum(bool(point["diverged"]) for point in entry["points"])
+    def diverged(entry: Entry) -> Cell:
+        number = sum(bool(point["diverged"]) for point in entry["points"])
+        return Cell(f"{number} of {len(entry['points'])}", number)
 
     def option(best: str, axis: str) -> Column:
         key = axis if best == "best" else f"{axis}_by_test"
@@ -48,13 +44,12 @@ def best_points(data: Mapping[str, Any]) -> Table:
         Column("best point", "", point),
         *(option("best", axis) for axis in axes_of(data)),
         Column("score", "score", lambda e: (e["best"] or nothing)["score"], shown),
-        Column("neighbours", "", around),
+        Column("neighbours", "", lambda e: neighbours_text(e["best"], metric) or None),
         Column("", "neighbours_low", lambda e: min(_neighbours(e["best"]), default=None)),
         Column("", "neighbours_high", lambda e: max(_neighbours(e["best"]), default=None)),
         Column("", "border", lambda e: e["best"] and " ".join(e["best"]["border_axes"])),
         Column("", "points", lambda e: len(e["points"])),
-        Column("diverged", "", lambda e: Cell(f"{diverged(e)} of {len(e['points'])}", diverged(e))),
-        Column("", "diverged", diverged),
+        Column("diverged", "diverged", diverged),
         Column("", "score_by_test", lambda e: (e.get("best_by_test") or nothing)["score"]),
         *(option("best_by_test", axis) for axis in axes_of(data)),
         Column("stopped" * stopping, "", lambda e: Cell(stopped_text(e["stopped"]), None, "words")),
@@ -72,6 +67,13 @@ def best_points(data: Mapping[str, Any]) -> Table:
         caption += "; the whole test set chooses the same"
     title = f"Best points of the grid on {name_of(data)}"
     return Table.build("grid", title, columns, entries, f"{caption}.")
+
+
+def neighbours_text(best: Mapping[str, Any] | None, metric: str) -> str:
+    """Format the range of scores one step away from the best point; empty if there are none."""
+    found = _neighbours(best)
+    ends = [value_text(end, metric) for end in (min(found), max(found))] if found else []
+    return " to ".join(ends).replace(" % to", " to")
 
 
 def _neighbours(best: Mapping[str, Any] | None) -> list[float]:

@@ -1,6 +1,6 @@
 """Tables of heterogeneity, and the names and number formats of its measures.
 
-A report is the dictionary of a :class:`fedzmg.data.heterogeneity.Report`; the paper's numbers are
+A report is the dictionary of :func:`fedzmg.data.heterogeneity.describe`; the paper's numbers are
 an entry of :data:`fedzmg.data.heterogeneity.PAPER`.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
 from fedzmg.results import paper
-from fedzmg.results.formatting import MINUS
+from fedzmg.results.formatting import MINUS, count_text
 
 Report: TypeAlias = Mapping[str, Any]
 SHOWN_CLIENTS = 10
@@ -53,22 +53,20 @@ def side_by_side(reports: Sequence[Report]) -> Table:
 def heterogeneity(report: Report, printed: Mapping[str, Any] | None = None) -> Table:
     """Make a row per measure: mean and deviation over clients, here and in the paper."""
     printed = printed or _printed(report)
+    theirs = {} if printed is None else _summary(printed)
     rows = []
     records: list[Record] = []
     for measure, found in report.get("summary", {}).items():
         row = [Cell(NAMES.get(measure, measure)), Cell(spread_text(measure, found))]
         record: Record = {"measure": measure, "mean": found["mean"], "sd": found["sd"]}
-        if printed is not None:
-            theirs = _summary(printed).get(measure)
-            gap = None if theirs is None else float(found["mean"] - theirs["mean"])
-            if theirs is None or gap is None:
-                row += [NOTHING, NOTHING]
-            else:
-                text = number_text(measure, gap, "+").replace("-", MINUS) if gap else "0"
-                row += [Cell(spread_text(measure, theirs)), Cell(text, gap)]
-            for part in ("mean", "sd"):
-                record[f"paper_{part}"] = None if theirs is None else theirs[part]
-            record["difference"] = gap
+        if measure in theirs:
+            own, gap = theirs[measure], float(found["mean"] - theirs[measure]["mean"])
+            text = number_text(measure, gap, "+").replace("-", MINUS) if gap else "0"
+            row += [Cell(spread_text(measure, own)), Cell(text, gap)]
+            record |= {"paper_mean": own["mean"], "paper_sd": own["sd"], "difference": gap}
+        elif theirs:
+            row += [NOTHING, NOTHING]
+            record |= dict.fromkeys(("paper_mean", "paper_sd", "difference"))
         rows.append(row)
         records.append(record)
     heads = ("measure", "mean ± sd", *(("paper", "difference") if printed is not None else ()))
@@ -89,9 +87,8 @@ def client_by_client(report: Report, printed: Mapping[str, Any] | None = None) -
         for measure, value in values.items():
             row.append(NOTHING if value is None else Cell(number_text(measure, value), value))
         if "dominant_class" in client:
-            row[-1] = Cell(
-                f"{row[-1].text} ({visible(str(client['dominant_class']))})", row[-1].value
-            )
+            label = visible(str(client["dominant_class"]))
+            row[-1] = row[-1]._replace(text=f"{row[-1].text} ({label})")
         rows.append(row)
         records.append({"source": source, "client": shown, **values})
     title = f"Clients of {paper.shown(str(report['name']))} one by one"
@@ -119,20 +116,15 @@ def _clients_of(report: Report) -> str:
 
 
 def _caption(report: Report, printed: Mapping[str, Any] | None) -> str:
-    name = str(report["name"])
     caption = (
         f"{_clients_of(report)} clients; volume in {report.get('unit', 'examples')}; entropy over "
         f"{divisor(report)}; KL from {origin(report)}, in nats."
     )
-    if printed is None:
-        return caption
-    caption += (
-        f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
-        f"entropy over {divisor(printed)} and KL from {origin(printed)}."
-    )
-    if name in paper.COUNTERPARTS and name != paper.twin(name):
-        title = paper.COUNTERPARTS[name].title
-        caption += f" The paper's numbers are about its own {title}, not about {name}."
+    if printed is not None:
+        caption += (
+            f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
+            f"entropy over {divisor(printed)} and KL from {origin(printed)}."
+        )
     return caption
 
 
@@ -157,10 +149,9 @@ def spread_text(measure: str, found: Mapping[str, Any]) -> str:
 
 def who(report: Report) -> str:
     """Name the clients that are described."""
-    described, total = len(report["clients"]), report["total"]
-    if described == total:
-        return f"{total:,} clients" if total > 1 else "1 client"
-    return f"{described:,} of {total:,} clients (seed {report['seed']})"
+    if len(report["clients"]) == report["total"]:
+        return count_text(report["total"], "client")
+    return f"{_clients_of(report)} clients (seed {report['seed']})"
 
 
 def divisor(report: Report) -> str:

@@ -1,9 +1,8 @@
-"""Tables of a study: scores, seeds, clients, paired tests, traffic and hyper-parameters."""
+"""Tables of a study: scores, seeds, clients, tests, traffic, settings and the paper's numbers."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
@@ -12,9 +11,11 @@ from typing import Any
 from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
 from fedzmg.results import formatting as fmt
-from fedzmg.results.runs import Run
+from fedzmg.results import paper
+from fedzmg.results.reading import Study
 from fedzmg.results.scores import RULES, arrivals, client_tables, late_means, mean_and_sd
-from fedzmg.results.study_result import LEVEL, AlgorithmResult, StudyResult
+from fedzmg.results.significance import LEVEL
+from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 _RULE_NAMES = ("all above", "stays above")
 _OVER_CLIENTS = {
@@ -26,15 +27,10 @@ _OVER_CLIENTS = {
 }
 _SHORT = "share_short_of_threshold"
 _RATES = ("client.lr", "server.lr")
-_FACTS = (
-    "fedzmg", "commit", "dirty", "python", "torch", "numpy", "platform", "device", "device_name",
-    "threads", "dtype", "precision", "engine", "clients", "examples", "data_sha256", "task_sha256",
-)  # fmt: skip
-_FACT_NAMES = {
-    "dirty": "uncommitted changes",
-    "data_sha256": "SHA-256 of the data",
-    "task_sha256": "SHA-256 of the task",
-}
+_ACCURACY = "accuracy"
+_goal = partial(fmt.goal_text, metric=_ACCURACY)
+_Number = tuple[str, str, str, float | None, float | None]
+"""Measure, algorithm, kind of number, ours and the paper's."""
 
 
 def scores(result: StudyResult) -> Table:
@@ -64,15 +60,13 @@ def scores(result: StudyResult) -> Table:
 
     columns = [
         Column("algorithm", "algorithm", "label"),
-        Column(f"final {metric}", "", final),
-        Column("", "final_mean", "mean"),
+        Column(f"final {metric}", "final_mean", final),
         Column("", "final_sd", "sd"),
         *_reached(heads, lambda score: (score.arrivals, score.unfinished > 0)),
         Column("each run" if threshold is not None else "", "", _each_run),
         Column("", "rounds_each", lambda s: " ".join(str(r or "never") for r in s.arrivals_each)),
         Column("late stage" * has_late, "late_stage_mean", "late", shown),
-        Column("MiB per run", "", moved),
-        Column("", "mib_per_run", lambda score: score.traffic["total"] / fmt.MIB),
+        Column("MiB per run", "mib_per_run", moved),
         Column(f"{metric} per MiB", "metric_per_mib", "per_mib", per_mib),
         *(Column(n * has_failures, n, n) for n in ("diverged", "dropped", "unfinished")),
     ]
@@ -117,23 +111,24 @@ def thresholds(result: StudyResult) -> Table | None:
 def finals(result: StudyResult) -> Table:
     """Make the table of the final value of every seed."""
     study = result.study
+
+    def final(seed: int, score: AlgorithmResult) -> Cell:
+        lost = any(r.seed == seed and r.diverged is not None for r in study.members[score.label])
+        value = None if lost else score.finals.get(seed)
+        return Cell("diverged" if lost else fmt.value_text(value, study.metric), value)
+
     seeds = sorted({seed for score in result.scores for seed in score.finals})
-    rows = []
-    records: list[Record] = []
-    for score in result.scores:
-        row = [Cell(score.label)]
-        lost = {run.seed for run in study.members[score.label] if run.diverged is not None}
-        for seed in seeds:
-            value = score.finals.get(seed)
-            text = "diverged" if seed in lost else fmt.value_text(value, study.metric)
-            row.append(Cell(text, None if seed in lost else value))
-            if value is not None:
-                records.append({"algorithm": score.label, "seed": seed, "final": value})
-        rows.append(row)
-    heads = ("algorithm", *(f"seed {seed}" for seed in seeds))
+    columns = [Column("algorithm", "", "label")]
+    columns += [Column(f"seed {seed}", "", partial(final, seed)) for seed in seeds]
+    records: list[Record] = [
+        {"algorithm": score.label, "seed": seed, "final": score.finals[seed]}
+        for score in result.scores
+        for seed in sorted(score.finals)
+    ]
     caption = "Mean over the last tenth of the rounds; diverged runs are left out."
     title = f"Final {study.metric} of every seed on {study.name}"
-    return Table("finals", title, heads, rows, caption, records)
+    table = Table.build("finals", title, columns, result.scores, caption)
+    return table._replace(records=records)
 
 
 def round_cell(round_: int | None, *, running: bool = False) -> Cell:
@@ -151,8 +146,7 @@ def _reached(heads: Sequence[str], of: Callable[[Any], tuple[Any, bool]]) -> Ite
         return round_cell(found[rule], running=running)
 
     for head, rule in zip(heads, RULES, strict=True):
-        yield Column(head, "", partial(cell, rule))
-        yield Column("", f"rounds_{rule}", partial(lambda rule, item: of(item)[0][rule], rule))
+        yield Column(head, f"rounds_{rule}", partial(cell, rule))
 
 
 def _each_run(score: AlgorithmResult) -> Cell:
@@ -188,35 +182,28 @@ def clients(result: StudyResult) -> Table | None:
     rows = [[Cell(label)] for label in found]
     for name in heads:
         columns = [[r[name] for r in records if r["algorithm"] == own] for own in found]
-        means = [statistics.fmean(values) for values in columns if values]
+        # No deviation is defined where a value is infinite.
+        spreads = [
+            mean_and_sd(values) if all(map(math.isfinite, values)) else (sum(values), None)
+            for values in columns
+        ]
+        means = [mean for mean, _ in spreads if mean is not None]
         lowest = name == _SHORT or not higher
         best = (min if lowest else max)(means) if len(means) > 1 and name != "sd" else None
-        for row, values in zip(rows, columns, strict=True):
-            row.append(_client_cell(values, "" if name == _SHORT else study.metric, best))
+        for row, (mean, sd) in zip(rows, spreads, strict=True):
+            text = fmt.spread_text(mean, sd, "accuracy" if name == _SHORT else study.metric)
+            row.append(NOTHING if mean is None else Cell(text, mean, "best" * (mean == best)))
     several = max(map(len, found.values())) > 1
     one = next(table for runs in found.values() for table in runs.values())
     number, total = len(one.examples), one.population
-    who = f"all {total:,} clients that have any" if number == total else (
-        f"{number:,} of {total:,} clients, drawn by chance and the same for every run"
-    )  # fmt: skip
+    drawn = "all that have any" if number == total else "drawn by chance, the same for every run"
     caption = (
-        f"The model after the last round on each client's own {one.part} examples, {who}. Every "
-        "client counts once; deviation: standard deviation over clients; worst and best 10 %: mean "
-        f"of that tenth of the clients{'; ± standard deviation over seeds' * several}."
+        f"The model after the last round on each client's own {one.part} examples; {number:,} of "
+        f"{total:,} clients, {drawn}. Every client counts once; deviation: over clients; worst and "
+        f"best 10 %: mean of that tenth{'; ± standard deviation over seeds' * several}."
     )
     title = f"{study.metric.capitalize()} over clients on {study.name}"
     return Table("clients", title, ("algorithm", *heads.values()), rows, caption, records)
-
-
-def _client_cell(values: list[float], metric: str, best: float | None) -> Cell:
-    if not values:
-        return NOTHING
-    mean = statistics.fmean(values)
-    sd = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
-    text = fmt.spread_text(mean, sd, metric)
-    if not metric:
-        text = f"{100 * mean:.1f}" + ("" if sd is None else f" ± {100 * sd:.1f}") + " %"
-    return Cell(text, mean, "best" * (mean == best))
 
 
 def paired_tests(result: StudyResult) -> Table | None:
@@ -236,9 +223,8 @@ def paired_tests(result: StudyResult) -> Table | None:
         Column("", "ci_high", "test.ci_high"),
         Column("t", "t", "test.t", fmt.signed_text),
         Column("p", "p", "test.p", fmt.p_text),
-        Column("Holm p", "",
+        Column("Holm p", "p_holm",
                lambda one: Cell(fmt.p_text(one.p_holm), one.p_holm, "yes" * one.significant)),
-        Column("", "p_holm", "p_holm"),
         Column("sign flip p", "p_sign_flip", "sign_flip", fmt.p_text),
         Column("", "p_sign_flip_floor", "smallest_sign_flip"),
         Column("d_z", "d_z", "test.effect_size", fmt.signed_text),
@@ -252,22 +238,15 @@ def paired_tests(result: StudyResult) -> Table | None:
         f"Holm: corrected for the {fmt.count_text(len(tests), 'test')} of this table, bold where "
         f"it is at most {LEVEL:g}; sign flip: exact, without assuming a normal distribution; d_z: "
         "mean difference over its standard deviation; seeds needed: to find an effect of this "
-        f"size with a chance of 80 % at the level {LEVEL:g}{lost}."
-    )
-    advice = (
-        "How to read it: a difference is trustworthy when its interval leaves out zero and its "
-        f"Holm p is at most {LEVEL:g}; where more seeds are needed than there are, a missing "
-        "difference proves nothing."
+        f"size with a chance of 80 % at the level {LEVEL:g}; with fewer, a missing difference "
+        f"proves nothing{lost}."
     )
     # The most seeds give the lowest floor.
     seeds, floor = max(one.test.n for one in tests), min(one.smallest_sign_flip for one in tests)
     if floor > 0.001:
-        never = f", so that alone it can never be significant at {LEVEL:g}" * (floor > LEVEL)
-        advice += f" With {seeds} seeds the sign-flip p cannot fall below {floor:.3g}{never}."
-    if any(one.sign_flip is None for one in tests):
-        advice += f" {fmt.NONE} under sign flip: too many seeds to try every pattern of signs."
-    table = Table.build("tests", f"Paired tests on {study.name}", columns, tests, caption)
-    return table._replace(advice=advice)
+        never = f" and alone is never significant at {LEVEL:g}" * (floor > LEVEL)
+        caption += f" With {seeds} seeds the sign-flip p is at least {floor:.3g}{never}."
+    return Table.build("tests", f"Paired tests on {study.name}", columns, tests, caption)
 
 
 def traffic(result: StudyResult) -> Table:
@@ -320,19 +299,87 @@ def settings(result: StudyResult) -> Table:
     return Table.build("settings", title, columns, items, caption)
 
 
-def circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """List versions, machine, commit and data with all values they had."""
-    found = []
-    for fact in _FACTS:
-        values = [run.manifest[fact] for run in runs if run.manifest.get(fact) is not None]
-        if values:
-            texts = [f"{v:,}" if type(v) is int else fmt.setting_text(v) for v in values]
-            name = _FACT_NAMES.get(fact, fact.replace("_", " "))
-            found.append((name, ", ".join(dict.fromkeys(texts))))
-    started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
-    spent = sum(run.log.seconds for run in runs)
-    if spent:
-        found.append(("time of all rounds", f"{spent:,.0f} s"))
-    if started:
-        found.append(("started", " to ".join(dict.fromkeys((started[0], started[-1])))))
-    return found
+def beside_paper(result: StudyResult) -> Table | None:
+    """Make a row per printed number; None if the paper has none for this task."""
+    study, dataset = result.study, paper.COUNTERPARTS.get(result.study.task)
+    if dataset is None or study.metric != _ACCURACY:
+        return None
+    numbers = list(_numbers(result, dataset))
+    columns = [
+        Column("", "task", lambda _: study.name),
+        Column("measure", "measure", lambda one: one[0]),
+        Column("algorithm", "algorithm", lambda one: one[1]),
+        Column("here", "here", lambda one: _paper_cell(one[2], one[3])),
+        Column("paper", "paper", lambda one: _paper_cell(one[2], one[4])),
+        Column(
+            "difference", "difference", lambda one: _paper_cell(one[2], _gap(one), difference=True)
+        ),
+    ]
+    title, caption = (
+        f"{study.name} beside the paper's {dataset.title}",
+        _paper_caption(study, dataset),
+    )
+    table = Table.build("paper", title, columns, numbers, " ".join(caption), words=2)
+    return table if numbers else None
+
+
+def _gap(number: _Number) -> float | None:
+    *_, here, printed = number
+    return None if here is None or printed is None else here - printed
+
+
+def _numbers(result: StudyResult, dataset: paper.Dataset) -> Iterator[_Number]:
+    study = result.study
+    shown = {
+        s.label: (s, dataset.scores[s.label]) for s in result.scores if s.label in dataset.scores
+    }
+    for i, level in enumerate(paper.THRESHOLDS):
+        for label, (_, printed) in shown.items():
+            reached = arrivals(study, study.members[label], level).averaged
+            index = None if reached is None else reached - 1
+            yield f"index at {_goal(level)}", label, "index", index, printed[i]
+    # The paper's slowest is among its own algorithms, so others must not move the start.
+    late, _ = late_means(study.only(shown), paper.THRESHOLDS[1]) if shown else ({}, "")
+    for label, (_, printed) in shown.items():
+        yield "late-stage mean", label, "share", late.get(label), printed[2]
+    for label, (score, _) in shown.items():
+        yield "final accuracy", label, "share", score.mean, None
+    tested = dataset.tests if study.reference == paper.TESTED else {}
+    for i, (measure, kind) in enumerate((("paired t", "t"), ("p, uncorrected", "p"))):
+        for label in filter(tested.__contains__, shown):
+            ours = getattr(shown[label][0].test, kind, None)
+            yield measure, label, kind, ours, tested[label][i]
+
+
+def _paper_cell(kind: str, value: float | None, *, difference: bool = False) -> Cell:
+    if value is None:
+        return round_cell(None) if kind == "index" and not difference else NOTHING
+    if kind == "share":
+        text = fmt.value_text(value, _ACCURACY, signed=difference)
+    elif kind == "t" or difference:
+        text = fmt.signed_text(value, {"index": ",d", "t": ".3f", "p": ".3g"}[kind])
+    else:
+        text = f"{value:,}" if kind == "index" else f"{value:.4g}"
+    return Cell(text, value)
+
+
+def _paper_caption(study: Study, dataset: paper.Dataset) -> Iterator[str]:
+    low, high = map(_goal, paper.THRESHOLDS)
+    if study.task in paper.STAND_INS:
+        yield f"{study.task} only stands in for {dataset.title}, so the differences say little."
+    yield (
+        "The paper counts from 0: index 80 is round 81. Late stage: mean accuracy after the "
+        f"slowest of these algorithms reached {high}. The paper's tables have {low} and {high} for "
+        f"every data set; it prints no final accuracies. t and p: paired test of {paper.TESTED} "
+        "minus the algorithm, not corrected, as in the paper. Difference: here minus paper."
+    )
+    differing = [
+        f"{study.protocol[key]} {key} instead of {value}"
+        for key, value in paper.PROTOCOL.items()
+        if study.protocol.get(key, value) != value
+    ]
+    seeds = max(len(runs) for runs in study.members.values())
+    if seeds != paper.SEEDS:
+        differing.append(f"{seeds} seeds instead of {paper.SEEDS}")
+    if differing:
+        yield f"Other than in the paper: {', '.join(differing)}."

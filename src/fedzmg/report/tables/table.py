@@ -45,19 +45,17 @@ class Column(NamedTuple):
     key: str
     """Name in the records; empty for a column of the table only."""
     value: str | Callable[[Any], Any]
-    """Attribute of an item, or a function of it, which may return a finished cell."""
+    """Attribute of an item, or a function of it, which may return a cell with its value."""
     text: Callable[[Any], str] = str
 
-    def of(self, item: Any) -> Any:
-        """Return the value of an item."""
-        return (attrgetter(self.value) if isinstance(self.value, str) else self.value)(item)
-
-    def cell(self, item: Any) -> Cell:
-        """Show the value of an item."""
-        value = self.of(item)
-        if value is None or isinstance(value, Cell):
-            return value or NOTHING
-        return Cell(value) if isinstance(value, str) else Cell(self.text(value), value)
+    def show(self, item: Any) -> tuple[Cell, Any]:
+        """Return the cell and the record's value of an item."""
+        value = (attrgetter(self.value) if isinstance(self.value, str) else self.value)(item)
+        if isinstance(value, Cell):
+            return value, None if value.kind == "quiet" else value.value
+        if value is None or isinstance(value, str):
+            return NOTHING if value is None else Cell(value), value
+        return Cell(self.text(value), value), value
 
 
 class Table(NamedTuple):
@@ -72,8 +70,6 @@ class Table(NamedTuple):
     """Values with full precision, one flat record per row or finer."""
     words: int = 1
     """Number of leading text columns."""
-    advice: str = ""
-    """Guide to reading the table."""
 
     @classmethod
     def of(
@@ -85,20 +81,15 @@ class Table(NamedTuple):
 
     @classmethod
     def build(
-        cls,
-        key: str,
-        title: str,
-        columns: Iterable[Column],
-        items: Iterable[Any],
-        caption: str = "",
-        words: int = 1,
-    ) -> Self:
+        cls, key: str, title: str, columns: Iterable[Column], items: Iterable[Any],
+        caption: str = "", words: int = 1,
+    ) -> Self:  # fmt: skip
         """Make a row and a record per item."""
-        columns, items = list(columns), list(items)
-        shown = [column for column in columns if column.head]
-        rows = [[column.cell(item) for column in shown] for item in items]
-        records = [{c.key: c.of(item) for c in columns if c.key} for item in items]
-        heads = tuple(column.head for column in shown)
+        columns = [column for column in columns if column.head or column.key]
+        lines = [[(column, *column.show(item)) for column in columns] for item in items]
+        rows = [[cell for column, cell, _ in line if column.head] for line in lines]
+        records = [{column.key: value for column, _, value in line if column.key} for line in lines]
+        heads = tuple(column.head for column in columns if column.head)
         return cls(key, title, heads, rows, caption, records, words)
 
     def is_text(self, column: int) -> bool:
@@ -147,15 +138,13 @@ def to_markdown(table: Table) -> str:
     sides, rows = table._styled(":--", "--:", lambda text: text.replace("|", r"\|"), "**{}**")
     heads, *lines = (f"| {' | '.join(row)} |" for row in rows)
     lines = [f"### {table.title}", "", heads, f"|{'|'.join(sides)}|", *lines]
-    for words in filter(None, (table.caption, table.advice)):
-        lines += ["", words]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(["", table.caption] if table.caption else []), ""])
 
 
 def to_latex(table: Table) -> str:
     """Render the cells for the package booktabs."""
     sides, rows = table._styled("l", "r", tex, r"\textbf{{{}}}")
-    words = " ".join(filter(None, (f"{table.title}.", table.caption, table.advice)))
+    words = " ".join(filter(None, (f"{table.title}.", table.caption)))
     heads, *lines = (f"    {' & '.join(row)} \\\\" for row in rows)
     return "\n".join([
         r"% needs \usepackage{booktabs}", r"\begin{table}", rf"  \caption{{{tex(words)}}}",

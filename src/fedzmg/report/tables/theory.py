@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
-from fedzmg.report.tables.table import Cell, Table
+from fedzmg.report.tables.table import Cell, Column, Table
 from fedzmg.results.formatting import MINUS
 
 Finding: TypeAlias = Mapping[str, Any]
@@ -13,16 +14,16 @@ Finding: TypeAlias = Mapping[str, Any]
 
 def finding_table(finding: Finding) -> Table:
     """Make a row per line of one check."""
-    rows = []
-    for line in finding["lines"]:
-        predicted, measured, room, agrees = _texts(line)
-        rows.append([
-            Cell(line["what"] + " (claim)" * line["stated"]), Cell(predicted, line["predicted"]),
-            Cell(measured, line["measured"]), Cell(room),
-            Cell(agrees, None, "" if line["agrees"] else "fails"),
-        ])  # fmt: skip
-    heads = ("quantity", "predicted", "measured", "tolerance", "agrees")
-    return Table(finding["id"], "", heads, rows)
+    columns = [
+        Column("quantity", "", lambda one: one["what"] + " (claim)" * one["stated"]),
+        Column("predicted", "", itemgetter("predicted"), number),
+        Column("measured", "", itemgetter("measured"), number),
+        Column("tolerance", "", tolerance),
+        Column(
+            "agrees", "", lambda one: Cell("yes") if one["agrees"] else Cell("no", None, "fails")
+        ),
+    ]
+    return Table.build(finding["id"], "", columns, finding["lines"])
 
 
 def overview(findings: Sequence[Finding]) -> Table:
@@ -67,11 +68,6 @@ def markdown(findings: Sequence[Finding]) -> str:
         rows.append((f"**{finding['id']}**", verdict, "", "", "", ""))
         for line in finding["lines"]:
             what = line["what"].replace("|", "\\|") + " *(claim)*" * line["stated"]
-            *numbers, agrees = _texts(line)
-            rows.append(("", what, *numbers, agrees if line["agrees"] else f"**{agrees}**"))
+            numbers = (number(line["predicted"]), number(line["measured"]), tolerance(line))
+            rows.append(("", what, *numbers, "yes" if line["agrees"] else "**no**"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def _texts(line: Mapping[str, Any]) -> list[str]:
-    agrees = "yes" if line["agrees"] else "no"
-    return [number(line["predicted"]), number(line["measured"]), tolerance(line), agrees]

@@ -1,22 +1,23 @@
-"""The recurrence of GRUs whose weights differ between clients, as Triton kernels.
+"""Triton kernels of GRUs whose weights differ between clients, and of random bits.
 
 A time step multiplies a thin matrix (batch by units) by a wide one (units by three gates) that no
 cache holds for all clients at once, so its cost is reading the weights. One kernel per time step
-reads them once and applies the gates to the products while they are on chip. Going back, the gates'
-gradients are one small kernel and the product with the weights another; the gradient of the weights
-is one large product after the last time step, not a sum carried through all of them.
+reads them once and applies the gates on chip. Going back, the gradient of the weights is one large
+product after the last time step, not a sum carried through all of them.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-UNITS = 32
-"""Units that one program computes."""
-DEPTH = 64
-"""Columns of the weights that one program reads at a time."""
+from fedzmg.models.kernels.layers import MULTIPLIERS
+
+UNITS = 32  # computed by one program
+DEPTH = 64  # columns of the weights that one program reads at a time
+FIRST, SECOND, THIRD = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 WARPS, STAGES = 4, 3
 """Measured on an H200: within a fifth of the time that reading the weights takes."""
 
@@ -195,3 +196,45 @@ def backward(
                 PRECISION=precision, num_warps=WARPS, num_stages=STAGES,
             )  # fmt: skip
     return to_input, to_hidden
+
+
+@triton.jit
+def _hash(bits):
+    """Apply ``hash32`` to 32-bit words, whose products overflow as wanted."""
+    bits = (bits ^ (bits >> 16)) * FIRST
+    bits = (bits ^ (bits >> 16)) * SECOND
+    bits = (bits ^ (bits >> 16)) * THIRD
+    return bits ^ (bits >> 15)
+
+
+@triton.jit(do_not_specialize=["layer", "call", "below"])
+def _draws_kernel(
+    keys, out, layer, call, below, places, COMPARE: tl.constexpr, BLOCK: tl.constexpr
+):
+    client = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + client)
+    low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+    bits = _hash(_hash(_hash(place.to(tl.uint32) ^ low) ^ high) ^ _hash((layer + 1).to(tl.uint32)))
+    if call != 0:
+        bits = _hash(bits ^ _hash(call.to(tl.uint32)))
+    here = out + client * places + place
+    if COMPARE:
+        # Half the range is taken off both sides, so that the bound fits a signed word.
+        drawn = (bits ^ 0x80000000).to(tl.int32, bitcast=True)
+        tl.store(here, drawn < below, mask=place < places)
+    else:
+        tl.store(here, bits.to(tl.int64), mask=place < places)
+
+
+def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None) -> Tensor:
+    """Draw random bits ``[clients, places]``, or compare them with a number."""
+    compare = below is not None
+    kind = torch.bool if compare else torch.int64
+    out = torch.empty((len(keys), places), dtype=kind, device=keys.device)
+    grid = (triton.cdiv(places, 1024), len(keys))
+    _draws_kernel[grid](
+        keys.contiguous(), out, layer, call, (below or 0) - (1 << 31), places,
+        COMPARE=compare, BLOCK=1024,
+    )  # fmt: skip
+    return out

@@ -1,14 +1,18 @@
 """Layers that map over clients, and their swap for torch's in a private copy of a module.
 
-:class:`GRU` is for models to use. In a functional model's copy of a module:
+Random numbers of a keyed layer depend on the step's key, the layer, the call and the place in the
+batch. A client trained alone, mapped with others or padded to a longer batch draws the same
+numbers. Image augmentation goes in front of a model:
 
-* Dropout becomes keyed dropout, and every keyed layer is numbered.
-* Layers that torch cannot map over clients, or maps by a slow loop, change their class for one
-  that computes the same from operations that do map. Parameters and names stay.
+>>> model = nn.Sequential(RandomShift(4), RandomFlip(), nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+
+Layers that torch cannot map over clients, or maps by a slow loop, change their class for one that
+computes the same from operations that do map. Parameters and names stay.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -16,8 +20,105 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.kernels import layers, recurrence
-from fedzmg.models.keyed import KeyedDropout, KeyedLayer
+from fedzmg.models.kernels import layers
+from fedzmg.models.kernels.layers import RANGE, draws
+
+
+class KeyedLayer(nn.Module):
+    """A layer that draws random numbers in training.
+
+    The functional model numbers the layers, fills in ``key`` at every step and sets ``calls`` to
+    zero before every pass, so that a layer called twice in one pass draws twice.
+    """
+
+    key: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = self.calls = 0
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
+        """Draw 32 random bits for every place of ``shape`` (examples first).
+
+        With ``below``, return whether they are under that number instead.
+        """
+        call = self.calls
+        self.calls = call + 1
+        found: Tensor = draws(self.key.to(device), self.layer, call, shape.numel(), below)
+        return found.reshape(shape)
+
+
+class KeyedDropout(KeyedLayer):
+    """Replacement of ``nn.Dropout``."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if self.p == 1:
+            return x * 0
+        zeroed = self.draw(x.shape, x.device, below=int(self.p * RANGE))
+        return torch.where(zeroed, torch.zeros_like(x), x / (1 - self.p))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, layer={self.layer}"
+
+
+class RandomFlip(KeyedLayer):
+    """Mirrors left and right with probability one half; input ``(n, ..., height, width)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        flipped = self.draw(x.shape[:1], x.device) >= RANGE // 2
+        return torch.where(_per_example(flipped, x), x.flip(-1), x)
+
+    def extra_repr(self) -> str:
+        return f"layer={self.layer}"
+
+
+class RandomShift(KeyedLayer):
+    """Moves images by up to ``pixels`` down or up and across; input ``(n, ..., height, width)``.
+
+    The same as padding by ``pixels`` and cropping at random.
+
+    Args:
+        pixels: the largest move; every whole number from ``-pixels`` to ``pixels`` is as likely.
+        edge: fill what comes into view with the nearest pixel instead of zero.
+    """
+
+    def __init__(self, pixels: int, *, edge: bool = False) -> None:
+        super().__init__()
+        if isinstance(pixels, bool) or not isinstance(pixels, int) or pixels < 0:
+            raise InputError(f"pixels = {pixels!r}: expected a whole number of at least 0")
+        self.pixels, self.edge = pixels, edge
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.pixels == 0:
+            return x
+        bits = self.draw(torch.Size((len(x), 2)), x.device)
+        moves = bits % (2 * self.pixels + 1) - self.pixels
+        for move, axis in zip(moves.unbind(1), (-2, -1), strict=True):
+            size = x.shape[axis]
+            line = torch.arange(size, device=x.device)
+            source = _per_example(move, x) + (line if axis == -1 else line[:, None])
+            moved = x.gather(axis, source.clamp(0, size - 1).expand(x.shape))
+            if not self.edge:
+                moved = torch.where((source >= 0) & (source < size), moved, torch.zeros_like(x))
+            x = moved
+        return x
+
+    def extra_repr(self) -> str:
+        return f"pixels={self.pixels}, edge={self.edge}, layer={self.layer}"
+
+
+def _per_example(values: Tensor, x: Tensor) -> Tensor:
+    """Shape one value per example to go with the batch."""
+    return values.reshape(-1, *[1] * (x.ndim - 1))
 
 
 class GRU(nn.Module):
@@ -46,8 +147,8 @@ class GRU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0)
-        if recurrence.available(from_input, self.weight_hh_l0):
-            return recurrence.states(from_input, self.weight_hh_l0, self.bias_hh_l0)
+        if layers.gru_available(from_input, self.weight_hh_l0):
+            return layers.gru_states(from_input, self.weight_hh_l0, self.bias_hh_l0)
         hidden = x.new_zeros(x.shape[0], self.hidden_size)
         states = []
         for now in from_input.unbind(1):
@@ -121,8 +222,7 @@ class Conv2d(nn.Conv2d):
             return layers.conv2d(
                 input, weight, bias, self.stride, self.padding, self.dilation, self.groups
             )
-        out: Tensor = super()._conv_forward(input, weight, bias)
-        return out
+        return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
 
 
 class Linear(nn.Linear):
@@ -188,11 +288,9 @@ def swap_layers(module: nn.Module) -> tuple[str, ...]:
         parent.__class__ = SWAPS.get(type(parent), type(parent))
         # Not named_children(), which leaves out a module that is used a second time.
         for name, child in list(parent._modules.items()):
-            if isinstance(child, nn.Dropout):
-                setattr(parent, name, KeyedDropout(child.p, layer=len(keys)))
-            elif isinstance(child, KeyedLayer):
-                setattr(parent, name, child.numbered(len(keys)))
-            else:
-                continue
-            keys.append(f"{prefix}.{name}.key".lstrip("."))
+            if isinstance(child, nn.Dropout | KeyedLayer):
+                keyed = KeyedDropout(child.p) if isinstance(child, nn.Dropout) else deepcopy(child)
+                keyed.layer = len(keys)
+                setattr(parent, name, keyed)
+                keys.append(f"{prefix}.{name}.key".lstrip("."))
     return tuple(keys)

@@ -1,40 +1,42 @@
-"""Measure a machine, time rounds of a workload, and compare them with the machine's peak."""
+"""Benchmarks: training speed on this machine compared with its peak speed."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
+import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedzmg.bench.workloads import WORKLOADS
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import PRECISIONS, rounding
 from fedzmg.models.kernels.precision import Precision
+from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
 from fedzmg.models.objective import Batch
 from fedzmg.provenance import provenance
 from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial
-from fedzmg.tasks.task import Task
+from fedzmg.tasks.real import token_ids
+from fedzmg.tasks.task import Task, unit_pixels
 from fedzmg.tree import leaves, num_bytes
 
 
 class Machine(NamedTuple):
     """Peak operations and bytes per second."""
 
-    name: str
     flops: float
     bandwidth: float
 
@@ -45,13 +47,17 @@ def measure(device: torch.device, precision: Precision) -> Machine:
     size = 8192 if on_gpu else 1024
     kind = torch.bfloat16 if precision == "bf16" and on_gpu else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+
+    def best(function: Callable[[], object]) -> float:
+        function()
+        return min(seconds(function, device, 3) for _ in range(5))
+
     with rounding(precision):
-        product = _best(lambda: a @ b, device)
+        product = best(lambda: a @ b)
     source = torch.zeros((2**30 if on_gpu else 2**26) // 4, device=device)
     target = torch.empty_like(source)
-    copy = _best(lambda: target.copy_(source), device)
-    name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
-    return Machine(name, 2 * size**3 / product, 2 * source.numel() * 4 / copy)
+    copy = best(lambda: target.copy_(source))
+    return Machine(2 * size**3 / product, 2 * source.numel() * 4 / copy)
 
 
 def wait(device: torch.device) -> None:
@@ -70,22 +76,12 @@ def seconds(function: Callable[[], object], device: torch.device, calls: int) ->
     return (time.perf_counter() - began) / calls
 
 
-def _best(function: Callable[[], object], device: torch.device) -> float:
-    function()
-    return min(seconds(function, device, 3) for _ in range(5))
-
-
 def host_peak_mib() -> float:
-    """Return the process's peak resident memory in MiB.
-
-    On Linux ``getrusage`` starts with the peak of the parent process, ``/proc`` does not.
-    """
+    """Return the process's peak memory in MiB; without ``/proc``, its present memory."""
     with contextlib.suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
-    # Linux counts in KiB, macOS in bytes.
-    unit = 2**20 if platform.system() == "Darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return float(psutil.Process().memory_info().rss) / 2**20
 
 
 def reset_host_peak() -> None:
@@ -94,18 +90,12 @@ def reset_host_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-class Cost(NamedTuple):
-    """Least work of one local step of one client."""
+def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
+    """Count the operations and bytes of a client's local step on a batch.
 
-    flops: int
-    """Operations of matrix products and convolutions, forward and backward."""
-    bytes: int
-    """Bytes of parameters, gradients, state and kept activations, counted once per pass
-    (forward, backward, update) that moves them."""
-
-
-def step_cost(task: Task, algorithm: Algorithm) -> Cost:
-    """Count a step on a batch of the task's own size."""
+    Operations are those of matrix products and convolutions, forward and backward. Bytes are those
+    of parameters, gradients, state and activations, once per pass that moves them.
+    """
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     size = task.protocol.batch_size
@@ -138,52 +128,11 @@ def step_cost(task: Task, algorithm: Algorithm) -> Cost:
     # Weights: read forward, read backward, read and written by the update. Gradients: written,
     # read. State: read, written. Activations: written forward, read backward.
     moved = 4 * model + 2 * model + 2 * state + 2 * sum(kept.values())
-    return Cost(int(counter.get_total_flops()), int(moved))
+    return int(counter.get_total_flops()), int(moved)
 
 
 NEVER = 10**9
 BLOCKS = 3
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Measurements of one configuration; times are medians without evaluation."""
-
-    workload: str
-    algorithm: str
-    engine: str
-    """Engine that was chosen."""
-    precision: str
-    trials: int
-    clients: int
-    """Clients per round, over all trials."""
-    steps: int
-    """Local steps per round, over all clients."""
-    cold_seconds: float
-    """Time to the end of the first round: set-up, compilation, CUDA graph capture."""
-    round_ms: float
-    trial_round_ms: float
-    steps_per_second: float
-    flops: float
-    """Operations per round."""
-    bytes: float
-    matmul_share: float
-    """Share of the machine's peak speed of matrix products."""
-    bandwidth_share: float
-    floor_ms: float
-    """Lower bound: the longer of all operations and all bytes at the machine's peak speed."""
-    over_floor: float
-    peak_mib: float
-    """Peak GPU memory; without a GPU, peak memory of the process."""
-    padded_over_useful: float
-    """Steps computed, padding included, over the clients' own steps."""
-    deterministic: bool = False
-    outside_steps: float | None = None
-    """Share of a round that a GPU spends on planning, merging and logging."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Convert for JSON."""
-        return asdict(self)
 
 
 def time_rounds(
@@ -197,10 +146,18 @@ def time_rounds(
     rounds: int = 5,
     deterministic: bool = False,
     device: torch.device,
-) -> Timing:
+) -> dict[str, Any]:
     """Train a few rounds, :data:`BLOCKS` times, and measure them.
 
     Rounds are timed together: a GPU computes the next one while the host reads the last.
+
+    Returns:
+        Values for JSON. Times are medians without evaluation; ``cold_seconds`` is the time to the
+        end of the first round, with compilation and CUDA graph capture. ``clients``, ``steps``,
+        ``flops`` and ``bytes`` count a round of all trials. Shares are those of the machine's peak;
+        ``floor_ms`` is the longer of all operations and all bytes at this peak. ``peak_mib`` is GPU
+        memory, without a GPU that of the process. ``padded_over_useful`` relates steps computed to
+        steps of clients; ``outside_steps`` is a GPU's share of planning, merging and logging.
     """
     task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     on_gpu = device.type == "cuda"
@@ -225,24 +182,70 @@ def time_rounds(
         simulation.step_seconds()
         times.append(seconds(lambda: reports.append(simulation.run_round()), device, rounds))
         on_steps.append(simulation.step_seconds())
-    cost = step_cost(task, packed[0].algorithm)
     median = statistics.median(times)
     done = sum(one.steps for report in reports for one in report.records) / len(reports)
     spent = [each / rounds for each in on_steps if each is not None]
-    flops, moved = cost.flops * done, cost.bytes * done
+    flops, moved = (done * count for count in step_cost(task, packed[0].algorithm))
     floor = max(flops / machine.flops, moved / machine.bandwidth)
-    return Timing(
-        workload=task.name, algorithm=algorithm, engine=simulation.choice.path,
-        precision=precision, trials=trials, clients=trials * task.protocol.cohort,
-        steps=round(done), cold_seconds=cold, round_ms=1e3 * median,
-        trial_round_ms=1e3 * median / trials, steps_per_second=done / median,
-        flops=flops, bytes=moved, matmul_share=flops / median / machine.flops,
-        bandwidth_share=moved / median / machine.bandwidth, floor_ms=1e3 * floor,
-        over_floor=median / floor,
-        peak_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else host_peak_mib(),
-        padded_over_useful=simulation.padding(), deterministic=simulation.deterministic,
-        outside_steps=1 - statistics.median(spent) / median if spent else None,
-    )  # fmt: skip
+    return {
+        "workload": task.name, "algorithm": algorithm, "engine": simulation.choice.path,
+        "precision": precision, "trials": trials, "clients": trials * task.protocol.cohort,
+        "steps": round(done), "cold_seconds": cold, "round_ms": 1e3 * median,
+        "trial_round_ms": 1e3 * median / trials, "steps_per_second": done / median,
+        "flops": flops, "bytes": moved, "matmul_share": flops / median / machine.flops,
+        "bandwidth_share": moved / median / machine.bandwidth, "floor_ms": 1e3 * floor,
+        "over_floor": median / floor,
+        "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else host_peak_mib(),
+        "padded_over_useful": simulation.padding(), "deterministic": simulation.deterministic,
+        "outside_steps": 1 - statistics.median(spent) / median if spent else None,
+    }  # fmt: skip
+
+
+def _task(name: str, model: nn.Module, x: Any, y: Any, sizes: Any, tests: int, **more: Any) -> Task:
+    """Build a task from clients of these sizes; the first examples test it."""
+    owner, test = np.repeat(np.arange(len(sizes)), sizes), (x[:tests], y[:tests])
+    return Task.from_arrays(model, x, y, owner, test=test, name=name, cohort=10, epochs=4, **more)
+
+
+def _images(
+    name: str, model: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, each: int,
+    *, clients: int,
+) -> Task:  # fmt: skip
+    rng, images = np.random.default_rng(0), {"prepare": unit_pixels, "init": "keras"}
+    x = rng.integers(0, 256, (clients * each, *shape), dtype=np.uint8)
+    y = rng.integers(0, classes, len(x))
+    sizes = [each] * clients
+    return _task(name, model(), x, y, sizes, 1000, batch_size=16, straddle=True, **images)
+
+
+def _text(name: str, ragged: bool, *, clients: int = 100) -> Task:
+    rng, tokens = np.random.default_rng(0), {"prepare": token_ids, "init": "keras"}
+    sizes = np.full(clients, 48)
+    if ragged:
+        sizes = np.maximum(8, np.exp(rng.normal(3.0, 1.2, clients)).astype(int))
+    text = rng.integers(0, 66, (int(sizes.sum()), 101)).astype(np.uint8)
+    x, y, model = text[:, :-1], text[:, 1:].astype(np.int64), CharGRU(66, 256, 1024)
+    return _task(name, model, x, y, sizes, 64, batch_size=8, keep_partial=False, **tokens)
+
+
+def _vectors(*, clients: int = 100) -> Task:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(clients * 40, 784)).astype(np.float32)
+    y = rng.integers(0, 10, len(x))
+    return _task("mlp", mlp(784, 64, 48, outputs=10), x, y, [40] * clients, 200, batch_size=20)
+
+
+WORKLOADS: dict[str, Callable[..., Task]] = {
+    # 54,000 parameters, for a laptop's CPU.
+    "mlp": _vectors,
+    # The paper's models, with 25, 50 and 24 steps a client.
+    "cifar100": partial(_images, "cifar100", cifar100_cnn, (3, 32, 32), 100, 100, clients=500),
+    "emnist62": partial(_images, "emnist62", emnist_cnn, (28, 28), 62, 200, clients=340),
+    "shakespeare": partial(_text, "shakespeare", False),
+    # Volumes of roles differ by two orders of magnitude.
+    "ragged-text": partial(_text, "ragged-text", True),
+}
+"""Builders by name; all take a number of ``clients``."""
 
 
 def measure_all(
@@ -253,7 +256,7 @@ def measure_all(
     *,
     device: torch.device,
     **options: Any,
-) -> Iterator[Timing]:
+) -> Iterator[dict[str, Any]]:
     """Time every combination; ``options`` are those of :func:`time_rounds`."""
     for kind, names, known in (
         ("workload", workloads, list(WORKLOADS)),
@@ -263,14 +266,14 @@ def measure_all(
         for name in set(names) - set(known):
             raise unknown(kind, name, known)
     for count in trials:
-        if not isinstance(count, int) or count < 1:
-            raise InputError(f"trials = {count!r}: expected whole numbers of at least 1")
+        if not str(count).isdecimal() or len(str(count)) > 4 or int(count) < 1:
+            raise InputError(f"trials = {count!r}: expected whole numbers from 1 to 9999")
     for precision in precisions:
         machine = measure(device, precision)  # type: ignore[arg-type]
         for name in workloads:
             task = WORKLOADS[name]()
             for engine, count in itertools.product(engines, trials):
-                setting: Any = {"engine": engine, "precision": precision, "trials": count}
+                setting: Any = {"engine": engine, "precision": precision, "trials": int(count)}
                 yield time_rounds(task, machine, device=device, **setting, **options)
 
 

@@ -1,1 +1,0 @@
-"""Benchmarks: training speed on this machine compared with its peak speed."""
