@@ -6,6 +6,7 @@ another run is rejected. Metadata and round are part of the hashed bytes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,9 +26,10 @@ class UnusableCheckpoint(Exception):
     """A checkpoint file that is damaged or belongs to another training."""
 
 
-def bound_to(spec: Path, trials: Sequence[int] = (0,)) -> str:
-    """Name the training of a checkpoint: a specification file and the trials of a pack."""
-    return f"{file_sha256(spec)} {list(trials)}"
+def bound_to(spec: Path, trials: Sequence[int] = (0,), name: str = "") -> str:
+    """Name the training of a checkpoint: a specification, an algorithm in it, trials of a pack."""
+    whole = hashlib.sha256(f"{file_sha256(spec)} {name}".encode())
+    return f"{whole.hexdigest()} {list(trials)}"
 
 
 class StoredCheckpoint(NamedTuple):
@@ -38,8 +40,8 @@ class StoredCheckpoint(NamedTuple):
     """Round of the checkpoint before this one."""
     tensors: Mapping[int, Mapping[str, Tensor]]
     """Named tensors by trial; a stopped trial has none."""
-    log: str
-    """Mark of the log that belongs to it, see ``log_mark``."""
+    logs: Mapping[str, str]
+    """Marks of the logs that belong to it, by name; see ``log_marks``."""
     memory: Mapping[int, str]
     """Mark of the client memory by trial; empty without one."""
 
@@ -58,7 +60,7 @@ def write_checkpoint(
         "round": str(checkpoint.round),
         "previous": str(checkpoint.previous),
         "binding": binding,
-        "log": checkpoint.log,
+        "logs": json.dumps(checkpoint.logs),
         "memory": json.dumps(checkpoint.memory),
         **UNSEALED,
     }
@@ -88,7 +90,7 @@ def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
                 tensors.setdefault(int(trial), {})[own] = content.get_tensor(name)
             memory = {int(trial): mark for trial, mark in json.loads(metadata["memory"]).items()}
         rounds = int(metadata["round"]), int(metadata["previous"])
-        return StoredCheckpoint(*rounds, tensors, metadata["log"], memory)
+        return StoredCheckpoint(*rounds, tensors, json.loads(metadata["logs"]), memory)
     except FileNotFoundError:
         raise
     except OSError as error:

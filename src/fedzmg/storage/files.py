@@ -9,7 +9,7 @@ import mmap
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,17 +54,21 @@ def compressed(path: Path) -> Path:
     return path.with_name(f"{path.name}.gz")
 
 
-def log_mark(path: Path) -> str:
-    """Return size and SHA-256 of a log as it is now, which may still grow."""
-    content = log_bytes(path)
-    return f"{len(content)} {hashlib.sha256(content).hexdigest()}"
+def log_marks(directory: Path, *names: str) -> dict[str, str]:
+    """Return size and SHA-256 of logs as they are now; they may still grow."""
+    contents = {name: log_bytes(directory / name) for name in names}
+    return {name: f"{len(c)} {hashlib.sha256(c).hexdigest()}" for name, c in contents.items()}
 
 
-def has_mark(path: Path, mark: str) -> bool:
-    """Check whether a log begins with what was marked."""
-    size, _, digest = mark.partition(" ")
-    content = log_bytes(path)[: int(size)]
-    return len(content) == int(size) and hashlib.sha256(content).hexdigest() == digest
+def changed_log(directory: Path, marks: Mapping[str, str], *, grown: bool = True) -> str:
+    """Return a log that does not begin with what was marked, or that has grown; empty: none."""
+    for name, mark in marks.items():
+        size, _, digest = mark.partition(" ")
+        content = log_bytes(directory / name)
+        start = content[: int(size)] if grown else content
+        if len(start) != int(size) or hashlib.sha256(start).hexdigest() != digest:
+            return name
+    return ""
 
 
 def append(path: Path, lines: bytes) -> None:

@@ -45,7 +45,7 @@ def read_json(
         )
     if values.pop(CONTENT, digest := _content_hash(values)) != digest:
         raise InputError(f"{path} is damaged, its hash is wrong: {remedy}")
-    if spec is not None and values.get(SPEC, known := file_sha256(spec)) != known:
+    if spec is not None and SPEC in values and values[SPEC] != file_sha256(spec):
         raise InputError(f"{path} does not belong to {spec}: {remedy}")
     return values
 
@@ -62,8 +62,8 @@ def write_json(path: Path, values: Mapping[str, Any], spec: Path | None = None) 
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a small file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """Return the SHA-256 of a small file; of a missing one, that of nothing."""
+    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
 
 
 def _content_hash(values: Mapping[str, Any]) -> str:
