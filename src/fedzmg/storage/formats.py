@@ -45,7 +45,7 @@ def read_json(
         )
     if values.pop(CONTENT, digest := _content_hash(values)) != digest:
         raise InputError(f"{path} is damaged, its hash is wrong: {remedy}")
-    if spec is not None and SPEC in values and values[SPEC] != file_sha256(spec):
+    if spec is not None and values.pop(SPEC, known := file_sha256(spec)) != known:
         raise InputError(f"{path} does not belong to {spec}: {remedy}")
     return values
 
