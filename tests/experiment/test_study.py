@@ -16,7 +16,7 @@ from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import run
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.run_directory import RunDirectory
+from fedzmg.experiment.run_directory import RunDirectory, change_manifest
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import find_rates, run_study, study_packs, study_runs
@@ -26,6 +26,7 @@ from fedzmg.results.scores import finals
 from fedzmg.results.study_result import StudyResult
 from fedzmg.results.summary import summary
 from fedzmg.simulation import History, Record, Simulation, Trial
+from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
@@ -118,10 +119,10 @@ def test_rates_can_be_those_that_all_test_examples_choose(tmp_path: Path) -> Non
     asked = spec(algorithms=["fedavg"], rates=str(tmp_path), rates_by="test")
     with pytest.raises(InputError, match="also_by_test = true"):
         find_rates(asked)
-    kept = json.loads((tmp_path / "grid.json").read_text())
+    kept = read_json(tmp_path / "grid.json")
     kept["also_by_test"] = True
     kept["algorithms"]["fedavg"]["best_by_test"] = {"options": {"client.lr": 7.0}}
-    (tmp_path / "grid.json").write_text(json.dumps(kept))
+    write_json(tmp_path / "grid.json", kept)
     assert find_rates(asked)["fedavg"]["client.lr"] == 7.0
     by_tune = spec(algorithms=["fedavg"], rates=str(tmp_path))
     assert find_rates(by_tune)["fedavg"]["client.lr"] in (0.03, 0.3)
@@ -201,7 +202,7 @@ def test_study_is_a_directory_of_paired_runs(tmp_path: Path) -> None:
     result = run_study(spec(), tmp_path, task=toy())
     data = result.as_dict()
     assert data["complete"]
-    assert json.loads((tmp_path / "study.json").read_text()) == json.loads(json.dumps(data))
+    assert read_json(tmp_path / "study.json") == json.loads(json.dumps(data))
     for name in ("fedzmg", "fedavg"):
         for seed in (3, 5):
             run = RunDirectory(tmp_path / name / f"seed-{seed}")
@@ -265,6 +266,7 @@ def test_checkpoints_of_finished_runs_may_be_removed(tmp_path: Path) -> None:
     last = tmp_path / "fedavg" / "seed-5" / "metrics.jsonl"
     lines = last.read_bytes().splitlines(keepends=True)
     last.write_bytes(b"".join(lines[:-1]))  # this one is not finished, and starts again
+    change_manifest(last.parent, finished=None, logs=None)
     again = scored(spec(), tmp_path)
     assert again == whole
     for place, before in runs.items():
