@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import signal
 import statistics
 from dataclasses import replace
@@ -21,6 +20,7 @@ from fedzmg import InputError, Task, Trial, compare, simulate, tune
 from fedzmg.cli import app
 from fedzmg.experiment.progress import Silent
 from fedzmg.simulation import RoundReport
+from fedzmg.storage.formats import read_json
 
 RATES = {"client.lr": [0.01, 0.1, 1.0], "server.lr": [0.3, 1.0]}
 
@@ -128,7 +128,7 @@ def test_search_in_a_directory_continues_and_is_reported(tmp_path: Path) -> None
     assert "make the same call of fedzmg.tune again to continue" in watched.stdout
     found = tune(task(), out=kept, **asked)
     assert found == tune(task(), out=kept, **asked) == tune(task(), **asked)
-    assert json.loads((kept / "grid.json").read_text()) == found.data
+    assert read_json(kept / "grid.json", spec=kept / "grid.toml") == found.data
     done = CliRunner().invoke(
         app, ["report", str(kept), "--out", str(tmp_path / "page"), "--page-only"]
     )

@@ -279,6 +279,6 @@ def test_estimate_of_embedded_data_counts_steps_and_time() -> None:
     assert found["seconds"] is not None
     assert 0 < found["seconds"] < 600
     assert (found["device"], found["engine"], found["missing"]) == ("cpu", "vectorized", "")
-    assert found["probe"].endswith("steps of 5 clients")
+    assert found["probe"].endswith("of 5 clients")
     task = tasks.get("digits")
     assert found["bytes_down"] == 3 * 5 * task.model_bytes

@@ -76,7 +76,7 @@ def run_grid(
             if found[name].get("label") != spec.shown(name):
                 raise InputError(f"{scores} is not of {name}: {REMAKE}")
             write_json(out / "grid.json", _summary(spec, task, found), spec=out / "grid.toml")
-    return read_json(out / "grid.json", REMAKE, FORMAT)
+    return read_json(out / "grid.json", REMAKE, FORMAT, spec=out / "grid.toml")
 
 
 def choosing(task: Task, spec: GridSpec) -> Task:
