@@ -168,7 +168,7 @@ def test_grid_at_work(grid: Path) -> None:
     write_rows(place, [{"trial": 2, "round": 1, "metric": 0.45}])
     stop = {"trial": 3, "round": 0, "why": "cannot_win", "words": "dominated"}
     (place / "stopped.jsonl").write_text(json.dumps(stop) + "\n")
-    stored = StoredCheckpoint(3, 0, {2: {"w": torch.zeros(1)}})
+    stored = StoredCheckpoint(3, 0, {2: {"w": torch.zeros(1)}}, {}, {})
     binding = bound_to(grid / "grid.toml", [2, 3])
     write_checkpoint(place / "checkpoint.safetensors", stored, binding)
     held(grid)
