@@ -1,0 +1,57 @@
+"""Clients whose uploads were rejected or flagged, summed up over rounds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+
+class UnusualClient(NamedTuple):
+    """A client with uploads that are not finite, or outliers of their cohorts."""
+
+    name: str
+    rounds: tuple[int, ...]
+    """Rounds of these uploads, ascending."""
+    rejected: int
+    flagged: int
+    """Outliers that were merged."""
+    ratio: float
+    """Largest norm over the median of the cohort; infinite if not finite."""
+    worst: int
+    """Round of the largest."""
+
+    @property
+    def size(self) -> str:
+        """Size of the largest update in words."""
+        return f"{self.ratio:.2g} x the median" if math.isfinite(self.ratio) else "not finite"
+
+    def __str__(self) -> str:
+        """Describe the largest update and what happened to all of them."""
+        fates = ["rejected"] * (self.rejected > 0) + ["flagged"] * (self.flagged > 0)
+        often = f" in {len(self.rounds)} rounds" * (len(self.rounds) > 1)
+        remedy = "; federation.guard = true rejects such updates" * (self.flagged > 0)
+        what = f"{' or '.join(fates)}{often}{remedy}"
+        return f"client {self.name}: update {self.size} in round {self.worst} ({what})"
+
+
+def unusual_clients(rounds: Iterable[tuple[int, Any, Any]]) -> tuple[UnusualClient, ...]:
+    """Sum up rounds by client, largest update first.
+
+    A round has its number, rejected and flagged clients, each client with the ratio of its norm.
+    """
+    found: dict[str, list[tuple[float, int, bool]]] = defaultdict(list)
+    for round_, *both in rounds:
+        for is_flagged, clients in enumerate(both):
+            for name, ratio in clients:
+                found[str(name)].append((float(ratio), -round_, bool(is_flagged)))
+    summed = [_summed(name, uploads) for name, uploads in found.items()]
+    return tuple(sorted(summed, key=lambda one: (-one.ratio, one.worst, one.name)))
+
+
+def _summed(name: str, uploads: Sequence[tuple[float, int, bool]]) -> UnusualClient:
+    ratio, first, _ = max(uploads)
+    flagged = sum(is_flagged for *_, is_flagged in uploads)
+    rounds = sorted({-round_ for _, round_, _ in uploads})
+    return UnusualClient(name, tuple(rounds), len(uploads) - flagged, flagged, ratio, -first)
