@@ -18,7 +18,8 @@ class UnusualClient(NamedTuple):
     flagged: int
     """Outliers that were merged."""
     ratio: float
-    """Largest norm over the median of the cohort; infinite if not finite."""
+    """Largest norm over the median of the cohort; infinite if not finite. Of flagged uploads, if
+    there are any: only these had an effect."""
     worst: int
     """Round of the largest."""
 
@@ -37,21 +38,21 @@ class UnusualClient(NamedTuple):
 
 
 def unusual_clients(rounds: Iterable[tuple[int, Any, Any]]) -> tuple[UnusualClient, ...]:
-    """Sum up rounds by client, largest update first.
+    """Sum up rounds by client, flagged ones first, then by size.
 
     A round has its number, rejected and flagged clients, each client with the ratio of its norm.
     """
-    found: dict[str, list[tuple[float, int, bool]]] = defaultdict(list)
+    found: dict[str, list[tuple[bool, float, int]]] = defaultdict(list)
     for round_, *both in rounds:
         for is_flagged, clients in enumerate(both):
             for name, ratio in clients:
-                found[str(name)].append((float(ratio), -round_, bool(is_flagged)))
+                found[str(name)].append((bool(is_flagged), float(ratio), -round_))
     summed = [_summed(name, uploads) for name, uploads in found.items()]
-    return tuple(sorted(summed, key=lambda one: (-one.ratio, one.worst, one.name)))
+    return tuple(sorted(summed, key=lambda one: (not one.flagged, -one.ratio, one.name)))
 
 
-def _summed(name: str, uploads: Sequence[tuple[float, int, bool]]) -> UnusualClient:
-    ratio, first, _ = max(uploads)
-    flagged = sum(is_flagged for *_, is_flagged in uploads)
-    rounds = sorted({-round_ for _, round_, _ in uploads})
-    return UnusualClient(name, tuple(rounds), len(uploads) - flagged, flagged, ratio, -first)
+def _summed(name: str, uploads: Sequence[tuple[bool, float, int]]) -> UnusualClient:
+    _, ratio, worst = max(uploads)
+    flagged = sum(is_flagged for is_flagged, *_ in uploads)
+    rounds = sorted({-round_ for *_, round_ in uploads})
+    return UnusualClient(name, tuple(rounds), len(uploads) - flagged, flagged, ratio, -worst)

@@ -13,7 +13,7 @@ MOST_ROWS, MOST_ROUNDS = 50, 8
 
 
 def uploads(result: StudyResult) -> Table | None:
-    """Make the table of unusual uploads, largest first; None if there are none."""
+    """Make the table of unusual uploads, flagged ones first; None if there are none."""
     study = result.study
     items = [
         (label, run.seed, client)
@@ -23,7 +23,7 @@ def uploads(result: StudyResult) -> Table | None:
     ]
     if not items:
         return None
-    items.sort(key=lambda item: -item[2].ratio)
+    items.sort(key=lambda item: (not item[2].flagged, -item[2].ratio))
 
     def rounds(item: Any) -> Cell:
         shown = ", ".join(f"{round_:,}" for round_ in item[2].rounds[:MOST_ROUNDS])
@@ -48,9 +48,9 @@ def uploads(result: StudyResult) -> Table | None:
     caption = (
         "Uploads that are not finite are rejected. An update whose norm is above 100 times the "
         "median of its cohort is flagged, or rejected with federation.guard = true; largest: that "
-        "norm over the median."
+        "norm over the median, of flagged updates if there are any."
     )
     if len(items) > MOST_ROWS:
-        caption += f" The {MOST_ROWS} largest of {len(items):,} rows."
+        caption += f" The first {MOST_ROWS} of {len(items):,} rows."
     title = f"Unusual uploads on {study.name}"
     return Table.build("uploads", title, columns, items[:MOST_ROWS], caption, words=2)
