@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,19 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedzmg import Federation, InputError, Task, Trial, simulate
 from fedzmg.data.federated import Examples
-from fedzmg.engine.aggregate import FEWEST, OUTLIER
+from fedzmg.data.plan import ClientBatch, full_pass
+from fedzmg.engine.aggregate import FEWEST, OUTLIER, Merger
+from fedzmg.engine.local import Chunk, Outcome
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.messages import Upload
 from fedzmg.report.tables.uploads import uploads
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
 from fedzmg.simulation.records import unusual_uploads
 from fedzmg.terminal.live import Display
+from fedzmg.tree import Tree
 
+aten = torch.ops.aten
 CLIENTS, EACH, BAD = 6, 20, 4
 FEDAVG = [Trial.of("fedavg", client_lr=0.1)]
 
@@ -88,6 +95,33 @@ def test_a_poisoned_client_is_flagged_and_with_a_guard_has_no_effect() -> None:
         assert torch.equal(a, b)
     with pytest.raises(InputError, match="guard = 1"):
         Federation(guard=1)  # type: ignore[arg-type]
+
+
+class NoRead(TorchDispatchMode):
+    """Rejects every operation for which a host would wait for a device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in (aten._local_scalar_dense, aten.nonzero, aten.equal)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_merge_reads_nothing_back(guard: bool) -> None:
+    stream, norms = full_pass(1, 0, 1), [1.0, 2.0, math.nan, 1e9, 3.0]
+    merger = Merger(
+        [ClientBatch(0, i, 1, stream) for i in range(5)], 1, by_examples=True, guard=guard
+    )
+    upload = Upload(Tree({"w": torch.tensor(norms)[:, None]}), total=torch.ones(5))
+    outcome = Outcome(upload, (), torch.ones(5, dtype=torch.int64), torch.ones(5))
+    with NoRead():
+        merger.add(Chunk(list(range(5)), list(range(5)), outcome, 0))
+        merger.finish()
+        cohort = merger.cohort(5, torch.ones(1))
+    assert (merger.sums.clients.tolist(), merger.sums.dropped.tolist()) == (
+        ([3], [2]) if guard else ([4], [1])
+    )
+    assert cohort.delta["w"].item() == (2.0 if guard else pytest.approx(2.5e8))
+    assert cohort.total.item() == (3.0 if guard else 4.0)
 
 
 def test_log_report_and_terminal_name_the_client(tmp_path: Path) -> None:
