@@ -246,14 +246,14 @@ def _seeds(seeds: Any, first: int = 0) -> list[int]:
 
 
 def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
-    """Return settings by ``ALGORITHM.KEY``; equal protocol settings of all keep their own key."""
+    """Return settings by ``ALGORITHM.KEY``; settings of a round that all share keep their key."""
     found = {}
     try:
         for name, own in (settings or {}).items():
             if name not in algorithms:
                 raise unknown("algorithm in settings", name, algorithms)
             for key, value in own.items():
-                shared = key.startswith("protocol.") and all(
+                shared = key.startswith(("protocol.", "federation.")) and all(
                     settings.get(other, {}).get(key) == value for other in algorithms
                 )
                 found[key if shared else f"{name}.{key}"] = value

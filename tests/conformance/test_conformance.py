@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedzmg import Task, Trial, simulate
+from fedzmg import Federation, Task, Trial, simulate
 from fedzmg.algorithms import ALGORITHMS, AlgorithmInfo
 from fedzmg.algorithms.options import configure
 from fedzmg.contract import bind, chain, numbers, structure
@@ -179,10 +179,10 @@ def test_resume_equals_no_interruption_bit_for_bit(name: str, engine: str) -> No
         assert torch.equal(a, b)
 
 
-def poisoned(problem: Task, client: int) -> Task:
+def poisoned(problem: Task, client: int, factor: float = float("nan")) -> Task:
     x = problem.train.examples.x.clone()
     first, last = problem.train.offsets[client : client + 2]
-    x[first:last] = float("nan")
+    x[first:last] *= factor
     examples = Examples(x, problem.train.examples.y)
     return replace(problem, train=replace(problem.train, examples=examples))
 
@@ -197,6 +197,34 @@ def test_clients_without_a_batch_or_a_finite_upload_change_nothing(name: str) ->
         found = run_of(simulation(name, engine, poisoned(clean, 3)))
         assert [(r.clients, r.dropped) for r in found.records[-1]] == [(3, 1)] * PACK
         assert distance(found.snapshots[-1].params, expected) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "mimelite", "fedlion"])
+def test_guard_rejects_an_outlier_whatever_packs_chunks_engines_and_resumes(name: str) -> None:
+    # Deltas, totals and memory, averages, and deltas that are always small.
+    clean = task(keep_partial=False, cohort=7, epochs=1)
+    others = Changed(clean, lambda batches: [b for b in batches if b.client != 3])
+    expected = run_of(simulation(name, problem=clean, planner=others))
+    stages = {"problem": poisoned(clean, 3, 1e8), "federation": Federation(guard=True)}
+    whole = run_of(simulation(name, **stages))
+    assert [(r.clients, r.dropped) for r in whole.records[-1]] == [(3, 1)] * PACK
+    assert [[c for c, _ in r.rejected] for r in whole.records[-1]] == [["3"]] * PACK
+    for engine in ("sequential", "cuda_graph"):
+        found = run_of(simulation(name, engine, **stages))
+        assert distance(found.snapshots[-1].params, expected.snapshots[-1].params) < 1e-9
+    chunked = run_of(simulation(name, EnginePlanner("vectorized", chunk=2), **stages))
+    alone = run_of(simulation(name, chosen=trials(name)[1:], **stages))
+    resumed = simulation(name, restored=whole.kept, **stages)
+    assert chunked.records == whole.records
+    assert run_of(resumed, 1).records == whole.records[1:]
+    assert [records[0] for records in alone.records] == [rs[1] for rs in whole.records]
+    last = whole.snapshots[-1]
+    for other in (expected.snapshots[-1], chunked.snapshots[-1], resumed.snapshot):
+        for part in ("params", "state"):
+            for a, b in zip(leaves(getattr(last, part)), leaves(getattr(other, part)), strict=True):
+                assert torch.equal(a, b)
+    for a, b in zip(leaves(alone.snapshots[-1]), leaves(last), strict=True):
+        assert torch.equal(a[0], b[1])
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -23,7 +23,9 @@ def report(
     """Make the report of a round that an observer receives."""
     trials = [Trial.of("fedavg", 0, client_lr=0.1 * (i + 1)) for i in range(len(metrics))]
     records = [
-        SimpleNamespace(round=round_, metric=m, train_loss=2.0, diverged=i == lost)
+        SimpleNamespace(
+            round=round_, metric=m, train_loss=2.0, diverged=i == lost, rejected=(), flagged=()
+        )
         for i, m in enumerate(metrics)
     ]
     task = SimpleNamespace(metric=ACCURACY)

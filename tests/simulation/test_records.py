@@ -72,7 +72,8 @@ def test_quantiles_of_losses_are_numpys_whatever_the_chunks(data: st.DataObject)
         loss = torch.tensor([losses[i] for i in own])
         outcome = Outcome(Upload(Tree({"w": sent})), (), torch.ones(len(own), dtype=int), loss)
         merger.add(Chunk(list(part), list(range(len(own)))[::-1], outcome, 0))
-    table = merger.losses()
+    merger.finish()
+    table = merger.losses
     assert table.shape == (trials, cohort)
     for trial, row in enumerate(table.tolist()):
         first = trial * cohort

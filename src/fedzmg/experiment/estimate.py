@@ -38,7 +38,8 @@ def estimate(spec: Spec) -> dict[str, Any]:
     """Check a specification and return its cost, ready for JSON.
 
     ``rounds`` and ``evaluations`` are those of one trial, all other counts those of all trials.
-    ``disk_bytes`` includes client memory if every client is visited. ``missing`` is the command
+    ``disk_bytes`` includes client memory if every client is visited. ``guard_bytes`` are uploads
+    that ``federation.guard`` keeps in memory. ``missing`` is the command
     that downloads the data; without data, the later facts are None. ``steps`` depend on the
     cohorts, all other counts are exact. ``probe`` describes the measurement; it is
     ``extrapolated`` if less than a whole cohort was measured.
@@ -54,11 +55,13 @@ def estimate(spec: Spec) -> dict[str, Any]:
     if isinstance(spec, GridSpec):
         evaluations = spec.last + (spec.last < rounds)
     model = num_bytes(FunctionalModel(preset.network()).params())
-    down = up = during = after = 0.0
+    down = up = during = after = guarded = 0.0
     for name, n in counts:
         row = algorithms.ALGORITHMS[name]
         moved = model * cohort * rounds * n
         down, up = down + row.down * moved, up + row.up * moved
+        pack = min(n, getattr(spec, "together", 0) or n)
+        guarded = max(guarded, spec.federation.guard * row.up * model * cohort * pack)
         # Three slots for every client that is ever sampled.
         memory = 3 * row.client_keeps * model * min(preset.clients, cohort * rounds)
         # An old and a new checkpoint lie side by side.
@@ -79,6 +82,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
         "bytes_up": round(up),
         "disk_bytes": round(during + after),
         "disk_bytes_after": round(after),
+        "guard_bytes": round(guarded),
         "missing": preset.missing,
         **dict.fromkeys(("steps", "seconds", "device", "engine", "probe", "extrapolated")),
     }

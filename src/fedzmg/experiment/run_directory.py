@@ -104,7 +104,7 @@ class RunDirectory:
 
     def append(self, record: Record) -> None:
         """Append a round to the log."""
-        append_log(self.path / LOG, [record._asdict()])
+        append_log(self.path / LOG, [record.line()])
 
     def records(self) -> list[Record]:
         """Read the log in order of rounds; a later line supersedes an earlier one."""
@@ -334,6 +334,8 @@ def _record(values: dict[str, Any]) -> Record:
     """Restore logged values: a tuple from a list, a number from a word."""
     known = {name: value for name, value in values.items() if name in Record._fields}
     for name, value in known.items():
-        if isinstance(value, list | str):
+        if name in ("rejected", "flagged"):
+            known[name] = tuple((str(client), float(ratio)) for client, ratio in value)
+        elif isinstance(value, list | str):
             known[name] = float(value) if isinstance(value, str) else tuple(map(float, value))
     return Record(**known)

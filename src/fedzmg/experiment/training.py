@@ -315,6 +315,7 @@ def build_simulation(
         engine=EnginePlanner(engine, chunk=chunk, trainings=trainings),
         precision=spec.precision,
         deterministic=spec.deterministic,
+        federation=spec.federation.build(),
         restored=restored or None,
         memory_places=memory or None,
     )

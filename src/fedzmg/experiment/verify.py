@@ -168,7 +168,7 @@ def _read_run(path: Path, root: Path) -> _Kept:
     run, name, whole = RunDirectory(path), str(path), root.resolve()
     if path.is_relative_to(whole):
         name = str(root) if path == whole else path.relative_to(whole).as_posix()
-    rows: Rows = {record.round: json_words(record._asdict()) for record in run.records()}
+    rows: Rows = {record.round: json_words(record.line()) for record in run.records()}
     if not rows:
         raise InputError(f"{path} has no finished round yet: nothing can be compared")
     return _Kept(path, name, run.manifest(), rows)
@@ -185,7 +185,7 @@ def _verify_pack(task: Task, pack: Sequence[_Kept], wanted: int) -> dict[Path, V
     last = min(wanted, plain.protocol.rounds, logged)
     rounds, now = _repeat(pack, specs[0], plain, trials, last, notes)
     return {
-        run.path: run.judge({r[i].round: json_words(r[i]._asdict()) for r in rounds}, now, notes)
+        run.path: run.judge({r[i].round: json_words(r[i].line()) for r in rounds}, now, notes)
         for i, run in enumerate(pack)
     }
 

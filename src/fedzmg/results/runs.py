@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedzmg.errors import InputError
+from fedzmg.results.uploads import UnusualClient, unusual_clients
 from fedzmg.storage.client_metrics import ClientTable, read_clients
 from fedzmg.storage.formats import RESTORE, flat, log_lines, read_json, read_toml
 
@@ -48,6 +49,8 @@ class Run:
     """Label of its algorithm in that study."""
     clients: ClientTable | None = None
     """Metrics on single clients, if they were evaluated."""
+    unusual: tuple[UnusualClient, ...] = ()
+    """Clients whose uploads were rejected or flagged."""
 
     @property
     def algorithm(self) -> str:
@@ -91,7 +94,7 @@ class Run:
     @property
     def variant(self) -> dict[str, Any]:
         """Settings that distinguish runs of one algorithm, by dotted key."""
-        keys = ("client", "server", "weights", "dtype", "precision")
+        keys = ("client", "server", "weights", "federation", "dtype", "precision")
         return flat({key: self.spec[key] for key in keys if key in self.spec})
 
     @property
@@ -184,4 +187,7 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seconds": sum(float(one["seconds"]) for one in records),
         "client_loss": tuple(None if one is None else tuple(map(float, one)) for one in losses),
         "steps": sum(int(one["steps"]) for one in records),
+        "unusual": unusual_clients(
+            (r, one.get("rejected", ()), one.get("flagged", ())) for r, one in by_round.items()
+        ),
     }

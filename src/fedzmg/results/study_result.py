@@ -314,6 +314,10 @@ def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[st
                 f"{label}: {len(lost)} of {len(runs)} runs diverged (seed {', '.join(lost)}) and "
                 "are left out of means and tests."
             )
+        if unusual := sorted({client.name for run in runs for client in run.unusual}):
+            names = ", ".join(unusual[:3]) + ", ..." * (len(unusual) > 3)
+            clients = count_text(len(unusual), "client")
+            yield f"{label}: uploads of {clients} were rejected or flagged ({names})."
         states = [
             f"seed {run.seed} at round {run.done} of {run.asked or '?'}"
             for run in runs

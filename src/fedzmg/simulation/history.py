@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -135,7 +135,7 @@ class Record(NamedTuple):
     round: int
     clients: int
     dropped: int
-    """Uploads rejected because they were not finite."""
+    """Uploads rejected: not finite, or an outlier under ``federation.guard``."""
     steps: int
     train_loss: float
     bytes_down: int
@@ -160,6 +160,16 @@ class Record(NamedTuple):
     client_loss: tuple[float, ...] | None = None
     """Training loss of the merged clients: minimum, 10 %, median, 90 %, maximum; six digits. None
     without clients."""
+    rejected: tuple[tuple[str, float], ...] = ()
+    """Clients whose uploads were rejected, each with the norm of its update over the cohort's
+    median, which is infinite if the update was not finite. Empty once the trial has diverged."""
+    flagged: tuple[tuple[str, float], ...] = ()
+    """Clients whose uploads were merged though they were outliers, in the same way."""
+
+    def line(self) -> dict[str, Any]:
+        """Return the line of a log, without empty lists of clients."""
+        values = self._asdict()
+        return {k: v for k, v in values.items() if v or k not in ("rejected", "flagged")}
 
 
 @dataclass(frozen=True)

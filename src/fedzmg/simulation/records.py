@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.data.plan import ClientBatch
+from fedzmg.engine.aggregate import OUTLIER, Merger, ratios_to_median
 from fedzmg.engine.local import Broadcast
 from fedzmg.simulation.history import Record
+from fedzmg.tasks.task import Task
 from fedzmg.tree import leaves
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -87,6 +90,27 @@ def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:
     return tuple(float(f"{value:.6g}") for value in found)
 
 
+def unusual_uploads(
+    norms: Sequence[float], owners: Sequence[int | None], names: Sequence[str]
+) -> tuple[tuple[str, float], ...]:
+    """Return client and ratio of outliers; the ratio is infinite for an update that is not finite.
+
+    Norms of the owners follow one another, part by part. An owner is None if there was no upload.
+    """
+    uploads = sum(owner is not None for owner in owners)
+    parts = [norms[i : i + len(owners)] for i in range(0, len(norms), len(owners))]
+    finite = [[norm for norm in part if not math.isnan(norm)] for part in parts]
+    # The usual case needs no median.
+    if not uploads or all(len(f) == uploads and max(f) <= OUTLIER * min(f) for f in finite):
+        return ()
+    ratios = ratios_to_median(torch.tensor(parts, dtype=torch.float64)).tolist()
+    return tuple(
+        (names[owner], math.inf if math.isnan(ratio) else float(f"{ratio:.6g}"))
+        for owner, ratio in zip(owners, ratios, strict=True)
+        if owner is not None and not ratio <= OUTLIER
+    )
+
+
 class Reading:
     """Asynchronous copy of a table from a device.
 
@@ -113,22 +137,28 @@ class RoundFacts:
     """Numbers of a round on their way from the device, in one transfer that nobody waits for.
 
     ``columns`` are alive, clients, dropped, steps, loss, bytes down and up so far, and after an
-    evaluation loss and metric. ``losses`` has the clients' training losses, a row per trial.
+    evaluation loss and metric. Losses and norms of single clients follow, a row per trial.
     """
 
     def __init__(
-        self, columns: list[Tensor], losses: Tensor, sizes: list[tuple[Message, Message]]
+        self, columns: list[Tensor], merger: Merger, sizes: list[tuple[Message, Message]]
     ) -> None:
-        table = torch.cat([torch.stack([column.double() for column in columns], 1), losses], 1)
-        self._reading, self._width, self._sizes = Reading(table), len(columns), sizes
+        numbers = torch.stack([column.double() for column in columns], 1)
+        self._reading = Reading(torch.cat([numbers, merger.losses, *merger.norms], 1))
+        self._width, self._sizes, self._clients = len(columns), sizes, merger.clients
 
-    def records(self, round_: int, *, kept: int, worst: float) -> list[Record]:
+    def records(self, round_: int, task: Task, *, kept: int, guard: bool) -> list[Record]:
         """Make the records of a round, with zero seconds."""
         records = []
-        for (down, one_up), values in zip(self._sizes, self._reading.rows(), strict=True):
+        rows = zip(self._sizes, self._reading.rows(), self._clients, strict=True)
+        for (down, one_up), values, owners in rows:
             counts, loss, score = [int(v) for v in values[:4]], values[4], values[7 : self._width]
             alive, clients, dropped, steps = counts
             up = one_up.times(clients + dropped)
+            split = self._width + len(owners)
+            # The uploads of a diverged model say nothing about their clients.
+            unusual = unusual_uploads(values[split:], owners, task.train.names) if alive else ()
+            rejected = tuple(one for one in unusual if guard or math.isinf(one[1]))
             records.append(
                 Record(
                     round=round_,
@@ -146,9 +176,11 @@ class RoundFacts:
                     total_bytes_up=int(values[6]),
                     seconds=0.0,
                     loss=score[0] if score else None,
-                    metric=(score[1] if alive else worst) if score else None,
+                    metric=(score[1] if alive else task.metric.worst) if score else None,
                     diverged=not alive,
-                    client_loss=loss_quantiles(values[self._width :]),
+                    client_loss=loss_quantiles(values[self._width : split]),
+                    rejected=rejected,
+                    flagged=tuple(one for one in unusual if one not in rejected),
                 )
             )
         return records

@@ -23,6 +23,7 @@ from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast, Program
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
+from fedzmg.federation import Federation
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.precision import Precision, same_bits
@@ -112,6 +113,7 @@ class Simulation:
         engine: EngineName | EngineChoice | EnginePlanner,
         precision: Precision = "float32",
         deterministic: bool = False,
+        federation: Federation | None = None,
         restored: Sequence[Checkpoint] | None = None,
         memory_places: Sequence[Path] | None = None,
         planner: RoundPlanner | None = None,
@@ -120,6 +122,7 @@ class Simulation:
         self.task, self.trials, self.rounds = task, list(trials), rounds
         self.device, self.dtype, self.precision = device, dtype, precision
         self.deterministic = deterministic or device.type != "cuda"
+        self.federation = federation or Federation()
         self._memory_places = memory_places
         shared = shared_algorithm(task, self.trials)
         self.weights = shared.weights
@@ -234,7 +237,7 @@ class Simulation:
             if self.runs_ahead and launched.round < self.rounds:
                 self._next = self.launch(launched.round + 1, launched.snapshot)
             records = launched.facts.records(
-                launched.round, kept=self.memory.kept_bytes, worst=self.task.metric.worst
+                launched.round, self.task, kept=self.memory.kept_bytes, guard=self.federation.guard
             )
         self.round, self.snapshot = launched.round, launched.snapshot
         for i in self.stopped_trials:
@@ -284,14 +287,16 @@ class Simulation:
         batches = [b for b in self.planner.batches(round_) if b.trial not in self.stopped_trials]
         broadcast = self.broadcast(round_, before)
         by_examples = self.weights == "examples"
-        merger = Merger(batches, len(self.trials), by_examples=by_examples)
-        memories: list[tuple[list[tuple[int, int]], State, Tensor]] = []
+        guard = self.federation.guard
+        merger = Merger(batches, len(self.trials), by_examples=by_examples, guard=guard)
+        memories: list[tuple[list[tuple[int, int]], State]] = []
         for chunk in self.engine.train(batches, broadcast, self.read_memory(batches)):
-            accepted = merger.add(chunk)
+            merger.add(chunk)
             if not self.memory.is_empty:
                 owners = [(batches[i].trial, batches[i].client) for i in chunk.batches]
                 kept = tree_map(Tensor.cpu, row(chunk.outcomes.memory, chunk.rows))
-                memories.append((owners, kept, accepted))
+                memories.append((owners, kept))
+        merger.finish()
         if self.device.type == "cuda":
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
@@ -311,9 +316,9 @@ class Simulation:
         traffic = torch.stack([down, up * (sums.clients + sums.dropped)], 1)
         after = after._replace(traffic=before.traffic + traffic)
         columns = [after.alive, sums.clients, sums.dropped, sums.steps, sums.loss]
-        facts = RoundFacts([*columns, *after.traffic.T, *scores], merger.losses(), sizes)
+        facts = RoundFacts([*columns, *after.traffic.T, *scores], merger, sizes)
         # Nothing of the round is kept before all of it has been computed.
-        for owners, kept, accepted in memories:
+        for (owners, kept), accepted in zip(memories, merger.accepted, strict=False):
             self.memory.write(owners, round_, kept, accepted.tolist())
         self._computed += merger.computed
         self._useful += sum(len(batch.stream) for batch in batches)

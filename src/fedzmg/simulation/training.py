@@ -10,6 +10,7 @@ import torch
 
 from fedzmg.engine.choose import EngineName, EnginePlanner
 from fedzmg.errors import InputError, unknown
+from fedzmg.federation import Federation
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation.history import History, Record
 from fedzmg.simulation.rounds import RoundReport, Simulation
@@ -44,6 +45,7 @@ def simulate(
     dtype: torch.dtype = torch.float32,
     precision: Precision = "float32",
     deterministic: bool = False,
+    federation: Federation | None = None,
     chunk: int | None = None,
     observer: Observer | None = None,
 ) -> list[History]:
@@ -62,13 +64,14 @@ def simulate(
         precision: rounding of layers on a GPU: ``float32``, ``tf32`` or ``bf16``.
         deterministic: on a GPU, the same bits whenever the same trials are packed together;
             slower. A CPU always gives the same bits.
+        federation: optional stages of a round, such as ``Federation(guard=True)``.
         chunk: train at most this many clients at once, to save memory.
         observer: called after every round.
 
     Raises:
         InputError: for trials of different structure or a task that does not fit together.
     """
-    trials = _checked(task, trials, dtype)
+    trials = _checked(task, trials, dtype, federation)
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk = {chunk!r}: expected a whole number of at least 1")
     total = task.protocol.rounds if rounds is None else rounds
@@ -81,6 +84,7 @@ def simulate(
         engine=EnginePlanner(engine, chunk=chunk),
         precision=precision,
         deterministic=deterministic,
+        federation=federation,
     )
     records: list[list[Record]] = [[] for _ in trials]
     while simulation.round < total:
@@ -92,13 +96,14 @@ def simulate(
     return simulation.histories(records)
 
 
-def _checked(task: Any, trials: Any, dtype: Any) -> list[Trial]:
+def _checked(task: Any, trials: Any, dtype: Any, federation: Any) -> list[Trial]:
     """Check the arguments of :func:`simulate` and return the trials as a list."""
     alone = isinstance(trials, str) or not isinstance(trials, Sequence)
     found = [trials] if alone else list(trials)
     wanted: list[tuple[str, Any, type, str]] = [
         ("task", task, Task, "tasks.get('digits')"),
         ("dtype", dtype, torch.dtype, "torch.float32"),
+        ("federation", federation or Federation(), Federation, "Federation(guard=True)"),
         *(("trials", t, Trial, "Trial.of('fedzmg') or Trial(algorithm, seed=0)") for t in found),
     ]
     for name, value, kind, example in wanted:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedzmg.results.formatting import bytes_text, duration, plain, setting_text, value_text
+from fedzmg.results.uploads import unusual_clients
 from fedzmg.terminal.render import bold, say
 
 LINE_SECONDS = 5.0
@@ -79,6 +80,7 @@ class Display:
         self._label, self._rounds, self._round, self._first = "", 0, 0, 0
         self._begun = self._printed = 0.0
         self._trials: list[TrialState] = []
+        self._unusual: list[tuple[int, Any, Any]] = []
         self._sign = 1
         self._live = Live(
             console=console, get_renderable=self._view, refresh_per_second=4, transient=True
@@ -116,6 +118,8 @@ class Display:
             self._begun = time.monotonic()  # the first round also chooses and compiles
         for i, (seen, record) in enumerate(zip(self._trials, report.records, strict=True)):
             seen.update(record, stopped=i in simulation.stopped_trials, sign=self._sign)
+            if record.rejected or record.flagged:
+                self._unusual.append((record.round, record.rejected, record.flagged))
         last = report.round == self._rounds or len(simulation.stopped_trials) == len(report.records)
         due = last or time.monotonic() - self._printed > LINE_SECONDS
         if due and not self._console.is_terminal:
@@ -127,10 +131,15 @@ class Display:
         say(self._console, text)
 
     def _leave(self) -> None:
-        """Leave one line of a pack that has ended on the screen."""
+        """Leave one line of a pack that has ended, and of each client with unusual uploads."""
         if self._console.is_terminal and self._trials:
             self.say(self._line())
-        self._trials = []
+        clients = unusual_clients(self._unusual)
+        for client in clients[:MOST_LINES]:
+            self.say(str(client))
+        if len(clients) > MOST_LINES:
+            self.say(f"{len(clients) - MOST_LINES} more clients had such updates")
+        self._trials, self._unusual = [], []
 
     def _line(self) -> str:
         parts = [f"{self._label}: round {self._round} of {self._rounds}", *self._summary()]

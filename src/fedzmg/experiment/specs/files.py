@@ -27,7 +27,7 @@ class GridSpec(Plan):
     """A search over hyper-parameters: short trainings, scored by their last rounds."""
 
     listing: ClassVar[str] = "fedzmg schema grid"
-    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop", "axes")
+    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "federation", "stop", "axes")
 
     kind: Literal["grid"] = "grid"
     seeds: Seeds = [1000]

@@ -96,7 +96,7 @@ class Variant(Strict):
 class Plan(Experiment):
     """Shared parts of grids and studies."""
 
-    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "stop")
+    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "federation", "stop")
 
     label: str = ""
     """A remark that is shown with every result, such as "reduced protocol"."""
@@ -136,7 +136,8 @@ class Plan(Experiment):
         return self
 
     def to_toml(self) -> str:
-        values = self.model_dump(exclude_none=True, exclude=set() if self.stops else {"stop"})
+        unwritten = self._unwritten() | (set() if self.stops else {"stop"})
+        values = self.model_dump(exclude_none=True, exclude=unwritten)
         variants = self.algorithms.items()
         own = {name: variant.model_dump(exclude_defaults=True) for name, variant in variants}
         return toml({**values, "algorithms": own})
@@ -188,10 +189,10 @@ class Plan(Experiment):
         self, name: str, seed: int, options: Mapping[str, Value], **protocol: Value
     ) -> RunSpec:
         """Return one run of an algorithm with these options."""
-        shared = ("task", "engine", "device", "dtype", "precision", "deterministic", "preset")
+        shared = ("task", "engine", "device", "dtype", "precision", "deterministic")
         return RunSpec.parse(
             {
-                **{key: getattr(self, key) for key in shared},
+                **{key: getattr(self, key) for key in (*shared, "preset", "federation")},
                 "client_metrics_every": getattr(self, "client_metrics_every", 0),
                 "algorithm": self.base(name),
                 "seed": seed,

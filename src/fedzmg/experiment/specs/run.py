@@ -16,6 +16,7 @@ from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
+from fedzmg.federation import Federation
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.storage.formats import flat, read_toml
@@ -154,6 +155,18 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
     return found
 
 
+class Stages(Strict):
+    """Fields of :class:`Federation`."""
+
+    guard: bool = False
+    """Reject updates whose norm is above 100 times the median of the cohort, instead of only
+    flagging them; all uploads of a round are then in memory at once."""
+
+    def build(self) -> Federation:
+        """Build the stages."""
+        return Federation(**self.model_dump())
+
+
 class Experiment(Strict):
     """Shared parts of runs, grids and studies."""
 
@@ -172,6 +185,15 @@ class Experiment(Strict):
     """Fields of the task's preset: centring, ...; ``fedzmg list TASK`` shows them."""
     protocol: dict[str, Value] = {}
     """Fields of the task's protocol: cohort, batch_size, epochs, ..."""
+    federation: Stages = Stages()
+    """Optional stages of a round; none by default."""
+
+    def to_toml(self) -> str:
+        # Stages that are absent are not written: earlier versions read the file, too.
+        return toml(self.model_dump(exclude_none=True, exclude=self._unwritten()))
+
+    def _unwritten(self) -> set[str]:
+        return {"federation"} if self.federation == Stages() else set()
 
     def bases(self) -> list[str]:
         """Return the names of the algorithms that train."""
@@ -211,7 +233,8 @@ class Experiment(Strict):
         keys = [key for key in type(self).model_fields if key not in self.tables]
         keys += [] if entry is None else [f"preset.{name}" for name in entry.options()]
         keys += [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
-        keys += [f"stop.{name}" for name in self.keys_of(["stop"])] if "stop" in self.tables else []
+        tables = [name for name in ("federation", "stop") if name in self.tables]
+        keys += [f"{table}.{name}" for table in tables for name in self.keys_of([table])]
         bases = [algorithms.get(name) for name in self.bases() if name in algorithms.ALGORITHMS]
         return keys + [key for base in bases for key in known_options(base)]
 
@@ -234,7 +257,7 @@ class RunSpec(Experiment):
     """One run: a task, an algorithm with its hyper-parameters, a seed and its execution."""
 
     listing: ClassVar[str] = "fedzmg schema run"
-    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "client", "server")
+    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "federation", "client", "server")
 
     algorithm: str = "fedzmg"
     seed: int = pydantic.Field(default=0, ge=0)

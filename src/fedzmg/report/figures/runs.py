@@ -223,7 +223,10 @@ def dropped(result: StudyResult) -> Chart | None:
         return sorted(totals.items())
 
     title = f"{result.study.name}: uploads refused in each round"
-    caption = "An upload is refused when it is not finite. Algorithms without any are left out."
+    caption = (
+        "An upload is refused when it is not finite, or an outlier under federation.guard. "
+        "Algorithms without any are left out."
+    )
     return _counts(result, title, caption, "uploads, all seeds", count)
 
 

@@ -16,6 +16,7 @@ from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Column, Table
+from fedzmg.report.tables.uploads import uploads
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
 from fedzmg.results.reading import Material, PlanFile, Study, name_of
@@ -75,6 +76,7 @@ def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
     for make in (tables.scores, tables.paired_tests, tables.thresholds, tables.beside_paper):
         yield Block("table", make(result))
     yield Block("notes", result.notes)
+    yield Block("table", uploads(result), "Unusual uploads")
     of_clients = [charts.pop(name) for name in list(charts) if name.startswith("client")]
     yield Block("pictures", list(charts.values()))
     yield Block("table", tables.clients(result), "Clients")

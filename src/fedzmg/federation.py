@@ -1,0 +1,19 @@
+"""Optional stages of a round; an absent stage costs nothing and moves no bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedzmg.errors import InputError
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Stages of a round besides local training and the server step."""
+
+    guard: bool = False
+    """Reject updates whose norm is above 100 times the median of the cohort."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.guard, bool):
+            raise InputError(f"guard = {self.guard!r}: expected true or false")
