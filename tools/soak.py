@@ -1,0 +1,475 @@
+"""Disturb real commands at random and compare their results with undisturbed ones, bit for bit.
+
+    python tools/soak.py --minutes 10
+    python tools/soak.py --tries 1 --seed 17        # repeat one try and print every start
+
+Every try draws a command (run, compare, grid, study) and disturbances: kill -9, Ctrl-C, a paused
+process whose directory another machine takes over, full disks, failing system calls, twins, damaged
+files. The command is then repeated. It must end with the undisturbed result, or refuse a damaged
+file with one line and exit code 2. Moments depend on the machine's load: a seed fixes only what is
+done, and roughly when. Needs a system with fork.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.numpy
+
+PATIENCE = 120.0
+"""Seconds after which a start counts as hung."""
+BASE = 'task = "logistic"\nalgorithms = ["scaffold", "fedadam"]\nengine = "vectorized"\n'
+GRID = f"""kind = "grid"\n{BASE}selection = "test"\nrounds = 12\nlast = 4\nseeds = [1000, 1001]
+axes.client.lr = [0.01, 0.1, 1000.0]\nprotocol.cohort = 3
+stop = {{ diverged = true, cannot_win = true, best_possible = 0.0 }}
+"""
+STUDY = f"""kind = "study"\n{BASE}rates = "given"\nrounds = 12\nseeds = [0, 1]\nprotocol.cohort = 3
+stop = {{ diverged = true }}
+"""
+FEW = "--set protocol.cohort=3 --engine vectorized --device cpu"
+COMMANDS = {
+    "run": f"run digits --algorithm scaffold --rounds 5 --set protocol.epochs=1 {FEW}",
+    "run with server state": f"run logistic --algorithm fedadam --rounds 30 {FEW}",
+    "run with memory": f"run logistic --algorithm scaffold --rounds 30 {FEW}",
+    "compare": "compare logistic --algorithms scaffold,fedadam --seeds 2 --rounds 12 "
+    "--engine vectorized --device cpu",
+    "grid": "grid grid.toml",
+    "study": "study study.toml",
+}
+OTHER_SEED = {"run": "--seed 1", "grid": "--set seeds=[7,8]"}  # others have siblings
+CODES = {0, 2}
+INTERRUPTED = 130
+Change = Callable[[], object]
+
+
+class Failure(Exception):
+    """Behaviour that is not allowed."""
+
+
+class Process:
+    """A command in a copy of this process, which has loaded everything already."""
+
+    def __init__(self, arguments: list[str], changes: list[Change]) -> None:
+        self.code: int | None = None
+        self._reader, writer = os.pipe()
+        with contextlib.suppress(OSError):  # nobody reads before the end
+            fcntl.fcntl(writer, getattr(fcntl, "F_SETPIPE_SZ", 1031), 1 << 20)
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.dup2(writer, 2)
+            execute(arguments, changes)
+        os.close(writer)
+
+    def ended(self) -> bool:
+        """Return whether the process has ended."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code is not None
+
+    def sleep(self, seconds: float) -> bool:
+        """Wait for some time or until the process ends; return whether it still runs."""
+        end = time.monotonic() + seconds
+        while not self.ended() and time.monotonic() < end:
+            time.sleep(0.002)
+        return not self.ended()
+
+    def send(self, number: int) -> None:
+        """Send a signal unless the process has ended."""
+        if not self.ended():
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the process and wait for its end."""
+        self.send(signal.SIGKILL)
+        self.sleep(PATIENCE)
+
+    def finish(self, allowed: set[int]) -> int:
+        """Wait for the end and check exit code and messages."""
+        if self.sleep(PATIENCE):
+            self.kill()
+            raise Failure(f"hung for {PATIENCE:g} s")
+        with os.fdopen(self._reader, errors="replace") as file:
+            lines = file.read().splitlines()
+        errors = [i for i, line in enumerate(lines, 1) if line.startswith("fedzmg: error: ")]
+        one_line = errors == [len(lines)] if self.code == 2 else not errors
+        if "Traceback" in "\n".join(lines) or self.code not in allowed or not one_line:
+            raise Failure(f"exit code {self.code}: " + " | ".join(lines[-12:]))
+        assert self.code is not None
+        return self.code
+
+
+def execute(arguments: list[str], changes: list[Change]) -> None:
+    """Run a command in a new process and end it."""
+    code: object = 1
+    try:
+        sink = os.open(os.devnull, os.O_RDWR)
+        os.dup2(sink, 0)
+        os.dup2(sink, 1)
+        for change in changes:
+            change()
+        code = command(arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def command(arguments: list[str]) -> object:
+    """Run a command line in this process; return its exit code."""
+    from fedzmg.__main__ import main
+
+    sys.argv = ["fedzmg", *arguments]
+    try:
+        main()
+    except SystemExit as error:
+        return error.code or 0
+    return 0
+
+
+def kind_of(rng: random.Random) -> str:
+    """Draw the command, which is the first choice of a try."""
+    return rng.choice(list(COMMANDS))
+
+
+class Trial:
+    """One command and its directory."""
+
+    def __init__(self, seed: int, work: Path, references: dict[str, Reference]) -> None:
+        self.rng = random.Random(seed)
+        self.kind = kind_of(self.rng)
+        self.reference = references[self.kind]
+        self.seconds = self.reference.seconds
+        self.out = work / f"try-{seed}"
+        self.started: list[Process] = []
+        self.story = [self.kind]
+
+    def start(self, *changes: Change) -> Process:
+        """Start the command."""
+        interval = self.rng.choice(["0", "0.05", "30"])
+        put = [lambda: os.environ.update(FEDZMG_CHECKPOINT_SECONDS=interval), *changes]
+        self.started.append(Process(line(self.kind, self.out), put))
+        return self.started[-1]
+
+    def moment(self) -> float:
+        """Draw a moment of an undisturbed start."""
+        return self.rng.uniform(0.0, 1.1) * self.seconds
+
+    def kill(self) -> None:
+        """Kill the command several times."""
+        for _ in range(self.rng.randint(1, 5)):
+            process = self.start()
+            if process.sleep(self.moment()):
+                process.kill()
+            else:
+                process.finish({0})
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C once or twice."""
+        process = self.start()
+        for _ in range(self.rng.randint(1, 2)):
+            process.sleep(self.moment())
+            process.send(signal.SIGINT)
+        process.finish({0, INTERRUPTED})
+
+    def take_over(self) -> None:
+        """Pause the command, start it on another machine, and continue it at any time."""
+        first = self.start(on_machine("one"))
+        first.sleep(self.moment())
+        first.send(signal.SIGSTOP)
+        second = self.start(on_machine("two"))
+        second.sleep(self.rng.uniform(0.0, 2.0) + self.moment())
+        first.send(signal.SIGCONT)
+        second.finish(CODES)
+        first.finish(CODES)
+
+    def fill_disk(self) -> None:
+        """Let no file grow beyond a limit."""
+        limit = int(math.exp(self.rng.uniform(math.log(50), math.log(1e6))))
+        self.story.append(f"{limit} bytes")
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        self.start(
+            lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        ).finish(CODES)  # fmt: skip
+
+    def fail_calls(self) -> None:
+        """Let one system call fail, or all from then on."""
+        name = self.rng.choice(["write", "pwrite", "replace", "fsync", "unlink", "open"])
+        number = int(math.exp(self.rng.uniform(0, math.log(200))))
+        code = self.rng.choice([errno.EIO, errno.ENOSPC, errno.EDQUOT])
+        last = self.rng.choice([number, 10**9])
+        self.story.append(f"os.{name}, call {number} to {last}, {errno.errorcode[code]}")
+        fault = Fault(getattr(os, name), range(number, last + 1), code, self.out)
+        self.start(lambda: setattr(os, name, fault)).finish(CODES)
+
+    def twins(self) -> None:
+        """Start the command several times at once."""
+        for process in [self.start() for _ in range(self.rng.randint(2, 3))]:
+            process.finish(CODES)
+        if not any(process.code == 0 for process in self.started[-3:]):
+            raise Failure("no twin was successful")
+
+    def damage(self) -> bool:
+        """Damage a file and start again; return whether that was refused."""
+        files = [p for p in sorted(self.out.rglob("*")) if p.suffix not in (".png", ".svg")]
+        files = [p for p in files if p.is_file()]
+        if not files:
+            return False
+        path = self.rng.choice(files)
+        how = self.rng.choice(list(DAMAGES))
+        donors = [p for p in sorted(self.out.rglob(path.name)) if p != path]
+        donors += sorted(self.reference.other.rglob(path.name))
+        donor = self.rng.choice(donors).read_bytes() if donors else b""
+        self.story.append(f"{how} {path.relative_to(self.out)}")
+        content = path.read_bytes()
+        damaged = DAMAGES[how](content, self.rng, donor)
+        if damaged is None:
+            path.unlink()
+        else:
+            path.write_bytes(damaged)
+        if self.start().finish(CODES) == 0:
+            return False
+        if path.read_bytes() != damaged if path.exists() else damaged is not None:
+            raise Failure("refused, and yet overwritten")
+        return True
+
+    def run(self) -> str:
+        """Disturb the command, repeat it and judge the result."""
+        disturbances = (
+            self.kill, self.interrupt, self.take_over, self.fill_disk, self.fail_calls, self.twins,
+        )  # fmt: skip
+        refused = False
+        try:
+            for _ in range(self.rng.randint(1, 2)):
+                disturb = self.rng.choice(disturbances)
+                self.story.append(disturb.__name__)
+                disturb()
+            if self.rng.random() < 0.4:
+                self.story.append("damage")
+                refused = self.damage()
+            if refused:
+                return "refused"
+            self.start().finish({0})
+            if difference := self.reference.difference(self.out):
+                raise Failure(f"another result: {difference}")
+            return "equal"
+        finally:
+            for process in self.started:
+                process.kill()
+            shutil.rmtree(self.out, ignore_errors=True)
+
+
+class Fault:
+    """System call that fails at some calls; it leaves files elsewhere alone."""
+
+    def __init__(self, call: Callable[..., Any], fails: range, code: int, out: Path) -> None:
+        self.call, self.fails, self.code, self.out = call, fails, code, str(out)
+        self.count = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        where = arguments[0]
+        with contextlib.suppress(OSError):
+            where = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else where
+        if str(where).startswith(self.out):
+            self.count += 1
+            if self.count in self.fails:
+                raise OSError(self.code, os.strerror(self.code))
+        return self.call(*arguments, **options)
+
+
+def on_machine(name: str) -> Change:
+    """Let a process believe that it runs on another machine, and wait less for others."""
+    from fedzmg.storage import lock
+
+    def change() -> None:
+        socket.gethostname = lambda: name
+        lock.HEARTBEAT_SECONDS = 0.2
+        for constant in ("WATCH_SECONDS", "STALE_SECONDS"):
+            if hasattr(lock, constant):
+                setattr(lock, constant, 1.0)
+
+    return change
+
+
+def flip(content: bytes, rng: random.Random, _: bytes) -> bytes:
+    """Flip one bit."""
+    if not content:
+        return b"\1"
+    place = rng.randrange(len(content))
+    changed = bytes([content[place] ^ 1 << rng.randrange(8)])
+    return content[:place] + changed + content[place + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes, random.Random, bytes], bytes | None]] = {
+    "flip a bit of": flip,
+    "truncate": lambda content, rng, _: content[: rng.randrange(len(content) + 1)],
+    "zero": lambda content, *_: bytes(len(content)),
+    "delete": lambda *_: None,
+    "replace by that of another seed": lambda content, _, donor: donor or content,
+}
+
+
+class Reference:
+    """Undisturbed result of a command, and the directory of another seed."""
+
+    def __init__(self, kind: str, work: Path) -> None:
+        out, self.other = work / kind / "reference", work / kind / "other"
+        os.environ["FEDZMG_CHECKPOINT_SECONDS"] = "0"
+        # In this process, which loads and compiles everything that its copies need.
+        quiet(line(kind, out))
+        if option := OTHER_SEED.get(kind.split()[0]):
+            quiet([*line(kind, self.other), *option.split()])
+        self.expected = results(out)
+        self.names = {path.relative_to(out) for path in out.rglob("*")}
+        began = time.monotonic()
+        Process(line(kind, work / kind / "again"), []).finish({0})
+        self.seconds = time.monotonic() - began
+        if difference := self.difference(work / kind / "again"):
+            raise SystemExit(f"soak: {kind} is not deterministic: {difference}")
+
+    def difference(self, out: Path) -> str:
+        """Describe the first difference; empty if there is none."""
+        left = {path.relative_to(out) for path in out.rglob("*")} - self.names
+        if left:
+            return f"left behind: {', '.join(map(str, sorted(left)))}"
+        found = results(out)
+        for name in sorted(self.expected.keys() | found.keys()):
+            if self.expected.get(name) != found.get(name):
+                return (
+                    f"{name}: {found.get(name)!s:.500} instead of {self.expected.get(name)!s:.500}"
+                )
+        return ""
+
+
+def line(kind: str, out: Path) -> list[str]:
+    """Return the command line of a kind."""
+    return [*COMMANDS[kind].split(), "--out", str(out)]
+
+
+def quiet(arguments: list[str]) -> None:
+    """Run a command in this process without output."""
+    words = io.StringIO()
+    with contextlib.redirect_stdout(words), contextlib.redirect_stderr(words):
+        code = command(arguments)
+    if code:
+        raise SystemExit(f"soak: fedzmg {' '.join(arguments)}: {words.getvalue()}")
+
+
+def results(out: Path) -> dict[str, Any]:
+    """Read everything that has to be equal: logs, scores, models and metrics of clients."""
+    found: dict[str, Any] = {}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if path.suffix == ".jsonl":
+            for text in path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError):  # a torn line, as for every reader
+                    row = without_times(json.loads(text))
+                    found[f"{name}, {row.get('trial')}, {row.get('round')}"] = row
+        elif path.suffix == ".json" and path.name != "manifest.json":
+            found[name] = without_times(json.loads(path.read_bytes()))
+        elif path.suffix == ".toml":
+            found[name] = path.read_text()
+        elif path.name in ("checkpoint.safetensors", "clients.safetensors"):
+            tensors = safetensors.numpy.load_file(path)
+            digests = {key: hashlib.sha256(t.tobytes()) for key, t in sorted(tensors.items())}
+            found[name] = {key: digest.hexdigest() for key, digest in digests.items()}
+    return found
+
+
+def without_times(value: Any) -> Any:
+    """Drop durations, and hashes that cover them."""
+    if isinstance(value, dict):
+        volatile = ("seconds", "sha256")
+        return {k: without_times(v) for k, v in value.items() if not k.endswith(volatile)}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def attempt(seed: int, work: Path, references: dict[str, Reference]) -> None:
+    """Make one try in a process of its own; its result is a file."""
+    os.setsid()
+    trial = Trial(seed, work, references)
+    try:
+        result = trial.run()
+    except Failure as error:
+        result = f"failure: {error}"
+    except BaseException:
+        result = f"failure: {traceback.format_exc()}"
+    (work / f"{seed}.txt").write_text(json.dumps([", ".join(trial.story), result]))
+    os._exit(0)
+
+
+def main() -> None:
+    """Make tries until the time or their number is over."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--tries", type=int)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first try")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    tries = options.tries or (10**9 if options.minutes < math.inf else 100)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    began, counts, failures = time.monotonic(), collections.Counter[str](), 0
+    with tempfile.TemporaryDirectory(prefix="fedzmg-soak-") as folder:
+        work = Path(folder).resolve()
+        os.chdir(work)
+        Path("grid.toml").write_text(GRID)
+        Path("study.toml").write_text(STUDY)
+        seeds = range(options.seed, options.seed + tries)
+        kinds = {kind_of(random.Random(seed)) for seed in seeds[:100]}
+        references = {kind: Reference(kind, work) for kind in sorted(kinds)}
+        shown = ", ".join(f"{kind} {r.seconds:.1f} s" for kind, r in references.items())
+        print(f"undisturbed: {shown}", flush=True)
+        running: dict[int, int] = {}
+        seed = options.seed
+        while True:
+            over = time.monotonic() - began > 60 * options.minutes
+            if seed < options.seed + tries and len(running) < options.workers and not over:
+                if (pid := os.fork()) == 0:
+                    attempt(seed, work, references)
+                running[pid] = seed
+                seed += 1
+                continue
+            if not running:
+                break
+            ended, _ = os.wait()
+            done = running.pop(ended)
+            story, result = json.loads((work / f"{done}.txt").read_text())
+            counts[result.split(":")[0]] += 1
+            if result.startswith("failure"):
+                failures += 1
+                print(f"seed {done} ({story}): {result}")
+                print(f"  repeat: python tools/soak.py --seed {done} --tries 1", flush=True)
+            elif tries == 1:
+                print(f"seed {done} ({story}): {result}")
+    seconds = time.monotonic() - began
+    print(f"{seed - options.seed} tries, {failures} failures, {seconds:.0f} s: {dict(counts)}")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
