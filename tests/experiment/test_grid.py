@@ -141,20 +141,16 @@ def test_axes_in_another_order_are_another_grid(tmp_path: Path) -> None:
         run_grid(spec(algorithms=own[1]), tmp_path / "own", task=toy())
 
 
-@pytest.mark.parametrize("damage", ["hash", "header", "log"])
-def test_damaged_checkpoint_is_said_and_results_stay_right(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", [-3, 20])
+def test_damaged_checkpoint_is_said_and_results_stay_right(tmp_path: Path, damage: int) -> None:
     plan = spec(rounds=5, last=3)
     whole = run_grid(plan, tmp_path / "whole", task=toy())
     with pytest.raises(MemoryError):
         run_grid(plan, tmp_path / "g", task=toy(), progress=Stop(4), checkpoint_seconds=0)
     path = tmp_path / "g" / "fedavg" / "checkpoint.safetensors"
     content = bytearray(path.read_bytes())
-    if damage == "log":
-        log = tmp_path / "g" / "fedavg" / "metrics.jsonl"
-        log.write_text("\n".join(log.read_text().splitlines()[:5]) + "\n")
-    else:
-        content[-3 if damage == "hash" else 20] ^= 1
-        path.write_bytes(content)
+    content[damage] ^= 1
+    path.write_bytes(content)
     progress = Stop(99)
     assert run_grid(plan, tmp_path / "g", task=toy(), progress=progress) == whole
     assert "cannot be used" in progress.said

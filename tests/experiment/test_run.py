@@ -115,7 +115,7 @@ def test_directory_of_another_training_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             run_pack(wanted, given, places(tmp_path))
     (tmp_path / "seed-0" / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match=r"metrics\.jsonl lacks rounds"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl is damaged"):
         run_pack(task(), specs(), places(tmp_path))
 
 

@@ -262,7 +262,7 @@ def test_labels_are_neither_mathtext_nor_control_characters(
         "seeds": lambda: figures.STUDY_FIGURES["seeds"](outcome({HOSTILE: made_up()})),
         "grid": lambda: figures.heat_maps(grid),
         "data": lambda: figures.heterogeneity(
-            describe([[1, 2], [3, 0]], [HOSTILE, "b"], labels=["a", HOSTILE]).as_dict()
+            describe([[1, 2], [3, 0]], [HOSTILE, "b"], labels=["a", HOSTILE])
         ),
         "examples": lambda: figures.examples(
             "x", [HOSTILE], [np.zeros((1, 4, 4), np.uint8)], [[HOSTILE]]

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from typer import Option
 
 from fedzmg.errors import InputError
-from fedzmg.results.formatting import plain
+from fedzmg.results.formatting import plain_lines
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -71,7 +71,7 @@ def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[No
 
 def echo(text: object, *, err: bool = False) -> None:
     """Print text without control characters."""
-    typer.echo(plain(text), err=err)
+    typer.echo(plain_lines(text), err=err)
 
 
 def say(*lines: str) -> None:

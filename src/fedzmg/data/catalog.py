@@ -57,7 +57,9 @@ def load(name: str, cache: Path | None = None) -> Dataset:
     """Map a stored set into memory."""
     found = stored(name, cache)
     if found is None:
-        raise InputError(f"data set {name!r} is not here: run '{sources.remedy(name)}'")
+        own = f"'fedzmg data import {name} FILE...' with files you have"
+        ways = [f"'fedzmg data get {name}'", own] if source(name).remotes else [own]
+        raise InputError(f"data set {name!r} is not here: run {', or '.join(ways)}")
     try:
         return _open(found)
     except InputError:

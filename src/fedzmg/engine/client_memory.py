@@ -3,7 +3,7 @@
 Every visited client has three slots, each stamped with the round that wrote it: for the previous
 checkpoint, the newest one and the current round. A write never touches a slot that a checkpoint
 relies on. To go back to a checkpoint is to take, for every client, the newest slot that is not
-younger.
+younger. A checkpoint has a digest of these slots, so that a changed byte is noticed.
 
 Slots are in sparse files. Only the cohort's share is ever in memory and on the device.
 """
@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,17 @@ import numpy.typing as npt
 import torch
 
 from fedzmg.errors import InputError
+from fedzmg.storage.files import check_fences
 from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflatten_rows
 
 NEVER = -1
 SLOTS = 3
+STAMP = np.dtype([("round", np.int64), ("hash", np.uint8, 32)])
+"""Round of a slot, and the hash of its row once a checkpoint relies on it."""
+
+
+class DamagedMemory(Exception):
+    """Client memory that is not the one of a checkpoint."""
 
 
 class FileRows:
@@ -37,7 +45,7 @@ class FileRows:
 
     def __init__(self, path: Path, width: int, dtype: npt.DTypeLike) -> None:
         self.path, self._dtype = path, np.dtype(dtype)
-        self._bytes = width * self._dtype.itemsize
+        self.bytes = width * self._dtype.itemsize
 
     @functools.cached_property
     def _file(self) -> int:
@@ -48,14 +56,14 @@ class FileRows:
         return file
 
     def read(self, index: int) -> npt.NDArray[Any]:
-        data = os.pread(self._file, self._bytes, index * self._bytes)
-        if len(data) != self._bytes:
+        data = os.pread(self._file, self.bytes, index * self.bytes)
+        if len(data) != self.bytes:
             raise InputError(f"{self.path} is truncated: restore it or start afresh")
         return np.frombuffer(data, dtype=self._dtype).copy()
 
     def write(self, index: int, values: npt.NDArray[Any]) -> None:
         data = np.ascontiguousarray(values, dtype=self._dtype).tobytes()
-        if os.pwrite(self._file, data, index * self._bytes) != len(data):
+        if os.pwrite(self._file, data, index * self.bytes) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def flush(self) -> None:
@@ -67,43 +75,47 @@ class Slots:
 
     def __init__(self, directory: Path, clients: int, width: int, dtype: npt.DTypeLike) -> None:
         self._rows = FileRows(directory / "memory.rows", width, dtype)
-        self._stamp_rows = FileRows(directory / "memory.stamps", SLOTS, np.int64)
-        self._stamps = np.full((clients, SLOTS), NEVER, dtype=np.int64)
+        self._stamp_rows = FileRows(directory / "memory.stamps", SLOTS, STAMP)
+        self._stamps = np.zeros((clients, SLOTS), dtype=STAMP)
+        self._stamps["round"] = NEVER
+        self._unhashed: set[tuple[int, int]] = set()
         self.committed: tuple[int, ...] = (0,)
         """Rounds whose state a checkpoint needs, at most two."""
         self.path = self._stamp_rows.path
         self.saved = self.path.exists()
         """The file has the stamps of all clients."""
         if self.saved:
-            known = np.fromfile(self.path, dtype=np.int64)
+            known = np.fromfile(self.path, dtype=STAMP)
             if known.size != self._stamps.size:
                 raise InputError(f"{self.path} is damaged: restore it or start afresh")
             self._stamps = known.reshape(clients, SLOTS)
 
     def visited(self) -> list[int]:
         """List clients that have a memory."""
-        return np.flatnonzero(self._stamps.max(1) != NEVER).tolist()
+        return np.flatnonzero(self._stamps["round"].max(1) != NEVER).tolist()
 
     def read(self, client: int) -> npt.NDArray[Any] | None:
         """Read a client's memory; None if it never took part."""
-        stamps = self._stamps[client]
-        if stamps.max() == NEVER:
+        rounds = self._stamps["round"][client]
+        if rounds.max() == NEVER:
             return None
-        return self._rows.read(SLOTS * client + int(stamps.argmax()))
+        return self._rows.read(SLOTS * client + int(rounds.argmax()))
 
     def write(self, client: int, round_: int, values: npt.NDArray[Any]) -> None:
         """Write a client's memory, but not to the slot of a checkpoint."""
-        stamps = self._stamps[client]
-        needed = {int(np.where(stamps <= r, stamps, NEVER).argmax()) for r in self.committed}
+        check_fences(self.path)
+        rounds = self._stamps["round"][client]
+        needed = {int(np.where(rounds <= r, rounds, NEVER).argmax()) for r in self.committed}
         # The newest of the others is of the current rounds, if there is one.
-        slot = max(set(range(SLOTS)) - needed, key=lambda i: int(stamps[i]))
+        slot = max(set(range(SLOTS)) - needed, key=lambda i: int(rounds[i]))
         # A crash in the middle of the row must not leave half of it under a valid stamp.
         self._stamp(client, slot, NEVER)
         self._rows.write(SLOTS * client + slot, values)
         self._stamp(client, slot, round_)
+        self._unhashed.add((client, slot))
 
     def _stamp(self, client: int, slot: int, round_: int) -> None:
-        self._stamps[client, slot] = round_
+        self._stamps[client, slot] = round_, 0
         if self.saved:
             self._stamp_rows.write(client, self._stamps[client])
         else:
@@ -114,17 +126,60 @@ class Slots:
         self.saved = True
 
     def flush(self) -> None:
-        """Write everything to disk."""
+        """Hash what was written, and write everything to disk."""
+        for client, slot in self._unhashed:
+            row_ = self._rows.read(SLOTS * client + slot)
+            self._stamps["hash"][client, slot] = np.frombuffer(_hash(row_), np.uint8)
+        self._unhashed.clear()
         self._rows.flush()
         self._save_stamps()
         self._stamp_rows.flush()
 
+    def mark(self, round_: int) -> str:
+        """Return numbers of clients and bytes, and a hash of all memories after a round."""
+        clients, size = len(self._stamps), self._rows.bytes
+        return f"{clients} {size} {_hash(self._needed(round_)[1]).hex()}"
+
+    def check(self, round_: int, mark: str) -> None:
+        """Raise ``DamagedMemory`` if a memory after a round differs from the one marked."""
+        slots, stamps = self._needed(round_)
+        if self.mark(round_) != mark:
+            raise DamagedMemory(f"{self.path} does not belong to it")
+        for client in np.flatnonzero(stamps["round"] != NEVER):
+            row_ = self._rows.read(SLOTS * int(client) + int(slots[client]))
+            if _hash(row_) != stamps["hash"][client].tobytes():
+                raise DamagedMemory(f"{self._rows.path} is damaged")
+
+    def _needed(self, round_: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the slot of every client after a round, and its stamp."""
+        rounds = self._stamps["round"]
+        slots = np.where(rounds <= round_, rounds, NEVER).argmax(1)
+        stamps = self._stamps[np.arange(len(slots)), slots]
+        stamps[stamps["round"] > round_] = NEVER, 0
+        return slots, stamps
+
     def rewind(self, round_: int) -> None:
         """Forget everything younger than a checkpoint."""
-        self._stamps[self._stamps > round_] = NEVER
+        self._stamps[self._stamps["round"] > round_] = NEVER, 0
+        self._unhashed.clear()
         self.committed = (round_,)
         if self.saved:
             self._save_stamps()
+
+
+def _hash(values: npt.NDArray[Any]) -> bytes:
+    return blake2b(values.tobytes(), digest_size=32).digest()
+
+
+def check_memory(directory: Path, round_: int, mark: str) -> None:
+    """Check the client memory that a checkpoint of a round relies on, if there is any."""
+    if not mark:
+        return
+    clients, size, _ = mark.split()
+    try:
+        Slots(directory, int(clients), int(size), np.uint8).check(round_, mark)
+    except InputError as error:
+        raise DamagedMemory(str(error)) from None
 
 
 class MemoryStore:
@@ -209,6 +264,10 @@ class MemoryStore:
         """Write everything to disk."""
         for slots in () if self._is_temporary else self._trials:
             slots.flush()
+
+    def mark(self, trial: int, round_: int) -> str:
+        """Return a hash of one trial's memories after a round, for its checkpoint."""
+        return "" if self._is_temporary or not self._trials else self._trials[trial].mark(round_)
 
     def commit(self, *rounds: int) -> None:
         """Protect the states after these rounds, which checkpoints name."""

@@ -23,6 +23,7 @@ from fedzmg.simulation import (
     Simulation,
     resolve_device,
 )
+from fedzmg.storage.files import log_marks
 from fedzmg.storage.formats import flat
 from fedzmg.storage.lock import hold
 from fedzmg.tasks.task import Task
@@ -222,7 +223,7 @@ class RunStorage(training.TrainingStorage):
                     what = f"began with {name} {then} and continues with {now[name]}"
                     progress.say(f"{directory.path} {what}: the last bits may differ")
             changes = {FACT: now[FACT]} if self._saved_round == 0 else {}
-            run_directory.change_manifest(directory.path, finished=None, **changes)
+            run_directory.change_manifest(directory.path, finished=None, logs=None, **changes)
 
     def append(self, report: RoundReport) -> RoundReport:
         simulation = report.simulation
@@ -257,7 +258,7 @@ class RunStorage(training.TrainingStorage):
             # Evaluations of clients come first, so that a checkpoint never lacks them.
             if self.clients[i] and self.clients[i][-1].round > before:
                 directory.save_clients(self.clients[i])
-            directory.save(checkpoint, before)
+            directory.save(checkpoint, before, simulation.memory.mark(i, simulation.round))
         # Only now may memory that the checkpoint before the last needs be overwritten.
         simulation.memory.commit(before, simulation.round)
         self._saved_round = simulation.round
@@ -265,7 +266,8 @@ class RunStorage(training.TrainingStorage):
             # The log alone does not tell: its last line precedes the last checkpoint.
             if ended or i in stopping:
                 path, now = self._directories[i].path, run_directory.timestamp()
-                run_directory.change_manifest(path, finished=now)
+                logs = log_marks(path, run_directory.LOG)
+                run_directory.change_manifest(path, finished=now, logs=logs)
 
     def note_change(self, simulation: Simulation, name: str) -> None:
         names = run_directory.member_names(simulation)

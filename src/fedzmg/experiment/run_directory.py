@@ -20,6 +20,7 @@ new files do not change it: readers ignore unknown fields and do without missing
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 from collections.abc import Container, Mapping, Sequence
@@ -32,6 +33,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.errors import InputError
 from fedzmg.experiment.rules_hash import FACT, rules_sha256
 from fedzmg.experiment.specs.run import RunSpec
@@ -40,8 +42,15 @@ from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
 from fedzmg.storage import checkpoint as stored
 from fedzmg.storage import lock
 from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
-from fedzmg.storage.files import folder_name, remove_leftovers, sync_directory, write_atomic
-from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
+from fedzmg.storage.files import (
+    changed_log,
+    folder_name,
+    log_marks,
+    remove_leftovers,
+    sync_directory,
+    write_atomic,
+)
+from fedzmg.storage.formats import SPEC, append_log, log_lines, read_json, write_json
 from fedzmg.tasks.task import Task
 
 FORMAT = 1
@@ -75,9 +84,11 @@ class RunDirectory:
     def create(self, spec: RunSpec, manifest: Mapping[str, Any]) -> None:
         """Create a run directory."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "manifest.json", manifest)
+        content = spec.to_toml().encode()
+        bound = {**manifest, SPEC: hashlib.sha256(content).hexdigest()}
+        write_json(self.path / "manifest.json", bound)
         # The specification comes last: a directory that has it is complete.
-        write_atomic(self.path / "spec.toml", spec.to_toml().encode())
+        write_atomic(self.path / "spec.toml", content)
 
     def spec(self) -> RunSpec:
         """Read the specification."""
@@ -104,9 +115,13 @@ class RunDirectory:
     def _binding(self) -> str:
         return stored.bound_to(self.path / "spec.toml")
 
-    def save(self, checkpoint: Checkpoint, before: int = 0) -> None:
-        """Write a checkpoint; the newest one so far, of round ``before``, becomes the previous."""
-        found = stored.StoredCheckpoint(checkpoint.round, before, {0: checkpoint.tensors})
+    def save(self, checkpoint: Checkpoint, before: int = 0, memory: str = "") -> None:
+        """Write a checkpoint; the newest one so far, of round ``before``, becomes the previous.
+
+        ``memory`` is the mark of the client memory.
+        """
+        logs, tensors = log_marks(self.path, LOG), {0: checkpoint.tensors}
+        found = stored.StoredCheckpoint(checkpoint.round, before, tensors, logs, {0: memory})
         path, previous = self.path / NEWEST, self.path / PREVIOUS
         stored.write_checkpoint(path, found, self._binding, keep=previous)
 
@@ -149,9 +164,12 @@ class RunDirectory:
                     raise stored.UnusableCheckpoint(f"it is of round {found.round}")
                 if logged is not None and any(r not in logged for r in range(1, found.round + 1)):
                     raise stored.UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
+                if changed_log(self.path, found.logs):
+                    raise stored.UnusableCheckpoint(f"{LOG} is damaged or of another run")
+                check_memory(self.path, found.round, found.memory[0])
             except FileNotFoundError:
                 reasons.append(f"{path} is missing")
-            except stored.UnusableCheckpoint as error:
+            except (stored.UnusableCheckpoint, DamagedMemory) as error:
                 reasons.append(f"{path} cannot be used ({error})")
             else:
                 checkpoint = Checkpoint(found.round, dict(found.tensors[0]))
@@ -187,10 +205,16 @@ class RunDirectory:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Read a manifest with everything that a training is continued or repeated by."""
-    facts = read_json(directory / "manifest.json", wanted=FORMAT)
+    spec = directory / "spec.toml"
+    spec = spec if spec.exists() else directory.parent / "grid.toml"
+    facts = read_json(directory / "manifest.json", wanted=FORMAT, spec=spec)
     for name in ("data_sha256", "engine", "onednn", "device"):
         if name not in facts:
             raise InputError(f"{directory}/manifest.json lacks {name!r}: restore it")
+    log = changed_log(directory, facts.get("logs", {}), grown="finished" not in facts)
+    if log:
+        remedy = f"restore it, or remove {directory} to train again"
+        raise InputError(f"{directory / log} is damaged or of another training: {remedy}")
     return facts
 
 

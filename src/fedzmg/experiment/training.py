@@ -183,7 +183,8 @@ def newly_diverged(report: RoundReport) -> dict[int, Stopped]:
 
 def write_stop(directory: Path, stopped: Stopped) -> None:
     """Write a decision into a run directory."""
-    write_json(directory / STOPPED, {"format": FORMAT, **stopped.line()})
+    line = {"format": FORMAT, **stopped.line()}
+    write_json(directory / STOPPED, line, spec=directory / "spec.toml")
 
 
 def read_stop(directory: Path) -> Stopped | None:
@@ -191,7 +192,7 @@ def read_stop(directory: Path) -> Stopped | None:
     path = directory / STOPPED
     if not path.exists():
         return None
-    values = read_json(path, wanted=FORMAT)
+    values = read_json(path, wanted=FORMAT, spec=directory / "spec.toml")
     try:
         return Stopped.of(values)
     except (ValueError, KeyError, TypeError) as error:

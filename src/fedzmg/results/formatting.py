@@ -158,6 +158,11 @@ def plain(text: object) -> str:
     return "".join(c for c in spaced if unicodedata.category(c)[0] != "C")
 
 
+def plain_lines(text: object) -> str:
+    """Make lines without control and formatting characters."""
+    return "\n".join(map(plain, str(text).split("\n")))
+
+
 def aligned(columns: Mapping[str, Sequence[str]], words: int = 1) -> str:
     """Lay out cells by head as plain text, empty columns left out, the first ``words`` left.
 

@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from fedzmg.storage.files import replacing
+from fedzmg.storage.files import UNSEALED, has_seal, replacing, seal
+from fedzmg.storage.formats import file_sha256
 
-FORMAT = 3
-_BLANK = "0" * 64
-"""Placeholder for the hash while the file is hashed."""
-_KEY = b'"sha256":"'
+FORMAT = 4
 
 
 class UnusableCheckpoint(Exception):
     """A checkpoint file that is damaged or belongs to another training."""
 
 
-def bound_to(spec: Path, trials: Sequence[int] = (0,)) -> str:
-    """Name the training of a checkpoint: a specification file and the trials of a pack."""
-    return f"{hashlib.sha256(spec.read_bytes()).hexdigest()} {list(trials)}"
+def bound_to(spec: Path, trials: Sequence[int] = (0,), name: str = "") -> str:
+    """Name the training of a checkpoint: a specification, an algorithm in it, trials of a pack."""
+    whole = hashlib.sha256(f"{file_sha256(spec)} {name}".encode())
+    return f"{whole.hexdigest()} {list(trials)}"
 
 
 class StoredCheckpoint(NamedTuple):
@@ -42,6 +40,10 @@ class StoredCheckpoint(NamedTuple):
     """Round of the checkpoint before this one."""
     tensors: Mapping[int, Mapping[str, Tensor]]
     """Named tensors by trial; a stopped trial has none."""
+    logs: Mapping[str, str]
+    """Marks of the logs that belong to it, by name; see ``log_marks``."""
+    memory: Mapping[int, str]
+    """Mark of the client memory by trial; empty without one."""
 
 
 def write_checkpoint(
@@ -58,7 +60,9 @@ def write_checkpoint(
         "round": str(checkpoint.round),
         "previous": str(checkpoint.previous),
         "binding": binding,
-        "sha256": _BLANK,
+        "logs": json.dumps(checkpoint.logs),
+        "memory": json.dumps(checkpoint.memory),
+        **UNSEALED,
     }
     with replacing(path, keep) as temporary:
         try:
@@ -66,18 +70,13 @@ def write_checkpoint(
             safetensors.torch.save_file(tensors, temporary, metadata)
         except safetensors.SafetensorError as error:
             raise OSError(str(error)) from None
-        with temporary.open("rb+") as file:
-            start, _, digest = _digest(file)
-            file.seek(start)
-            file.write(digest)
+        seal(temporary)
 
 
 def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
     """Read a checkpoint; ``UnusableCheckpoint`` if it is damaged or of another training."""
     try:
-        with path.open("rb") as file:
-            _, stored, digest = _digest(file)
-        if stored != digest:
+        if not has_seal(path):
             raise UnusableCheckpoint("its hash is wrong")
         with safetensors.safe_open(path, framework="pt") as content:
             metadata = content.metadata()
@@ -89,7 +88,9 @@ def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
             for name in content.keys():  # noqa: SIM118
                 trial, _, own = name.partition("|")
                 tensors.setdefault(int(trial), {})[own] = content.get_tensor(name)
-        return StoredCheckpoint(int(metadata["round"]), int(metadata["previous"]), tensors)
+            memory = {int(trial): mark for trial, mark in json.loads(metadata["memory"]).items()}
+        rounds = int(metadata["round"]), int(metadata["previous"])
+        return StoredCheckpoint(*rounds, tensors, json.loads(metadata["logs"]), memory)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -107,15 +108,3 @@ def checkpointed(path: Path) -> tuple[int, list[int]]:
         return int(metadata["round"]), list(json.loads(metadata["binding"].partition(" ")[2]))
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
         return 0, []
-
-
-def _digest(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return the offset of the hash, the stored hash and that of the file with the placeholder."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        start = content.find(_KEY) + len(_KEY)
-        end = start + len(_BLANK)
-        with memoryview(content) as view:
-            digest = hashlib.sha256(view[:start])
-            digest.update(_BLANK.encode())
-            digest.update(view[end:])
-        return start, content[start:end], digest.hexdigest().encode()

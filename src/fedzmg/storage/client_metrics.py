@@ -11,8 +11,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedzmg.errors import InputError
-from fedzmg.storage.files import write_atomic
-from fedzmg.storage.formats import RESTORE
+from fedzmg.storage.files import UNSEALED, has_seal, replacing, seal
+from fedzmg.storage.formats import RESTORE, SPEC, file_sha256
 
 CLIENTS = "clients.safetensors"
 FORMAT = 1
@@ -43,7 +43,10 @@ def write_clients(directory: Path, table: ClientTable) -> None:
     tensors: dict[str, NDArray[Any]] = dict(zip(_NAMES, table[2:], strict=True))
     tensors |= {name: tensors[name].astype(np.int32) for name in _WHOLE}
     facts = {"format": str(FORMAT), "part": table.part, "population": str(table.population)}
-    write_atomic(directory / CLIENTS, safetensors.numpy.save(tensors, facts))
+    facts[SPEC] = file_sha256(directory / "spec.toml")
+    with replacing(directory / CLIENTS) as temporary:
+        temporary.write_bytes(safetensors.numpy.save(tensors, facts | UNSEALED))
+        seal(temporary)
 
 
 def read_clients(directory: Path) -> ClientTable | None:
@@ -54,6 +57,12 @@ def read_clients(directory: Path) -> ClientTable | None:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in _NAMES}
+        # Copies that were kept by an earlier version have no hash.
+        if not {"sha256", SPEC}.isdisjoint(facts):
+            if not has_seal(path):
+                raise ValueError("its hash is wrong")
+            if facts[SPEC] != file_sha256(directory / "spec.toml"):
+                raise ValueError("it belongs to another run")
         tensors |= {name: tensors[name].astype(np.int64) for name in _WHOLE}
         found = ClientTable(facts["part"], int(facts["population"]), *tensors.values())
         shape = len(found.rounds), len(found.clients)

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
+import mmap
 import os
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from fedzmg.errors import InputError
+
+BLOCK = 1 << 20
+UNSEALED = {"sha256": "0" * 64}
+"""Field of a safetensors header whose place the hash of the file will take."""
+fences: list[Callable[[Path], None]] = []
+"""Checks before every write to a file; each raises an error if this process must not write it."""
+
+
+def check_fences(path: Path) -> None:
+    """Check that no other process has taken over the directory of a file."""
+    for check in fences:
+        check(path)
 
 
 def folder_name(name: str) -> str:
@@ -39,8 +54,26 @@ def compressed(path: Path) -> Path:
     return path.with_name(f"{path.name}.gz")
 
 
+def log_marks(directory: Path, *names: str) -> dict[str, str]:
+    """Return size and SHA-256 of logs as they are now; they may still grow."""
+    contents = {name: log_bytes(directory / name) for name in names}
+    return {name: f"{len(c)} {hashlib.sha256(c).hexdigest()}" for name, c in contents.items()}
+
+
+def changed_log(directory: Path, marks: Mapping[str, str], *, grown: bool = True) -> str:
+    """Return a log that does not begin with what was marked, or that has grown; empty: none."""
+    for name, mark in marks.items():
+        size, _, digest = mark.partition(" ")
+        content = log_bytes(directory / name)
+        start = content[: int(size)] if grown else content
+        if len(start) != int(size) or hashlib.sha256(start).hexdigest() != digest:
+            return name
+    return ""
+
+
 def append(path: Path, lines: bytes) -> None:
     """Append lines to a log durably, after a line that a crash cut off."""
+    check_fences(path)
     with path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -68,6 +101,7 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        check_fences(path)
         if keep is not None and path.exists():
             os.replace(path, keep)
         os.replace(temporary, path)
@@ -76,6 +110,46 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def seal(path: Path) -> None:
+    """Write the hash of a safetensors file into its header, which has the field ``UNSEALED``."""
+    with path.open("rb+") as file:
+        start, _, digest = _digest(file)
+        file.seek(start)
+        file.write(digest)
+
+
+def has_seal(path: Path) -> bool:
+    """Check the hash in the header of a safetensors file."""
+    with path.open("rb") as file:
+        _, stored, digest = _digest(file)
+    return stored == digest
+
+
+def _digest(file: BinaryIO) -> tuple[int, bytes, bytes]:
+    """Return the offset of the hash, the stored hash and that of the file with the placeholder."""
+    blank = UNSEALED["sha256"].encode()
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        key = b'"sha256":"'
+        start = content.find(key) + len(key)
+        end = start + len(blank)
+        with memoryview(content) as view:
+            digest = hashlib.sha256(view[:start])
+            digest.update(blank)
+            digest.update(view[end:])
+        return start, content[start:end], digest.hexdigest().encode()
+
+
+def renew(path: Path) -> None:
+    """Replace a file by a copy, so that a process that has it open changes it no longer."""
+    with replacing(path) as fresh, path.open("rb") as old, fresh.open("wb") as new:
+        while block := old.read(BLOCK):
+            if block.strip(b"\0"):
+                new.write(block)
+            else:  # stays a hole in a sparse file
+                new.seek(len(block), os.SEEK_CUR)
+        new.truncate(old.tell())
 
 
 def remove_leftovers(path: Path) -> None:

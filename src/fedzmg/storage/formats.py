@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import tomllib
@@ -14,6 +15,9 @@ from fedzmg.storage.files import append, log_bytes, write_atomic
 
 T = TypeVar("T")
 
+CONTENT, SPEC = "content_sha256", "spec_sha256"
+"""Fields of a JSON file: the hash of its other fields, and of the specification it belongs to."""
+
 RESTORE = "restore or remove it"
 """Default remedy for a damaged file."""
 
@@ -23,8 +27,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     return _parsed(path, tomllib.loads, "TOML", "correct or restore it")
 
 
-def read_json(path: Path, remedy: str = RESTORE, wanted: int | None = None) -> dict[str, Any]:
-    """Read a JSON object of format ``wanted``; ``remedy`` tells how to repair a damaged file."""
+def read_json(
+    path: Path, remedy: str = RESTORE, wanted: int | None = None, spec: Path | None = None
+) -> dict[str, Any]:
+    """Read a JSON object of format ``wanted`` and check the hashes in it.
+
+    ``spec`` is the specification that it must belong to; ``remedy`` tells how to repair a damaged
+    file.
+    """
     values = _parsed(path, json.loads, "JSON", remedy)
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
@@ -33,12 +43,32 @@ def read_json(path: Path, remedy: str = RESTORE, wanted: int | None = None) -> d
             f"{path} has format {values.get('format')!r}, this version reads {wanted}: use the "
             "version that wrote it"
         )
+    if values.pop(CONTENT, digest := _content_hash(values)) != digest:
+        raise InputError(f"{path} is damaged, its hash is wrong: {remedy}")
+    if spec is not None and values.pop(SPEC, known := file_sha256(spec)) != known:
+        raise InputError(f"{path} does not belong to {spec}: {remedy}")
     return values
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write strict JSON atomically; numbers that are not finite become null."""
-    write_atomic(path, json.dumps(json_nulls(values), indent=1, allow_nan=False).encode())
+def write_json(path: Path, values: Mapping[str, Any], spec: Path | None = None) -> None:
+    """Write strict JSON atomically, with its hash and that of the specification it belongs to.
+
+    Numbers that are not finite become null.
+    """
+    bound = {} if spec is None else {SPEC: file_sha256(spec)}
+    content = json.loads(json.dumps(json_nulls({**values, **bound}), allow_nan=False))
+    content[CONTENT] = _content_hash(content)
+    write_atomic(path, json.dumps(content, indent=1).encode())
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a small file; of a missing one, that of nothing."""
+    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
+
+
+def _content_hash(values: Mapping[str, Any]) -> str:
+    whole = {key: value for key, value in values.items() if key != CONTENT}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 def append_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

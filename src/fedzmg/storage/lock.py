@@ -1,4 +1,10 @@
-"""Directory locks: one process per directory, with a heartbeat and a fencing token."""
+"""Directory locks: one process per directory, also between machines that share a disk.
+
+A process on this machine is gone when its process id is. A process on another machine is gone when
+its heartbeat in the lock file stands still while we watch; clocks are not compared. A process that
+was only paused finds another token in the lock before its next write, and stops. What it writes in
+place, heartbeat and client memory, goes to files that the takeover has replaced.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +24,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from fedzmg.errors import InputError
-from fedzmg.storage.files import remove_leftovers, write_atomic
+from fedzmg.storage.files import fences, remove_leftovers, renew, write_atomic
 
 NAME = "lock.json"
 GUARD = ".lock.guard"
@@ -26,8 +32,15 @@ KEPT = "kept.json"
 """Marker of a kept copy, which has no checkpoints to continue from."""
 
 HEARTBEAT_SECONDS = 10.0
-STALE_SECONDS = 180.0
-"""Age of the last heartbeat at which a process on another machine counts as gone."""
+WATCH_SECONDS = 90.0
+"""Time without a heartbeat until a process on another machine counts as gone.
+
+Network file systems may show a change only after a minute.
+"""
+SIZE = 1024
+"""Size of a lock file, the same after every heartbeat."""
+IN_PLACE = "memory.*"
+"""Files that are written in place: those of client memory."""
 
 GUARD_SECONDS = 30.0
 BIRTH_SECONDS = 2.0
@@ -47,6 +60,7 @@ class Owner:
     """Boot time and process namespace: process ids are comparable within one."""
     started: float
     heartbeat: float
+    """Time of the last heartbeat by the clock of that machine, for display."""
     token: str = ""
     """Random fencing token of this hold."""
 
@@ -59,10 +73,15 @@ class Owner:
         return cls(user, host, process.pid, str(birth), machine, now, now, token)
 
     @property
+    def is_elsewhere(self) -> bool:
+        """True for a process of another machine or container, whose id says nothing here."""
+        return (self.host, self.machine) != (socket.gethostname(), _machine())
+
+    @property
     def is_gone(self) -> bool:
-        """True if the process has ended, as far as this machine can tell."""
-        if (self.host, self.machine) != (socket.gethostname(), _machine()):
-            return time.time() - self.heartbeat > STALE_SECONDS
+        """True if the process has ended; on another machine by the clocks, so only for display."""
+        if self.is_elsewhere:
+            return time.time() - self.heartbeat > WATCH_SECONDS
         try:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
@@ -86,21 +105,22 @@ class Hold:
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
-        self.paths: list[Path] = []
+        self._files: dict[Path, int] = {}
+        """Open lock files by directory."""
         self._made: list[Path] = []
 
-    def check(self) -> None:
-        """Read the fencing tokens again before anything is written."""
-        for path in self.paths:
-            if not self._is_ours(path):
+    def check(self, written: Path | None = None) -> None:
+        """Read the fencing tokens again: all, or those of the directories of a file."""
+        around = None if written is None else written.absolute().parents
+        for path in self._files:
+            if (around is None or path in around) and not self._is_ours(path):
                 raise InputError(
                     f"the lock of {path} was removed or taken over: this process stops; run the "
                     "same command again when no other process uses the directory"
                 )
 
-    def take(self, path: Path, say: Callable[[str], None]) -> None:
+    def take(self, path: Path, silent: Mapping[Path, Owner], say: Callable[[str], None]) -> None:
         """Lock one more directory and create it if it is missing."""
-        path = path.absolute()
         try:
             for parent in reversed([p for p in (path, *path.parents) if not p.exists()]):
                 # A directory that another process makes meanwhile is not ours to remove.
@@ -109,7 +129,7 @@ class Hold:
                     self._made.append(parent)
             with FileLock(path / GUARD, timeout=GUARD_SECONDS):
                 try:
-                    self._take_over(path, say)
+                    self._take_over(path, silent.get(path), say)
                 finally:
                     # Removed while it is held: a waiting process notices and creates a new one.
                     with contextlib.suppress(OSError):
@@ -122,33 +142,33 @@ class Hold:
                 f"cannot write the run directory {path}: {reason}; choose another one with --out"
             ) from None
 
-    def _take_over(self, path: Path, say: Callable[[str], None]) -> None:
+    def _take_over(self, path: Path, silent: Owner | None, say: Callable[[str], None]) -> None:
         remove_leftovers(path / NAME)
         other = read_owner(path)
-        if other is not None and not other.is_gone:
-            raise InputError(
-                f"{path} is in use by {other}: wait for it, stop it or choose another "
-                f"directory with --out; if it is certainly gone, remove {NAME} there"
-            )
         if other is not None:
+            if not (other == silent if other.is_elsewhere else other.is_gone):
+                raise _in_use(path, other)
             say(f"{path} was left locked by {other}, which is gone: taken over")
-        self.paths.append(path)
-        self._write(path)
+        write_atomic(path / NAME, self._content())
+        self._files[path] = os.open(path / NAME, os.O_RDWR)
+        if other is not None and other.is_elsewhere:
+            for file in path.rglob(IN_PLACE):
+                renew(file)
 
     def keep_beating(self, ended: threading.Event) -> None:
-        """Refresh the heartbeat of every directory that is still ours, until the end."""
+        """Refresh the heartbeat of every directory, until the end."""
         while not ended.wait(HEARTBEAT_SECONDS):
             self.owner = replace(self.owner, heartbeat=time.time())
-            for path in self.paths:
+            for file in self._files.values():
                 # On a full disk the lock merely looks older than it is.
-                with contextlib.suppress(OSError, InputError):
-                    if self._is_ours(path):
-                        self._write(path)
+                with contextlib.suppress(OSError):
+                    os.pwrite(file, self._content(), 0)
 
     def release(self) -> None:
         """Unlock everything and remove directories that stayed empty."""
-        for path in self.paths:
+        for path, file in self._files.items():
             with contextlib.suppress(OSError, InputError):
+                os.close(file)
                 if self._is_ours(path):
                     os.unlink(path / NAME)
         for path in reversed(self._made):
@@ -159,8 +179,8 @@ class Hold:
         found = read_owner(path)
         return found is not None and found.token == self.owner.token
 
-    def _write(self, path: Path) -> None:
-        write_atomic(path / NAME, json.dumps(asdict(self.owner), indent=1).encode())
+    def _content(self) -> bytes:
+        return json.dumps(asdict(self.owner), indent=1).encode().ljust(SIZE)
 
 
 @contextlib.contextmanager
@@ -170,6 +190,7 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
     ``say`` reports a directory that is taken over from a process that is gone. A directory of a
     living process, of a kept copy, or one that cannot be written is refused.
     """
+    paths = [path.absolute() for path in paths]
     held = Hold(Owner.of_this_process())
     ended = threading.Event()
     heart = threading.Thread(target=held.keep_beating, args=(ended,), name="lock", daemon=True)
@@ -180,15 +201,50 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
                     f"{path} belongs to a kept copy, which has no checkpoints to continue from: "
                     "read it with 'fedzmg report', or choose another directory with --out"
                 )
-            held.take(path, say)
-        if held.paths:
+        silent = _watch(paths, say)
+        fences.append(held.check)
+        for path in paths:
+            held.take(path, silent, say)
+        if paths:
             heart.start()
         yield held
     finally:
+        with contextlib.suppress(ValueError):
+            fences.remove(held.check)
         ended.set()
         if heart.is_alive():
             heart.join()
         held.release()
+
+
+def _watch(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, Owner]:
+    """Return directories whose owner on another machine gives no heartbeat while we watch."""
+    found = {path: read_owner(path) for path in paths}
+    silent = {path: owner for path, owner in found.items() if owner and owner.is_elsewhere}
+    if not silent:
+        return {}
+    path, owner = next(iter(silent.items()))
+    say(
+        f"{path} is locked by {owner}: waiting {WATCH_SECONDS:.0f} s for its heartbeat; if it is "
+        f"certainly gone, remove {NAME} there"
+    )
+    end = time.monotonic() + WATCH_SECONDS
+    while silent and time.monotonic() < end:
+        time.sleep(min(1.0, WATCH_SECONDS / 20))
+        for path, owner in list(silent.items()):
+            now = read_owner(path)
+            if now is None:
+                del silent[path]
+            elif now != owner:
+                raise _in_use(path, now)
+    return silent
+
+
+def _in_use(path: Path, owner: Owner) -> InputError:
+    return InputError(
+        f"{path} is in use by {owner}: wait for it, stop it or choose another directory with "
+        f"--out; if it is certainly gone, remove {NAME} there"
+    )
 
 
 def kept_copy(path: Path) -> Path | None:

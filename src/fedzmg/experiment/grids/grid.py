@@ -71,8 +71,11 @@ def run_grid(
                 Search(spec, name, task, inner, progress, end, seconds, held, reporting).run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
-            found[name] = read_json(inner / "scores.json", REMAKE, FORMAT)
-            write_json(out / "grid.json", _summary(spec, task, found))
+            scores = inner / "scores.json"
+            found[name] = read_json(scores, REMAKE, FORMAT, spec=out / "grid.toml")
+            if found[name].get("label") != spec.shown(name):
+                raise InputError(f"{scores} is not of {name}: {REMAKE}")
+            write_json(out / "grid.json", _summary(spec, task, found), spec=out / "grid.toml")
     return read_json(out / "grid.json", REMAKE, FORMAT)
 
 

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.data.federated import Examples
+from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.experiment import run_directory, training
 from fedzmg.experiment.grids.score import Stops, counted, read_rows, score
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.simulation import Checkpoint, Record, RoundReport, Simulation, Trial
 from fedzmg.storage import checkpoint as stored
+from fedzmg.storage.files import changed_log, log_marks
 from fedzmg.storage.formats import append_log, write_json
 from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
+
+LOGS = ("metrics.jsonl", "stopped.jsonl")
 
 
 class GridTrial(NamedTuple):
@@ -144,7 +148,7 @@ class Search(training.TrainingStorage):
                 self._train(pack)
         with training.named_write_errors(self.path):
             scores = score(self.spec, self.name, self.task, self._rows, self._stops.now)
-            write_json(self.path / "scores.json", scores)
+            write_json(self.path / "scores.json", scores, spec=self._plan)
             # Only now: a scored grid never trains again.
             shutil.rmtree(self.path / "memory", ignore_errors=True)
 
@@ -175,7 +179,7 @@ class Search(training.TrainingStorage):
 
     def _train(self, pack: list[int]) -> None:
         self._pack = pack
-        memory = {i: self.path / "memory" / f"trial-{i}" for i in pack}
+        memory = {i: self._memory(i) for i in pack}
         with training.named_write_errors(self.path):
             kept = self._load()
             done = 0 if kept is None else kept.round
@@ -201,7 +205,7 @@ class Search(training.TrainingStorage):
             if not facts:
                 facts = run_directory.describe_training(simulation)
                 self.path.mkdir(parents=True, exist_ok=True)
-                write_json(self.path / "manifest.json", facts)
+                write_json(self.path / "manifest.json", facts, spec=self._plan)
         began = time.monotonic()
         try:
             training.training_loop(
@@ -211,9 +215,13 @@ class Search(training.TrainingStorage):
         finally:
             seconds = facts.get("seconds", 0.0) + time.monotonic() - began
             with training.named_write_errors(self.path):
-                run_directory.change_manifest(self.path, seconds=seconds)
+                logs = log_marks(self.path, *LOGS)
+                run_directory.change_manifest(self.path, seconds=seconds, logs=logs)
                 if simulation.round == self.spec.rounds or simulation.all_stopped:
                     self._checkpoint.unlink(missing_ok=True)
+
+    def _memory(self, trial: int) -> Path:
+        return self.path / "memory" / f"trial-{trial}"
 
     def _left(self, done: int) -> list[int]:
         """Return the pack's trials that train after round ``done``."""
@@ -221,8 +229,12 @@ class Search(training.TrainingStorage):
         return [i for i in self._pack if i not in stops or stops[i].round > done]
 
     @property
+    def _plan(self) -> Path:
+        return self.path.parent / "grid.toml"
+
+    @property
     def _binding(self) -> str:
-        return stored.bound_to(self.path.parent / "grid.toml", self._pack)
+        return stored.bound_to(self._plan, self._pack, self.name)
 
     def _load(self) -> stored.StoredCheckpoint | None:
         """Read the pack's checkpoint; report one that cannot be used."""
@@ -232,9 +244,13 @@ class Search(training.TrainingStorage):
                 raise stored.UnusableCheckpoint("metrics.jsonl lacks rounds before it")
             if not set(found.tensors).issuperset(self._left(found.round)):
                 raise stored.UnusableCheckpoint("it lacks trials that stopped.jsonl does not stop")
+            if log := changed_log(self.path, found.logs):
+                raise stored.UnusableCheckpoint(f"{log} is damaged or of another grid")
+            for trial, mark in found.memory.items():
+                check_memory(self._memory(trial), found.round, mark)
         except FileNotFoundError:
             return None
-        except stored.UnusableCheckpoint as error:
+        except (stored.UnusableCheckpoint, DamagedMemory) as error:
             unusable = f"{self._checkpoint} cannot be used ({error})"
             self.progress.say(f"{unusable}: {self.name} starts again from round 1")
             return None
@@ -257,12 +273,12 @@ class Search(training.TrainingStorage):
 
     def save(self, simulation: Simulation, _: Collection[int]) -> None:
         simulation.memory.flush()
-        tensors = {
-            trial: simulation.checkpoint(i).tensors
-            for i, trial in enumerate(self._active)
-            if i not in simulation.stopped_trials
-        }
-        found = stored.StoredCheckpoint(simulation.round, simulation.round, tensors)
+        now, left = simulation.round, dict(enumerate(self._active))
+        left = {i: trial for i, trial in left.items() if i not in simulation.stopped_trials}
+        tensors = {trial: simulation.checkpoint(i).tensors for i, trial in left.items()}
+        memory = {trial: simulation.memory.mark(i, now) for i, trial in left.items()}
+        logs = log_marks(self.path, *LOGS)
+        found = stored.StoredCheckpoint(now, now, tensors, logs, memory)
         stored.write_checkpoint(self._checkpoint, found, self._binding)
         simulation.memory.commit(simulation.round)
 

@@ -21,7 +21,7 @@ from fedzmg.report.figures.style import COLOURS, GHOST, GRID, INK, PAPER, QUIET_
 from fedzmg.report.html import sections
 from fedzmg.report.html.sections import Block, Section
 from fedzmg.report.tables.theory import Finding, finding_table, overview
-from fedzmg.results.formatting import count_text, plain
+from fedzmg.results.formatting import count_text, plain, plain_lines
 from fedzmg.results.reading import Material, axes_of, name_of
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.results.summary import summary
@@ -91,7 +91,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: plain(value) if type(value) is str else value,
+        finalize=lambda value: plain_lines(value) if type(value) is str else value,
     )
     # A percent sign stays on the line of its number.
     environment.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
