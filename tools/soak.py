@@ -16,7 +16,6 @@ import argparse
 import collections
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import math
@@ -31,11 +30,9 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import safetensors.numpy
 
 from soak_faults import DAMAGES, Change, Failure, Fault, Process, command, on_machine
+from soak_results import is_refused, results
 
 BASE = 'task = "logistic"\nalgorithms = ["scaffold", "fedadam"]\nengine = "vectorized"\n'
 GRID = f"""kind = "grid"\n{BASE}selection = "test"\nrounds = 12\nlast = 4\nseeds = [1000, 1001]
@@ -74,7 +71,7 @@ class Trial:
         self.reference = references[self.kind]
         self.seconds = self.reference.seconds
         self.out = work / f"try-{seed}"
-        self.deleted = ""
+        self.damaged: tuple[Path, bytes | None] | None = None
         self.started: list[Process] = []
         self.story = [self.kind]
 
@@ -158,9 +155,9 @@ class Trial:
         damaged = DAMAGES[how](content, self.rng, donor)
         if damaged is None:
             path.unlink()
-            self.deleted = str(path.relative_to(self.out))
         else:
             path.write_bytes(damaged)
+        self.damaged = path, damaged
         locks = set(self.out.rglob("lock.json"))  # of killed processes
         if self.start().finish(CODES) == 0:
             return False
@@ -169,6 +166,14 @@ class Trial:
         if set(self.out.rglob("lock.json")) - locks:
             raise Failure("refused, and yet locked")
         return True
+
+    def unread(self) -> str:
+        """Return a damaged file of tensors that a finished training does not read, but refuses."""
+        path, content = self.damaged or (self.out, b"")
+        if path.suffix != ".safetensors":
+            return ""
+        same = (path.read_bytes() if path.exists() else None) == content
+        return str(path.relative_to(self.out)) if same and is_refused(path) else ""
 
     def run(self) -> str:
         """Disturb the command, repeat it and judge the result."""
@@ -187,7 +192,7 @@ class Trial:
             if refused:
                 return "refused"
             self.start().finish({0})
-            if difference := self.reference.difference(self.out, self.deleted):
+            if difference := self.reference.difference(self.out, self.unread()):
                 raise Failure(f"another result: {difference}")
             return "equal"
         finally:
@@ -214,18 +219,15 @@ class Reference:
         if difference := self.difference(work / kind / "again"):
             raise SystemExit(f"soak: {kind} is not deterministic: {difference}")
 
-    def difference(self, out: Path, deleted: str = "") -> str:
-        """Describe the first difference; empty if there is none.
-
-        Checkpoints and metrics of clients may be deleted when a run is finished.
-        """
+    def difference(self, out: Path, unread: str = "") -> str:
+        """Describe the first difference; empty if there is none but in a file that is not read."""
         left = {path.relative_to(out) for path in out.rglob("*")} - self.names
         if left:
             return f"left behind: {', '.join(map(str, sorted(left)))}"
         found = results(out)
         for name in sorted(self.expected.keys() | found.keys()):
             old, new = self.expected.get(name), found.get(name)
-            if new is None and name == deleted and name.endswith(".safetensors"):
+            if unread and name.startswith(unread):
                 continue
             if isinstance(old, dict) and isinstance(new, dict):
                 keys = [key for key in old.keys() | new.keys() if old.get(key) != new.get(key)]
@@ -247,35 +249,6 @@ def quiet(arguments: list[str]) -> None:
         code = command(arguments)
     if code:
         raise SystemExit(f"soak: fedzmg {' '.join(arguments)}: {words.getvalue()}")
-
-
-def results(out: Path) -> dict[str, Any]:
-    """Read everything that has to be equal: logs, scores, models and metrics of clients."""
-    found: dict[str, Any] = {}
-    for path in sorted(out.rglob("*")):
-        name = str(path.relative_to(out))
-        if path.suffix == ".jsonl":
-            for text in path.read_bytes().splitlines():
-                with contextlib.suppress(ValueError):  # a torn line, as for every reader
-                    row = without_times(json.loads(text))
-                    found[f"{name}, {row.get('trial')}, {row.get('round')}"] = row
-        elif path.suffix == ".json" and path.name != "manifest.json":
-            found[name] = without_times(json.loads(path.read_bytes()))
-        elif path.suffix == ".toml":
-            found[name] = path.read_text()
-        elif path.name in ("checkpoint.safetensors", "clients.safetensors"):
-            tensors = safetensors.numpy.load_file(path)
-            digests = {key: hashlib.sha256(t.tobytes()) for key, t in sorted(tensors.items())}
-            found[name] = {key: digest.hexdigest() for key, digest in digests.items()}
-    return found
-
-
-def without_times(value: Any) -> Any:
-    """Drop durations, and hashes that cover them."""
-    if isinstance(value, dict):
-        volatile = ("seconds", "sha256")
-        return {k: without_times(v) for k, v in value.items() if not k.endswith(volatile)}
-    return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
 def attempt(seed: int, work: Path, references: dict[str, Reference]) -> None:
