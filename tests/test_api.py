@@ -21,6 +21,7 @@ from fedzmg.experiment.progress import Silent
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
 from fedzmg.simulation import RoundReport
+from fedzmg.storage.formats import read_json
 
 MINE = Algorithm("mine", SGD(), Average())
 
@@ -161,7 +162,7 @@ def test_comparison_is_kept_as_a_study(tmp_path: Path) -> None:
     given: dict[str, Any] = {"seeds": 2, "out": tmp_path, "engine": "sequential"}
     whole = compare(task(), ["fedzmg", "fedavg"], **given)
     plan, kept = tmp_path / "study.toml", tmp_path / "study.json"
-    assert json.loads(kept.read_text()) == json.loads(json.dumps(whole.as_dict()))
+    assert read_json(kept) == json.loads(json.dumps(whole.as_dict()))
     before = plan.read_bytes(), kept.read_bytes()
     part = compare(task(), ["fedavg"], **given)
     assert list(part.histories) == ["fedavg"]

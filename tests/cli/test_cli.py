@@ -17,8 +17,9 @@ import pytest
 from fedzmg import trackers
 from fedzmg.cli import main
 from fedzmg.cli.common import UNFINISHED
-from fedzmg.experiment.run_directory import RunDirectory
+from fedzmg.experiment.run_directory import RunDirectory, change_manifest
 from fedzmg.simulation import RoundReport
+from fedzmg.storage.files import log_marks
 from fedzmg.terminal.live import Display
 from fedzmg.trackers import Ending, TrackedRun
 
@@ -396,6 +397,8 @@ def test_study_is_tracked_watched_compared_and_verified(
 
     log = Path("t/fedzmg/seed-0/metrics.jsonl")
     log.write_text(log.read_text().replace('"loss": ', '"loss": 1', 1))
+    assert fedzmg("verify", "t", "--rounds", "1").code == 2
+    change_manifest(log.parent, logs=log_marks(log.parent, log.name))
     differ = fedzmg("diff", "s", "t")
     assert differ.code == 1
     assert "they differ in curves" in differ.out

@@ -20,6 +20,7 @@ from fedzmg.contract import Algorithm, ServerRule
 from fedzmg.experiment import rules_hash as rules
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.rules_hash import rules_sha256
+from fedzmg.experiment.run_directory import change_manifest
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verify import verify
@@ -151,8 +152,7 @@ def train(kind: str, out: Path, told: Told) -> None:
 def rewrite(manifests: Iterable[Path], **facts: Any) -> None:
     """Change facts of manifests; None takes one away."""
     for path in manifests:
-        found = {**json.loads(path.read_text()), **facts}
-        path.write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
+        change_manifest(path.parent, **facts)
 
 
 @pytest.mark.parametrize("kind", ["study", "grid"])

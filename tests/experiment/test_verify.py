@@ -20,11 +20,14 @@ from fedzmg.experiment import run_directory, training
 from fedzmg.experiment import verify as module
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
+from fedzmg.experiment.run_directory import change_manifest
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verify import verify
 from fedzmg.simulation import RoundReport, Simulation
+from fedzmg.storage.files import log_marks
+from fedzmg.storage.formats import file_sha256
 
 
 def train(out: Path, algorithm: str = "fedzmg", **changes: Any) -> None:
@@ -54,7 +57,13 @@ def runs(trained: Path, tmp_path: Path) -> Path:
 
 
 def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    change_manifest(path.parent, **changes)
+
+
+def rewrite(log: Path, text: str) -> None:
+    """Change a log on purpose, which its manifest then names."""
+    log.write_text(text)
+    change_manifest(log.parent, logs=log_marks(log.parent, log.name))
 
 
 def content(place: Path) -> dict[str, tuple[str, int]]:
@@ -105,7 +114,7 @@ def test_difference_is_found_in_its_round_with_its_size(runs: Path) -> None:
     for line in lines:
         if line["round"] == 3:
             line["loss"] += 2**-30
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rewrite(path, "".join(json.dumps(line) + "\n" for line in lines))
     edit(runs / "seed-1" / "manifest.json", torch="1.0", device_name="abacus")
     good, bad = verify(runs, rounds=4, task=toy())
     assert good.reproduced
@@ -209,7 +218,7 @@ def test_runs_with_other_facts_are_not_packed_together(
 def test_only_logged_rounds_are_trained(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, trained, real = runs / "seed-0" / "metrics.jsonl", list[int](), Simulation.run_round
     lines = [line for line in log.read_text().splitlines(True) if json.loads(line)["round"] < 3]
-    log.write_text("".join(lines))
+    rewrite(log, "".join(lines))
 
     def run_round(simulation: Simulation) -> RoundReport:
         trained.append(simulation.round)
@@ -281,9 +290,10 @@ def test_bad_input_is_one_line(runs: Path, tmp_path: Path) -> None:
         verify(runs / "seed-0", task=toy())
     spec = runs / "seed-0" / "spec.toml"
     spec.write_text(spec.read_text().replace('"toy"', '"cifar100"'))
+    edit(manifest, spec_sha256=file_sha256(spec))
     with pytest.raises(InputError, match="cifar100"):
         verify(runs / "seed-0")
-    (runs / "seed-1" / "metrics.jsonl").write_text("")
+    rewrite(runs / "seed-1" / "metrics.jsonl", "")
     with pytest.raises(InputError, match="no finished round yet"):
         verify(runs / "seed-1", task=toy())
 
@@ -334,7 +344,7 @@ def test_difference_in_a_grid_is_found_in_its_round(tmp_path: Path) -> None:
     for line in lines:
         if (line["trial"], line["round"]) == (3, 4):
             line["train_loss"] += 2**-30
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rewrite(log, "".join(json.dumps(line) + "\n" for line in lines))
     edit(tmp_path / "fedadam" / "manifest.json", torch="1.0")
     good, bad = verify(tmp_path, rounds=4, task=toy())
     assert (good.reproduced, good.rounds) == (True, 2)

@@ -118,7 +118,7 @@ def test_mean_deviation_threshold_and_texts_of_a_curve() -> None:
     assert series.points[1] == f"round 6: {mean:.2f} ± {deviation:.2f} %"
     alone = drawn({"FedAvg": made_up(runs=1)})
     assert edges(alone) == []
-    assert "Mean of 1 run" in alone.caption
+    assert "One run each" in alone.caption
     for number in (1, 2):
         drawn({"FedAvg": np.zeros((2, number))}, threshold=0.0)
 

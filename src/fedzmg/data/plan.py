@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedzmg.errors import InputError
 from fedzmg.seeds import step_keys, stream
 
 
@@ -26,6 +27,13 @@ class Batching:
     """Let batches run across the border between two epochs."""
     keep_partial: bool = True
     """Keep a batch that is not full: the last one of an epoch, or of the stream if straddling."""
+
+    def __post_init__(self) -> None:
+        """Reject sizes that cannot be batched."""
+        for name in ("size", "epochs"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"batch {name} = {value!r}: expected a whole number of at least 1")
 
     def steps(self, count: int) -> int:
         """Count the local steps of a client with ``count`` examples."""

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedzmg.errors import InputError
+
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + LETTERS))
 """65 characters of the paper's model, in the order of their ids."""
@@ -70,6 +72,8 @@ def sequences(
     >>> cut.inputs.tolist(), cut.targets.tolist()
     ([[0, 1], [3, 4]], [[1, 2], [4, -1]])
     """
+    if length < 1:
+        raise InputError(f"length = {length!r}: expected a whole number of at least 1")
     size = length + 1
     full, rest = np.divmod(np.diff(offsets), size)
     counts = full + (rest > 1) if remainder == "pad" else full

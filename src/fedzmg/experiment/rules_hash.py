@@ -64,13 +64,18 @@ def _parts(kinds: Iterable[Any]) -> Iterator[str]:
     """Yield the sources of classes and of everything of ours that they use, each once."""
     left = list(dict.fromkeys(kinds))
     for one in left:  # which grows meanwhile
-        tree = ast.parse(text := textwrap.dedent(inspect.getsource(one)))
+        tree = ast.parse(text := _source(one))
         yield _bare(text, tree)
         for name, value in _used(tree, sys.modules[one.__module__]):
             if isinstance(value, int | float | str):
                 yield f"{name} = {value!r}"
             elif value not in left:
                 left.append(value)
+
+
+@functools.cache
+def _source(one: Any) -> str:
+    return textwrap.dedent(inspect.getsource(one))
 
 
 def _used(tree: ast.AST, module: ModuleType) -> list[tuple[str, Any]]:

@@ -24,7 +24,7 @@ ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 OPTIONS = ("algorithm", "weights", "client", "server", "algorithms", "axes")
 DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
 TIME = "seconds"
-NEVER_EQUAL = ("started", "finished", "engine_reason", "command", TIME)
+NEVER_EQUAL = ("started", "finished", "engine_reason", "command", "logs", "spec_sha256", TIME)
 """Facts of a manifest about time and command, not about the training."""
 CURVES = ("metric", "loss", "train_loss")
 

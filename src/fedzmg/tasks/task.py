@@ -321,12 +321,15 @@ def _is_function(value: object) -> bool:
 
 def _check_labels(y: Tensor, logits: Any, what: str) -> None:
     """Reject labels that the outputs cannot predict."""
-    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
+    if not isinstance(logits, Tensor):
+        given = type(logits).__name__
+        raise InputError(f"the model gives a {given} for {what}: return one tensor")
+    shape = tuple(logits.shape)
     if y.is_floating_point() or y.ndim != len(shape) - 1:
         raise InputError(
             f"{what} has {y.dtype} labels of shape {tuple(y.shape)}, and the model gives a "
-            f"{type(logits).__name__} of shape {shape}: return one tensor and give one whole "
-            "number per prediction, or pass your own loss and metric"
+            f"tensor of shape {shape}: give one whole number per prediction, or pass your own "
+            "loss and metric"
         )
     outputs = shape[-1]
     for label in (int(y.min()), int(y.max())):

@@ -177,4 +177,5 @@ def _caption(result: StudyResult, shown: Mapping[str, Curve]) -> str:
     band = "; band: one standard deviation either way, cut to possible values" * (counts != [1])
     step = -(-max(len(s.curve.mean) for s in result.scores if s.curve is not None) // MOST_POINTS)
     thinned = f" Drawn with one of {step} evaluations; tables and files have all of them."
-    return f"Mean of {number} runs{band}." + thinned * (step > 1)
+    words = "One run each." if counts == [1] else f"Mean of {number} runs{band}."
+    return words + thinned * (step > 1)

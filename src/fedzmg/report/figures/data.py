@@ -81,7 +81,9 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
     starts = range(0, len(order), merged)
     image = np.array([shares[order[start : start + merged]].mean(axis=0) for start in starts])
     few, highest = image.shape[1] <= FEW_CLASSES, float(image.max())
-    norm = Normalize(0.0, 1.0) if few else LogNorm(_FAINTEST * highest, highest)
+    # Even shares would leave a logarithmic scale without any extent.
+    faintest = min(max(float(image[image > 0].min()), _FAINTEST * highest), 0.5 * highest)
+    norm = Normalize(0.0, 1.0) if few else LogNorm(faintest, highest)
     drawn = axes.imshow(
         np.ma.masked_equal(image, 0.0), aspect="auto", interpolation="nearest", cmap=_SHADES,
         norm=norm, extent=(-0.5, image.shape[1] - 0.5, len(order), 0.0),
@@ -126,7 +128,10 @@ def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
     # Whole numbers per bin: otherwise some bins hold more of them than their neighbours.
     width = np.ceil((high - low + 1) / number)
     bins = np.arange(low - 0.5, high + width, width)
-    if high >= _WIDE_RANGE * low:
+    if low == high:
+        bins, note = np.array([0.95 * low, 1.05 * low]), f"every client holds {low:,.0f}"
+        axes.set_xlim(0.5 * low, 1.5 * low)
+    elif high >= _WIDE_RANGE * low:
         bins = np.geomspace(low, high * 1.0001, number + 1)
         use_log_scale(axes, "x")
     axes.hist(volume, bins.tolist(), color=style.COLOURS[0], edgecolor=style.PAPER, linewidth=0.4)

@@ -113,6 +113,9 @@ def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
         title = "Spread of the clients' models after one round"
         out[name] = _bars(title, caption, "spread", list(series), rows)
     elif name == "T10":
+        bound, error = (series[one][1][-1] for one in ("FedZMG's bound", "FedZMG"))
+        far = float(f"{bound / error:.2g}")
+        out[name].caption += f" At the end they are about {far:,.0f} times apart."
         names = ("terms of FedAvg's C", "terms of C", "terms of C on the hyperplane")
         rows = {name: series[name][1] for name in names}
         groups, caption = ("6 L Γ", "8 (E \u2212 1)² G²", "noise"), "Only the last term changes."
@@ -131,11 +134,14 @@ def _lines(plot: Plot, series: Series) -> Chart:
         label = functools.reduce(lambda text, pair: text.replace(*pair), _SIGNS.items(), name)
         face = PAPER if "y" in plot.log else form[:2]
         (line,) = axes.plot(
-            *series[name], form, label=label, linewidth=1.6, markersize=5.0, markerfacecolor=face
-        )
+            *series[name], form, label=label, markersize=5.0, markerfacecolor=face,
+            linewidth=3.0 if form == "C6-" else 1.6,  # others lie on it
+        )  # fmt: skip
         chart.tag(line, label)
     for axis in plot.log:
         use_log_scale(axes, axis)
+    if "rounds" in plot.xlabel:
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if "y" not in plot.log:
         axes.set_ylim(bottom=0.0)
     if plot.percent:

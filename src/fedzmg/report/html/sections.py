@@ -269,7 +269,8 @@ def _circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
         values = [run.manifest[fact] for run in runs if run.manifest.get(fact) is not None]
         if values:
             texts = [f"{v:,}" if type(v) is int else fmt.setting_text(v) for v in values]
-            found.append((fact.replace("_", " "), ", ".join(dict.fromkeys(texts))))
+            name = "uncommitted changes" if fact == "dirty" else fact.replace("_", " ")
+            found.append((name, ", ".join(dict.fromkeys(texts))))
     started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
     spent = sum(run.seconds for run in runs)
     if spent:

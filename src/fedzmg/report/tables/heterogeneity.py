@@ -125,6 +125,9 @@ def _caption(report: Report, printed: Mapping[str, Any] | None) -> str:
             f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
             f"entropy over {divisor(printed)} and KL from {origin(printed)}."
         )
+        if (name := str(report["name"])) in paper.COUNTERPARTS and name != paper.twin(name):
+            title = paper.COUNTERPARTS[name].title
+            caption += f" The paper's numbers are about its own {title}, not about {name}."
     return caption
 
 

@@ -246,6 +246,8 @@ def paired_tests(result: StudyResult) -> Table | None:
     if floor > 0.001:
         never = f" and alone is never significant at {LEVEL:g}" * (floor > LEVEL)
         caption += f" With {seeds} seeds the sign-flip p is at least {floor:.3g}{never}."
+    if any(one.sign_flip is None for one in tests):
+        caption += f" {fmt.NONE} under sign flip: too many seeds to try every pattern of signs."
     return Table.build("tests", f"Paired tests on {study.name}", columns, tests, caption)
 
 
