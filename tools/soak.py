@@ -31,7 +31,7 @@ import traceback
 from functools import partial
 from pathlib import Path
 
-from soak_faults import DAMAGES, Change, Failure, Fault, Process, command, on_machine
+from soak_faults import DAMAGES, INTERRUPTED, Change, Failure, Fault, Process, command, on_machine
 from soak_results import is_refused, results
 
 BASE = 'task = "logistic"\nalgorithms = ["scaffold", "fedadam"]\nengine = "vectorized"\n'
@@ -54,7 +54,6 @@ COMMANDS = {
 }
 OTHER_SEED = {"run": "--seed 1", "grid": "--set seeds=[7,8]"}  # others have siblings
 CODES = {0, 2}
-INTERRUPTED = 130
 
 
 def kind_of(rng: random.Random) -> str:
@@ -265,11 +264,44 @@ def attempt(seed: int, work: Path, references: dict[str, Reference]) -> None:
     os._exit(0)
 
 
+def soak(work: Path, seeds: range, end: float, workers: int) -> collections.Counter[str]:
+    """Make tries until the end, several at once; print failures and count results."""
+    drawn = {kind_of(random.Random(seed)) for seed in seeds} if len(seeds) <= 100 else COMMANDS
+    references = {kind: Reference(kind, work) for kind in sorted(drawn)}
+    shown = ", ".join(f"{kind} {r.seconds:.1f} s" for kind, r in references.items())
+    print(f"undisturbed: {shown}", flush=True)
+    counts, left, running = collections.Counter[str](), iter(seeds), dict[int, int]()
+    try:
+        while True:
+            free = len(running) < workers and time.monotonic() < end
+            if free and (seed := next(left, None)) is not None:
+                if (pid := os.fork()) == 0:
+                    attempt(seed, work, references)
+                running[pid] = seed
+                continue
+            if not running:
+                return counts
+            done = running.pop(os.wait()[0])
+            path = work / f"{done}.txt"
+            story, result = json.loads(path.read_text()) if path.exists() else ("", "failure: lost")
+            counts[result.split(":")[0]] += 1
+            if result.startswith("failure"):
+                print(f"seed {done} ({story}): {result}")
+                print(f"  repeat: python tools/soak.py --seed {done} --tries 1", flush=True)
+            elif len(seeds) == 1:
+                print(f"seed {done} ({story}): {result}")
+            if counts.total() % 50 == 0:
+                print(f"{counts.total()} tries: {dict(counts)}", flush=True)
+    finally:
+        for pid in running:
+            os.killpg(pid, signal.SIGKILL)
+
+
 def main() -> None:
     """Make tries until the time or their number is over."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--tries", type=int)
+    parser.add_argument("--tries", type=int, help="100 by default, if there is no time limit")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first try")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
@@ -278,41 +310,17 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    began, counts, failures = time.monotonic(), collections.Counter[str](), 0
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fedzmg-soak-") as folder:
-        work = Path(folder).resolve()
-        os.chdir(work)
+        os.chdir(folder)
         Path("grid.toml").write_text(GRID)
         Path("study.toml").write_text(STUDY)
         seeds = range(options.seed, options.seed + tries)
-        kinds = {kind_of(random.Random(seed)) for seed in seeds[:100]}
-        references = {kind: Reference(kind, work) for kind in sorted(kinds)}
-        shown = ", ".join(f"{kind} {r.seconds:.1f} s" for kind, r in references.items())
-        print(f"undisturbed: {shown}", flush=True)
-        running: dict[int, int] = {}
-        seed = options.seed
-        while True:
-            over = time.monotonic() - began > 60 * options.minutes
-            if seed < options.seed + tries and len(running) < options.workers and not over:
-                if (pid := os.fork()) == 0:
-                    attempt(seed, work, references)
-                running[pid] = seed
-                seed += 1
-                continue
-            if not running:
-                break
-            ended, _ = os.wait()
-            done = running.pop(ended)
-            story, result = json.loads((work / f"{done}.txt").read_text())
-            counts[result.split(":")[0]] += 1
-            if result.startswith("failure"):
-                failures += 1
-                print(f"seed {done} ({story}): {result}")
-                print(f"  repeat: python tools/soak.py --seed {done} --tries 1", flush=True)
-            elif tries == 1:
-                print(f"seed {done} ({story}): {result}")
-    seconds = time.monotonic() - began
-    print(f"{seed - options.seed} tries, {failures} failures, {seconds:.0f} s: {dict(counts)}")
+        end = began + 60 * options.minutes
+        counts = soak(Path(folder).resolve(), seeds, end, options.workers)
+        os.chdir("/")
+    seconds, failures = time.monotonic() - began, counts["failure"]
+    print(f"{counts.total()} tries, {failures} failures, {seconds:.0f} s: {dict(counts)}")
     sys.exit(1 if failures else 0)
 
 

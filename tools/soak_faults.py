@@ -17,6 +17,7 @@ from typing import Any
 
 PATIENCE = 120.0
 """Seconds after which a start counts as hung."""
+INTERRUPTED = 130
 Change = Callable[[], object]
 
 
@@ -32,10 +33,12 @@ class Process:
         self._reader, writer = os.pipe()
         with contextlib.suppress(OSError):  # nobody reads before the end
             fcntl.fcntl(writer, getattr(fcntl, "F_SETPIPE_SZ", 1031), 1 << 20)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self.pid = os.fork()
         if self.pid == 0:
             os.dup2(writer, 2)
             execute(arguments, changes)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         os.close(writer)
 
     def ended(self) -> bool:
@@ -86,7 +89,10 @@ def execute(arguments: list[str], changes: list[Change]) -> None:
         os.dup2(sink, 1)
         for change in changes:
             change()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = command(arguments)
+    except KeyboardInterrupt:  # before the command began
+        code = INTERRUPTED
     except BaseException:
         traceback.print_exc()
     finally:
