@@ -287,6 +287,76 @@ def test_an_endless_file_does_not_fill_the_disk(
     assert sum(sent) < 50_000_000
 
 
+def stream(first: bytes, repeated: bytes, pause: float = 0.0) -> Answer:
+    """Send the first bytes, then the others without end."""
+
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(b"HTTP/1.1 " + first)
+        while not threading.Event().wait(pause):
+            handler.wfile.write(repeated)
+            handler.wfile.flush()
+
+    return answer
+
+
+OK = b"200 OK\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        stream(OK + b"\r\n", b"x", 0.01),
+        stream(OK + CHUNKED, b"1\r\nx\r\n", 0.01),
+        stream(OK + CHUNKED + b"0\r\n", b"Trailer: x\r\n", 0.01),
+        stream(OK, b"x", 0.01),
+        stream(b"100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", 0.01),
+        stream(b"302 Found\r\nLocation: /b\r\n\r\n", b"x", 0.01),
+    ],
+    ids=["body", "chunks", "trailers", "header", "interim answers", "redirect"],
+)
+def test_a_server_that_never_ends_is_left(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    """Every byte starts the socket's timeout again."""
+    monkeypatch.setattr(cache, "SLACK", 0.1)
+    server.answers = [answer]
+    with pytest.raises(InputError, match=r"slower than 16384|302") as caught:
+        get(server, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_always_changes_the_file_is_left(server: Server, tmp_path: Path) -> None:
+    server.answers = [
+        lambda handler: serve(OTHER, handler) if handler.start else cut(handler, OTHER)
+    ]
+    with pytest.raises(InputError, match="SHA-256 is"):
+        get(server, tmp_path)
+    assert len(server.seen) == 4
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        redirect("http://[x/"),
+        redirect("http://127.0.0.1:99999999999/"),
+        redirect(f"http://{'x' * 70}.example/"),
+        redirect("http://a..b/"),
+        lambda handler: handler.reply(404, length=int("9" * 4000)),
+        stream(OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", b"x" * 2000),
+        stream(b"302 Found\r\nLocation: /b\r\n\r\n", b"x" * 2**20),
+        stream(b"503 " + b"x" * 60_000 + b"\r\n\r\n", b"x"),
+    ],
+)
+def test_a_nonsensical_answer_is_one_line(server: Server, tmp_path: Path, answer: Answer) -> None:
+    server.answers = [answer]
+    with pytest.raises(InputError) as caught:
+        get(server, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+    assert only(tmp_path) == []
+
+
 def test_a_host_that_cannot_be_reached_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

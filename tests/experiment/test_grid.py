@@ -91,6 +91,20 @@ def test_finished_algorithms_are_not_trained_again(tmp_path: Path) -> None:
     assert list(data["algorithms"]) == ["fedavg", "fedadam"]
 
 
+def test_files_that_a_kill_left_are_removed_by_the_next_start(tmp_path: Path) -> None:
+    """The plan was not yet renamed, or the scores were written and nothing was cleaned up."""
+    out, left = tmp_path / "grid", tmp_path / "grid" / "fedavg"
+    out.mkdir()
+    (out / ".grid.toml.0123abcd").touch()
+    first = run_grid(spec("fedavg"), out, task=toy())
+    names = {path.relative_to(out) for path in out.rglob("*")}
+    for name in ("memory/trial-0/memory.rows", "checkpoint.safetensors", ".scores.json.0123abcd"):
+        (left / name).parent.mkdir(parents=True, exist_ok=True)
+        (left / name).touch()
+    assert run_grid(spec("fedavg"), out, task=toy()) == first
+    assert {path.relative_to(out) for path in out.rglob("*")} == names
+
+
 def test_the_choice_of_engine_knows_how_much_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -288,3 +289,18 @@ def test_examples_and_files_under_the_whole_stem(tmp_path: Path) -> None:
     assert b">digits</text>" in svg.read_bytes()
     assert figures.rendered(chart, "png") == png.read_bytes()
     assert dict(matplotlib.rcParams) == before
+
+
+def test_ctrl_c_waits_for_the_end_of_a_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle, compiled code of matplotlib turns it into another error."""
+    ended = []
+
+    def savefig(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        ended.append(True)
+
+    chart = drawn({"a": made_up()})
+    monkeypatch.setattr(chart, "savefig", savefig)
+    with pytest.raises(KeyboardInterrupt):
+        figures.rendered(chart, "png")
+    assert ended == [True]

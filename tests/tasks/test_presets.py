@@ -16,7 +16,7 @@ import pytest
 import torch
 from small_sets import COUNTS, ROLES, WRITERS, characters, lines, photographs, write_h5
 
-from fedzmg import InputError, Task, algorithms, tasks
+from fedzmg import InputError, Task, Trial, algorithms, simulate, tasks
 from fedzmg.api import tuning_notes
 from fedzmg.data import catalog
 from fedzmg.data.plan import local_stream
@@ -322,3 +322,14 @@ def test_pixels_have_known_values() -> None:
         torch.testing.assert_close(pixels(stored, dtype), expected)
     name = "Pixels(polarity='ink-one', centring='image', axes=2)"
     assert repr(Pixels("ink-one", "image")) == name  # part of fingerprints
+
+
+@pytest.mark.parametrize("name", ["quadratic", "logistic"])
+def test_convex_tasks_give_the_same_bits_alone_and_together(name: str) -> None:
+    task = tasks.get(name)
+    trials = [Trial.of("scaffold", seed=seed) for seed in (0, 1)]
+    together = simulate(task, trials, rounds=6, engine="vectorized", device="cpu")
+    for trial, packed in zip(trials, together, strict=True):
+        [alone] = simulate(task, [trial], rounds=6, engine="vectorized", device="cpu")
+        assert [r.train_loss for r in packed.records] == [r.train_loss for r in alone.records]
+        assert all(torch.equal(packed.params[key], alone.params[key]) for key in alone.params)

@@ -2,7 +2,7 @@
 
 Downloaded bytes go to ``NAME.part``, which is renamed to ``NAME`` when its hash is right; an
 interrupted download is resumed. A mirror replaces everything before the file's name:
-``https://mirror/data`` or a local folder.
+``https://mirror/data`` or a local folder. Servers are not trusted: bytes and time are limited.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import errno
 import hashlib
 import http.client
 import os
+import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from socket import gaierror
 from ssl import SSLCertVerificationError
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 
@@ -32,10 +33,18 @@ ENVIRONMENT = "FEDZMG_DATA"
 UNDECLARED = 2**31  # most bytes of a file without a declared size
 PAUSE = 1.0  # seconds before the first retry; doubled each time
 TIMEOUT = 30.0  # seconds without a byte before an attempt fails
+SLACK = 300.0  # seconds that a download may take, plus those of its bytes at the lowest rate
+LOWEST_RATE = 2**14  # bytes per second
 RETRIES = 3
 
 _TRANSIENT = {408, 416, 425, 429, 500, 502, 503, 504}
-_PERMANENT = (gaierror, SSLCertVerificationError, http.client.InvalidURL, FileNotFoundError)
+_PERMANENT = (
+    socket.gaierror,
+    SSLCertVerificationError,
+    http.client.InvalidURL,
+    FileNotFoundError,
+    ValueError,
+)
 _REMEDY = "choose another source with --mirror, or use files you have with 'fedzmg data import'"
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
@@ -134,16 +143,17 @@ def download(
     part = to.with_name(f"{to.name}.part")
     with writing(to):
         to.parent.mkdir(parents=True, exist_ok=True)
-    while True:
+    for restarted in (False, True):
         resumed = _fetch(source, part, size, progress)
         found = file_hash(part)
         if found == sha256:
             with writing(to):
                 return part.replace(to)
         part.unlink()
-        if not resumed:
-            raise InputError(f"{source}: SHA-256 is {found}, expected {sha256}: {_REMEDY}")
+        if restarted or not resumed:
+            break
         progress.say(f"{to.name}: the file has changed since the first part; starting again")
+    raise InputError(f"{source}: SHA-256 is {found}, expected {sha256}: {_REMEDY}")
 
 
 def mirrored(url: str, mirror: str | None) -> str:
@@ -165,29 +175,37 @@ def mirrored(url: str, mirror: str | None) -> str:
 def _fetch(source: str, part: Path, size: int | None, progress: Progress) -> bool:
     """Attempt until the file is complete; return whether an attempt continued an earlier one."""
     resumed = False
-    for attempt in range(RETRIES + 1):
-        resumed = resumed or (part.exists() and part.stat().st_size > 0)
-        try:
-            _attempt(source, part, size, progress)
-            return resumed
-        except (OSError, http.client.HTTPException) as error:
-            cause = getattr(error, "reason", None) or error
-            reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())
-            final = isinstance(cause, _PERMANENT)
-            if isinstance(error, HTTPError):
-                final = error.code not in _TRANSIENT
-                reason = f"the server answers {error.code} {reason}"
-                error.close()
-                if error.code == 416:  # no bytes after the part: it belongs to another file
-                    part.unlink(missing_ok=True)
-        if final or attempt == RETRIES:
-            break
-        progress.say(f"{part.stem}: {reason}; trying again in {PAUSE * 2**attempt:g} s")
-        time.sleep(PAUSE * 2**attempt)
+    with _TimeLimit() as limit:
+        for attempt in range(RETRIES + 1):
+            resumed = resumed or (part.exists() and part.stat().st_size > 0)
+            try:
+                _attempt(source, part, size, progress, limit)
+                return resumed
+            except InputError:
+                raise
+            # A redirect may name an address that cannot be parsed, which is a ValueError.
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                cause = getattr(error, "reason", None) or error
+                reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())[:200]
+                final = isinstance(cause, _PERMANENT)
+                if isinstance(error, HTTPError):
+                    final = error.code not in _TRANSIENT
+                    reason = f"the server answers {error.code} {reason}"
+                    error.close()
+                    if error.code == 416:  # no bytes after the part: it belongs to another file
+                        part.unlink(missing_ok=True)
+            if limit.expired:
+                final, reason = True, f"the server is slower than {LOWEST_RATE} bytes per second"
+            if final or attempt == RETRIES:
+                break
+            progress.say(f"{part.stem}: {reason}; trying again in {PAUSE * 2**attempt:g} s")
+            time.sleep(PAUSE * 2**attempt)
     raise InputError(f"{source}: {reason} (attempt {attempt + 1}): try again later, {_REMEDY}")
 
 
-def _attempt(source: str, part: Path, size: int | None, progress: Progress) -> None:
+def _attempt(
+    source: str, part: Path, size: int | None, progress: Progress, limit: _TimeLimit
+) -> None:
     """Request the missing bytes once."""
     done = part.stat().st_size if part.exists() else 0
     if done and done == size:
@@ -195,38 +213,116 @@ def _attempt(source: str, part: Path, size: int | None, progress: Progress) -> N
     headers = {"User-Agent": f"fedzmg/{__version__}"}
     headers |= {"Range": f"bytes={done}-"} if done else {}
     request = urllib.request.Request(source, headers=headers)
-    with urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT) as response:
+    opener = urllib.request.build_opener(_Redirects, _Http(limit), _Https(limit))
+    with opener.open(request, timeout=TIMEOUT) as response:
         if response.status != 206:  # the server sends the whole file
             done = 0
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
             part.unlink()
             raise OSError("the server sent another part than requested")
-        length = response.headers.get("Content-Length", "")
+        length = response.headers.get("Content-Length", "")[:20]
         total = done + int(length) if length.isdecimal() else size
+        most = size or UNDECLARED
         progress.begin(part.stem, total)
         with writing(part):
             file = part.open("ab" if done else "wb")
         with file:
             progress.advance(done)
-            while chunk := response.read1(2**18):
+            while max(done, total or 0) <= most and (chunk := response.read1(2**18)):
                 done += len(chunk)
-                if done > (size or UNDECLARED):
-                    part.unlink()
-                    raise InputError(f"{source}: sends more than {size or UNDECLARED} bytes")
-                with writing(part):
-                    file.write(chunk)
-                    file.flush()
-                progress.advance(done)
-    if done < (total or 0):
+                limit.received += len(chunk)
+                if done <= most:
+                    with writing(part):
+                        file.write(chunk)
+                        file.flush()
+                    progress.advance(done)
+    if max(done, total or 0) > most:
+        part.unlink()
+        raise InputError(f"{source}: sends more than {most} bytes: {_REMEDY}")
+    if limit.expired or done < (total or 0):
         raise OSError(f"broke off after {done} of {total} bytes")
+
+
+class _TimeLimit:
+    """Watchdog that closes the connection of a download that takes too long.
+
+    Timeouts of a socket start again with every byte; this one also ends headers without end.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.expired = False
+        self._began = time.monotonic()
+        self._connection: socket.socket | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="download", daemon=True)
+
+    def connect(self, address: tuple[str, int], *more: Any) -> socket.socket:
+        """Open a connection; its duplicate survives the change to TLS."""
+        if address[1] > 65535:
+            raise http.client.InvalidURL(f"there is no port {address[1]}")
+        made = socket.create_connection(address, *more)
+        self._close()
+        self._connection = made.dup()
+        return made
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(1.0, SLACK / 10)):
+            seconds = time.monotonic() - self._began
+            self.expired = seconds > SLACK + self.received / LOWEST_RATE
+            if self.expired and self._connection is not None:
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._close()
+
+
+class _Watched(urllib.request.AbstractHTTPHandler):
+    """Connections under a time limit."""
+
+    def __init__(self, limit: _TimeLimit) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
+        def connection(*arguments: Any, **more: Any) -> Any:
+            made = http_class(*arguments, **more)
+            made._create_connection = self._limit.connect
+            return made
+
+        return super().do_open(connection, req, **options)
+
+
+class _Http(_Watched, urllib.request.HTTPHandler):
+    """Connections without TLS."""
+
+
+class _Https(_Watched, urllib.request.HTTPSHandler):
+    """Connections with TLS."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Redirects to http and https only, and never from https back to http."""
 
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        fp.close()  # the body of a redirect may have no end
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
     def redirect_request(self, req: Any, fp: Any, *rest: Any) -> urllib.request.Request | None:
         before, after = urlsplit(req.full_url).scheme, urlsplit(rest[-1]).scheme
         if after not in (before, "https"):
-            fp.close()
             raise InputError(f"{req.full_url} redirects to {rest[-1]}, which is not followed")
         return super().redirect_request(req, fp, *rest)

@@ -41,7 +41,7 @@ from fedzmg.provenance import provenance
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
 from fedzmg.storage import checkpoint as stored
 from fedzmg.storage import lock
-from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
+from fedzmg.storage.client_metrics import ClientTable, read_clients, write_clients
 from fedzmg.storage.files import (
     changed_log,
     folder_name,
@@ -192,8 +192,7 @@ class RunDirectory:
         """Remove leftovers of a crash and damaged checkpoints before training continues."""
         if not self.path.is_dir():
             return
-        for name in ("manifest.json", "spec.toml", NEWEST, CLIENTS):
-            remove_leftovers(self.path / name)
+        remove_leftovers(self.path)
         if position is None:
             # No checkpoint needs the client memory, which a crash may have left incomplete.
             for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):

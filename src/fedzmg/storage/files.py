@@ -7,7 +7,9 @@ import gzip
 import hashlib
 import mmap
 import os
+import re
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +20,8 @@ from fedzmg.errors import InputError
 BLOCK = 1 << 20
 UNSEALED = {"sha256": "0" * 64}
 """Field of a safetensors header whose place the hash of the file will take."""
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}|\.tmp\w{6}")  # ours and those of safetensors
+_FIGURE = re.compile(r"\.(png|svg)\.")
 fences: list[Callable[[Path], None]] = []
 """Checks before every write to a file; each raises an error if this process must not write it."""
 
@@ -152,12 +156,15 @@ def renew(path: Path) -> None:
         new.truncate(old.tell())
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove temporary files that a killed process left while it wrote ``path``."""
-    for pattern in (f".{path.name}.*", ".tmp??????"):  # the second one is of safetensors
-        for found in path.parent.glob(pattern):
-            with contextlib.suppress(OSError):
-                found.unlink()
+def remove_leftovers(directory: Path) -> None:
+    """Remove temporary files that a killed process left in a directory of this process.
+
+    Figures are drawn without a lock: those of the last minute may be in use.
+    """
+    with contextlib.suppress(OSError):
+        for path in [p for p in directory.iterdir() if _TEMPORARY.fullmatch(p.name)]:
+            if not _FIGURE.search(path.name) or time.time() - path.stat().st_mtime > 60:
+                path.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 from fedzmg.data.federated import FederatedData, examples
 from fedzmg.evaluation import Metric
@@ -69,7 +69,8 @@ def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the logistic loss of labels -1 and 1 plus the l2 term."""
-    return softplus(-targets * outputs[..., 0]) + outputs[..., 1]
+    # softplus(-x) has other last bits at the end of a tensor, which depends on the pack.
+    return outputs[..., 1] - logsigmoid(targets * outputs[..., 0])
 
 
 def squared_distance(outputs: Tensor, _targets: Tensor) -> Tensor:

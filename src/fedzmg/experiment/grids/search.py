@@ -24,6 +24,7 @@ from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 
 LOGS = ("metrics.jsonl", "stopped.jsonl")
+CHECKPOINT = "checkpoint.safetensors"
 
 
 class GridTrial(NamedTuple):
@@ -101,6 +102,13 @@ def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> 
     return found
 
 
+def remove_training_state(path: Path) -> None:
+    """Remove checkpoint and client memory of a scored algorithm, which never trains again."""
+    with training.named_write_errors(path):
+        shutil.rmtree(path / "memory", ignore_errors=True)
+        (path / CHECKPOINT).unlink(missing_ok=True)
+
+
 @dataclass(eq=False)
 class Search(training.TrainingStorage):
     """Trains and scores the points of one algorithm under all seeds.
@@ -128,7 +136,7 @@ class Search(training.TrainingStorage):
         self._pack: list[int] = []
         self._active: list[int] = []
         """Numbers of the simulation's trials."""
-        self._checkpoint = self.path / "checkpoint.safetensors"
+        self._checkpoint = self.path / CHECKPOINT
 
     def run(self) -> None:
         """Train pack after pack, then score."""
@@ -149,8 +157,6 @@ class Search(training.TrainingStorage):
         with training.named_write_errors(self.path):
             scores = score(self.spec, self.name, self.task, self._rows, self._stops.now)
             write_json(self.path / "scores.json", scores, spec=self._plan)
-            # Only now: a scored grid never trains again.
-            shutil.rmtree(self.path / "memory", ignore_errors=True)
 
     def _is_logged(self, members: Iterable[int], until: int | None = None) -> bool:
         """Return whether the log has all rounds that count, up to round ``until``."""

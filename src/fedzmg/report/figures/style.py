@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
+import signal
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -178,12 +181,30 @@ class Chart(Figure):
             self.tag(text, label, legend=True)
 
 
+@contextlib.contextmanager
+def _drawing() -> Iterator[None]:
+    """Use the common style, and defer Ctrl-C: matplotlib turns it into errors of its own."""
+    if threading.current_thread() is not threading.main_thread():  # which receives signals
+        with matplotlib.rc_context(STYLE):
+            yield
+        return
+    pressed = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        with matplotlib.rc_context(STYLE):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed.is_set():
+            signal.raise_signal(signal.SIGINT)
+
+
 def styled(draw: Callable[_Arguments, _Drawn]) -> Callable[_Arguments, _Drawn]:
     """Run a drawing function in the common style and lay out its figure once."""
 
     @functools.wraps(draw)
     def drawn(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Drawn:
-        with matplotlib.rc_context(STYLE):
+        with _drawing():
             figure = draw(*args, **kwargs)
             if figure is not None and (engine := figure.get_layout_engine()) is not None:
                 _remove_controls(figure)
@@ -254,7 +275,7 @@ def use_log_scale(axes: Axes, name: str) -> None:
 def rendered(figure: Figure, suffix: str) -> bytes:
     """Return the content of a PNG, SVG or PDF file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with _drawing():
         figure.savefig(buffer, format=suffix, dpi=PNG_DPI, metadata=_METADATA[suffix])
     return buffer.getvalue()
 
