@@ -39,7 +39,7 @@ from fedzmg.provenance import provenance
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
 from fedzmg.storage import checkpoint as stored
 from fedzmg.storage import lock
-from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
+from fedzmg.storage.client_metrics import ClientTable, read_clients, write_clients
 from fedzmg.storage.files import folder_name, remove_leftovers, sync_directory, write_atomic
 from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
 from fedzmg.tasks.task import Task
@@ -174,8 +174,8 @@ class RunDirectory:
         """Remove leftovers of a crash and damaged checkpoints before training continues."""
         if not self.path.is_dir():
             return
-        for name in ("manifest.json", "spec.toml", NEWEST, CLIENTS):
-            remove_leftovers(self.path / name)
+        # Without a run, the directory may be somebody else's.
+        remove_leftovers(self.path, *([] if self.exists else ["manifest.json", "spec.toml"]))
         if position is None:
             # No checkpoint needs the client memory, which a crash may have left incomplete.
             for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):

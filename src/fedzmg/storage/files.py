@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import re
 import secrets
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,11 +80,19 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
         raise
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove temporary files that a killed process left while it wrote ``path``."""
-    for pattern in (f".{path.name}.*", ".tmp??????"):  # the second one is of safetensors
-        for found in path.parent.glob(pattern):
-            with contextlib.suppress(OSError):
+def remove_leftovers(directory: Path, *names: str, seconds: float = 0.0) -> None:
+    """Remove temporary files that killed processes left in a directory.
+
+    ``names`` are the files that they wrote; without names, all leftovers are removed from a
+    directory that is certainly ours. Without a lock, only files older than ``seconds`` are left by
+    a process that is gone.
+    """
+    written = "|".join(map(re.escape, names)) or ".+"
+    own = "" if names else r"|\.tmp\w{6}"  # of safetensors
+    pattern = re.compile(rf"\.({written})\.[0-9a-f]{{8}}{own}")
+    with contextlib.suppress(OSError):
+        for found in filter(lambda path: pattern.fullmatch(path.name), directory.iterdir()):
+            if time.time() - found.lstat().st_mtime >= seconds:
                 found.unlink()
 
 

@@ -123,7 +123,7 @@ class Hold:
             ) from None
 
     def _take_over(self, path: Path, say: Callable[[str], None]) -> None:
-        remove_leftovers(path / NAME)
+        remove_leftovers(path, NAME)
         other = read_owner(path)
         if other is not None and not other.is_gone:
             raise InputError(

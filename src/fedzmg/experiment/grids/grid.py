@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,14 @@ from fedzmg.experiment.grids.search import Search, built, known_facts, trials_of
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
-from fedzmg.experiment.training import FORMAT, REMAKE, checkpoint_interval, claimed, deadline
+from fedzmg.experiment.training import (
+    FORMAT,
+    REMAKE,
+    checkpoint_interval,
+    claimed,
+    deadline,
+    named_write_errors,
+)
 from fedzmg.results.formatting import aligned
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
@@ -72,7 +80,12 @@ def run_grid(
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
             found[name] = read_json(inner / "scores.json", REMAKE, FORMAT)
-            write_json(out / "grid.json", _summary(spec, task, found))
+            with named_write_errors(out):
+                # Also after a crash: a scored algorithm never trains again.
+                for path in inner.glob("checkpoint*.safetensors"):
+                    path.unlink()
+                shutil.rmtree(inner / "memory", ignore_errors=True)
+                write_json(out / "grid.json", _summary(spec, task, found))
     return read_json(out / "grid.json", REMAKE, FORMAT)
 
 

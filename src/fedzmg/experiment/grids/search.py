@@ -145,8 +145,6 @@ class Search(training.TrainingStorage):
         with training.named_write_errors(self.path):
             scores = score(self.spec, self.name, self.task, self._rows, self._stops.now)
             write_json(self.path / "scores.json", scores)
-            # Only now: a scored grid never trains again.
-            shutil.rmtree(self.path / "memory", ignore_errors=True)
 
     def _is_logged(self, members: Iterable[int], until: int | None = None) -> bool:
         """Return whether the log has all rounds that count, up to round ``until``."""
