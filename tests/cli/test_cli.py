@@ -39,7 +39,7 @@ rounds = 2
 eval_every = 1
 """
 DIGITS, LONG = "1" * 5000, "a" * 300
-ODD = {"fedzmg": r"$\bm{w}$ & <b>", "fedavg": r"$\frac{", "scaffold": "\u03b1_^%#\\"}
+ODD = {"fedzmg": r"$\bm{w}$ & <b>", "fedavg": r"$\frac{", "scaffold": "\u03b1_^%#\\\u6f22"}
 SHORT = ["--set", "rounds=1", "--set", 'algorithms=["fedzmg"]']
 
 
@@ -295,6 +295,7 @@ def test_mistakes_in_files_are_one_line(
         (OSError(errno.EIO, "Input/output error", "f.toml"), "f.toml: Input/output error; "),
         (OSError("odd"), "the output: odd; "),
         (MemoryError("for 3 GiB"), "out of memory for 3 GiB: "),
+        (RuntimeError("CPU: can't allocate memory: 9 bytes"), "out of memory CPU: "),
         (UnicodeEncodeError("ascii", "\xe9", 0, 1, "odd"), "the output: 'ascii' codec"),
     ],
 )

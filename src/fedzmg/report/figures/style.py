@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -178,12 +180,20 @@ class Chart(Figure):
             self.tag(text, label, legend=True)
 
 
+@contextlib.contextmanager
+def _common_style() -> Iterator[None]:
+    """Draw in the common style; a letter that the font lacks is a box in a PNG, not a warning."""
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
+
+
 def styled(draw: Callable[_Arguments, _Drawn]) -> Callable[_Arguments, _Drawn]:
     """Run a drawing function in the common style and lay out its figure once."""
 
     @functools.wraps(draw)
     def drawn(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Drawn:
-        with matplotlib.rc_context(STYLE):
+        with _common_style():
             figure = draw(*args, **kwargs)
             if figure is not None and (engine := figure.get_layout_engine()) is not None:
                 _remove_controls(figure)
@@ -254,7 +264,7 @@ def use_log_scale(axes: Axes, name: str) -> None:
 def rendered(figure: Figure, suffix: str) -> bytes:
     """Return the content of a PNG, SVG or PDF file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with _common_style():
         figure.savefig(buffer, format=suffix, dpi=PNG_DPI, metadata=_METADATA[suffix])
     return buffer.getvalue()
 
