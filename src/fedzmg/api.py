@@ -16,10 +16,11 @@ from fedzmg import algorithms as registry
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.algorithms.options import known_options
-from fedzmg.errors import InputError, Interrupted, unknown
+from fedzmg.errors import InputError, Interrupted, brief, unknown
 from fedzmg.experiment.grids.grid import Tuned, run_grid
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
+from fedzmg.experiment.specs.plan import MOST_SEEDS
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.results.study_result import StudyResult
@@ -144,7 +145,7 @@ def compare(
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
     chosen, algorithms = _task(task, preset), algorithm_names(algorithms)
-    numbers, directory = _seeds(seeds), None if out is None else Path(out)
+    numbers, directory = numbered_seeds(seeds), None if out is None else Path(out)
     given = _flat_settings(settings, algorithms)
     spec = comparison_spec(
         chosen, algorithms, numbers, given, rounds=rounds, engine=engine, device=device
@@ -200,7 +201,7 @@ def tune(
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
     chosen, algorithms = _task(task, preset), algorithm_names(algorithms)
-    numbers, directory = _seeds(seeds, first=1000), None if out is None else Path(out)
+    numbers, directory = numbered_seeds(seeds, first=1000), None if out is None else Path(out)
     try:
         values = {key: [float(value) for value in own] for key, own in axes.items()}
     except (AttributeError, TypeError, ValueError):
@@ -233,15 +234,16 @@ def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
     return task
 
 
-def _seeds(seeds: Any, first: int = 0) -> list[int]:
+def numbered_seeds(seeds: Any, first: int = 0) -> list[int]:
     """Return seeds that were given as their number or one by one."""
     try:
         given = range(first, first + seeds) if isinstance(seeds, int) else seeds
-        found = [operator.index(seed) for seed in given]
+        # One more than allowed, which is refused like a long list.
+        found = [operator.index(seed) for seed in itertools.islice(given, MOST_SEEDS + 1)]
     except TypeError:
         found = []
     if not found:
-        raise InputError(f"seeds = {seeds!r}: expected their number or a list of them")
+        raise InputError(f"seeds = {brief(seeds)}: expected their number or a list of them")
     return found
 
 

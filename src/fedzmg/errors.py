@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -31,6 +32,36 @@ class Interrupted(KeyboardInterrupt):
 
 
 _MOST_NAMED = 8
+_LONGEST_VALUE = 200
+LONGEST_TEXT = 100
+"""Longest name or label, in characters."""
+
+
+def check_text(what: str, text: str) -> None:
+    r"""Refuse a name or label that a table, a figure or a terminal cannot show in one line.
+
+    >>> check_text("label", "a\nb")
+    Traceback (most recent call last):
+    fedzmg.errors.InputError: label = 'a\nb': expected one line without control characters
+    """
+    if not text.strip() or len(text) > LONGEST_TEXT:
+        raise InputError(f"{what} = {text[:LONGEST_TEXT]!r}: expected 1 to {LONGEST_TEXT} letters")
+    if any(unicodedata.category(c) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp") for c in text):
+        raise InputError(f"{what} = {text!r}: expected one line without control characters")
+
+
+def brief(value: object) -> str:
+    """Format a wrong value for a message; the middle of a long one is left out.
+
+    >>> brief(0.5), brief([7] * 1000)[-20:], brief(10**5000)
+    ('0.5', ', 7, 7, 7, 7, 7, 7]', 'a number of thousands of digits')
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write it
+        return "a number of thousands of digits"
+    half = _LONGEST_VALUE // 2
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:half]} ... {text[-half:]}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> InputError:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import html
 import io
+import itertools
 import json
 import shutil
 import signal
 import sys
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ rounds = 2
 eval_every = 1
 """
 DIGITS, LONG = "1" * 5000, "a" * 300
+ODD = {"fedzmg": r"$\bm{w}$ & <b>", "fedavg": r"$\frac{", "scaffold": "\u03b1_^%#\\\u6f22"}
 SHORT = ["--set", "rounds=1", "--set", 'algorithms=["fedzmg"]']
 
 
@@ -268,12 +272,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
         ("run", "task = 2020-01-01\n", "f.toml: task = datetime.date(2020, 1, 1)"),
         ("run", f'task = "digits"\nseed = {DIGITS}\n', "f.toml is not valid TOML"),
         ("run", '\ufefftask = "digitz"\n', "'digits'?"),  # a BOM is not a mistake
+        ("validate", 'task = "digits"\r\nalgorithm = "fedagv"\r\n', "'fedavg'?"),
+        ("validate", 'task = "di\0gits"\n', "f.toml is not valid TOML"),
+        ("study", f"{SMALL}[preset]\nproblem_seed = {10**50}\n", f"problem_seed = {10**50}"),
+        ("study", f"{SMALL}[protocol]\nbatch_size = 100001\n", "f.toml: batch_size = 100001 but"),
     ],
 )
 def test_mistakes_in_files_are_one_line(
     tmp_path: Path, command: str, content: str, message: str, fedzmg: Any
 ) -> None:
-    (tmp_path / "f.toml").write_text(content)
+    (tmp_path / "f.toml").write_text(content, encoding="utf-8", newline="")
     done = fedzmg(command, "f.toml")
     assert done.code == 2
     assert message in done.err
@@ -288,6 +296,7 @@ def test_mistakes_in_files_are_one_line(
         (OSError(errno.EIO, "Input/output error", "f.toml"), "f.toml: Input/output error; "),
         (OSError("odd"), "the output: odd; "),
         (MemoryError("for 3 GiB"), "out of memory for 3 GiB: "),
+        (RuntimeError("CPU: can't allocate memory: 9 bytes"), "out of memory CPU: "),
         (UnicodeEncodeError("ascii", "\xe9", 0, 1, "odd"), "the output: 'ascii' codec"),
     ],
 )
@@ -318,6 +327,61 @@ def test_control_and_foreign_characters_do_not_reach_the_output(
     main()
     assert raw.getvalue().endswith(b"[31m\\u03b1\n")
     assert b"\x1b" not in raw.getvalue()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        # The largest values cost as little as small ones.
+        {"rounds": 10**9, "eval_every": 1, "protocol.cohort": 4, "protocol.epochs": 10**5},
+        {"rounds": 10**9, "eval_every": 10**9, "window": 10**9, "client_metrics_every": 10**9},
+        {"protocol.replacement": True, "protocol.cohort": 10**6, "protocol.batch_size": 10**5},
+    ],
+)
+def test_validate_costs_nothing(settings: Mapping[str, Any], tmp_path: Path, fedzmg: Any) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    given = (("--set", f"{key}={json.dumps(value)}") for key, value in settings.items())
+    tracemalloc.start()
+    done = fedzmg("validate", "small.toml", "--json", *itertools.chain(*given))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["rounds"] == settings.get("rounds", 2)
+    assert peak < 2**26
+
+
+def test_labels_are_shown_as_they_are(tmp_path: Path, fedzmg: Any) -> None:
+    """Formulas, markup and other alphabets reach every figure, table and page."""
+    text = SMALL.replace('algorithms = ["fedzmg"]', "").replace("[0]", "[0, 1]")
+    for name, label in ODD.items():
+        text += f"[algorithms.{name}]\nlabel = {json.dumps(label)}\n"
+    (tmp_path / "odd.toml").write_text(text, encoding="utf-8")
+    done = fedzmg("study", "odd.toml", "--out", "s")
+    assert (done.code, done.err) == (0, "")
+    assert fedzmg("report", "s").code == 0
+    page = (tmp_path / "s/report/report.html").read_text(encoding="utf-8")
+    drawn = (tmp_path / "s/curves.svg").read_text(encoding="utf-8")
+    for label in ODD.values():
+        assert label in done.out
+        assert label in html.unescape(page)
+        assert label in html.unescape(drawn)
+
+
+def test_figure_that_fails_hides_no_result(tmp_path: Path, fedzmg: Any) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    assert fedzmg("study", "small.toml", "--out", "s").code == 0
+    whole = fedzmg("study", "small.toml", "--out", "s")
+    (tmp_path / "s/curves.png").unlink()
+    (tmp_path / "s/curves.png").mkdir()
+    done = fedzmg("study", "small.toml", "--out", "s")
+    assert done.code == 2
+    assert whole.out.startswith(done.out)
+    assert "study   s" in done.out
+    assert "curves.png" in done.err
+    assert "'fedzmg report s'" in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    (tmp_path / "s/curves.png").rmdir()
+    assert fedzmg("study", "small.toml", "--out", "s") == whole
 
 
 def test_half_written_directory_is_refused_and_left_alone(tmp_path: Path, fedzmg: Any) -> None:

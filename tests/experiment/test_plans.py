@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,20 @@ from fedzmg.experiment.specs import files as spec_files
 from fedzmg.experiment.specs.files import GridSpec, StudySpec, schema
 from fedzmg.experiment.specs.plan import PAPER_RATES
 from fedzmg.experiment.specs.run import RunSpec, parse_settings
+from fedzmg.tasks.task import LARGEST
 from fedzmg.terminal import views
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.toml"))
+
+
+UNFIT_NAMES = (
+    "study.json", "lock.json", "Grid.TOML", "memory", "Report", "tracking", "seed-0", "nul", "..",
+    ".", "/etc", "a/b", "", " ", "a.", "a\nb", "a\x1b[31m", "a" * 101,
+)  # fmt: skip
+UNFIT_LABELS = ("a\nb", "a\x1b[31m", "\u202eabc", "\ud800", "a" * 101, " ")
+PROTOCOL = [(k, v) for k, v in LARGEST.items() if k not in ("rounds", "eval_every")]
+MANY = [0.001 * i for i in range(1, 1001)]
 
 
 def grid(**changes: Any) -> GridSpec:
@@ -46,7 +57,21 @@ def test_usual_grid_is_the_papers() -> None:
         ({"algorithms": []}, r"algorithms = \{\}"),
         ({"algorithms": ["fedzmg", "fedzmg"]}, "algorithms: .*each once"),
         ({"algorithms": {"../up": {}}}, r"'\.\./up'"),
-        ({"algorithms": {"a:b": {}, "a-b": {}}}, "directory 'a-b'"),
+        ({"algorithms": {"a:b": {}, "A-b": {}}}, "'a:b' and 'A-b' .*directory 'a-b'"),
+        *(({"algorithms": {name: {}}}, re.escape(repr(name)[:90])) for name in UNFIT_NAMES),
+        *(({"label": text}, f"label = {re.escape(repr(text)[:90])}") for text in UNFIT_LABELS),
+        *(
+            ({"algorithms": {"a": {"label": text}}}, r"algorithms.a.label = ")
+            for text in UNFIT_LABELS
+        ),
+        *(({key: 10**9 + 1}, f"{key} = 1000000001: .*at most") for key in ("rounds", "together")),
+        ({"seeds": [2**128]}, r"seeds\[0\] = 3402"),
+        ({"seeds": list(range(10_001))}, r"seeds = \[0, 1.* \.\.\. .*10000\]: expected at most"),
+        ({"rounds": 10**9, "last": 10**9}, "last = 1000000000: expected at most"),
+        ({"rounds": 10**9, "stop": {"heuristic_halving": [10**9]}}, "from 1 to 999999999"),
+        ({"stop": {"heuristic_halving": list(range(1, 102))}}, "heuristic_halving = .*at most"),
+        ({"axes": {"client.lr": [float(i) for i in range(1001)]}}, "client.lr = .*at most"),
+        ({"algorithms": {f"a{i}": {} for i in range(1001)}}, "algorithms = .*at most"),
         ({"algorithms": {"a": {"label": "b"}, "b": {}}}, "called 'b'"),
         ({"algorithms": {"fedzmg": 3}}, "algorithms.fedzmg = 3: expected a table"),
         ({"algorithms": 3}, "algorithms = 3: expected a table"),
@@ -101,6 +126,9 @@ def test_mistakes_in_a_file_are_one_line(values: dict[str, Any], message: str) -
         ({"algorithms": {"fedzmg": {"client": {"lr": 1}}}}, "client.lr is both"),
         ({"algorithms": {"fedavg": {"axes": {"client.b": [1]}}}}, "fedavg"),
         ({"protocol": {"cohort": 161}}, "cohort = 161 .*160 clients"),
+        *(({"protocol": {k: v + 1}}, f"{k} = {v + 1}: .*from 1 to {v}") for k, v in PROTOCOL),
+        ({"protocol": {"epochs": 10**400}}, r"epochs = 1000* \.\.\. 0*: .*from 1 to"),
+        ({"axes": dict.fromkeys(("client.lr", "server.lr"), MANY)}, "1,000,000|1,001,000"),
         ({"preset": {"alfa": 1}}, "'alpha'"),
     ],
 )

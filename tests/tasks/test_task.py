@@ -70,7 +70,7 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         ({"tune": (X[:, :3], Y)}, r"tuning data of shape \(3,\)"),
         ({"tune": (X, Y + 3)}, "tuning data .* label"),
         ({"cohort": 6}, "cohort = 6 but there are 5 clients"),
-        ({"cohort": 0}, "cohort = 0: .* at least 1"),
+        ({"cohort": 0}, "cohort = 0: .* from 1 to"),
         ({"batch_size": 2.5}, "batch_size = 2.5"),
         ({"straddle": 1}, "straddle = 1"),
         ({"epoch": 3}, "'epoch': did you mean 'epochs'"),

@@ -18,6 +18,7 @@ from fedzmg.version import __version__
 
 _LONGEST = 1000
 """Longest error message, in characters."""
+_NO_MEMORY = re.compile("out of memory|(?:can't|cannot) allocate memory|not enough memory")
 FIRST_STEPS = """\
 fedzmg trains and compares federated-learning algorithms. Try:
 
@@ -83,7 +84,10 @@ def main() -> None:
         path, reason = (getattr(error, key, None) for key in ("filename", "strerror"))
         remedy = "check the name, permissions and free space"
         _fail(f"{path or 'the output'}: {reason or error}; {remedy}")
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        # torch raises a RuntimeError; others are mistakes of this program.
+        if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
+            raise
         _fail(f"out of memory {error}: use a smaller cohort or model, or a larger machine")
     except Exception as error:
         # Usage errors, of click or of the copy that newer versions of typer carry along.

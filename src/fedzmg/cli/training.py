@@ -62,6 +62,19 @@ def _progress(
         raise SystemExit(common.UNFINISHED) from None
 
 
+@contextlib.contextmanager
+def _after_results(directory: Path) -> Iterator[None]:
+    """Turn a failure to draw or write a figure, after all results are shown, into one line."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        again = f"'fedzmg report {directory}' draws it again"
+        raise InputError(
+            f"a figure is missing, all results are stored; {again} ({reason})"
+        ) from None
+
+
 def _train_study(
     spec: StudySpec, task: Task, directory: Path, track: str | None, as_json: bool, **more: Any
 ) -> None:
@@ -73,12 +86,14 @@ def _train_study(
     sizes = {label: len(names) for label, names in study_packs(spec, task).items()}
     with _progress(task, directory, track, as_json, dict.fromkeys(sizes, 1), sizes) as progress:
         result = run_study(spec, directory, task=task, progress=progress, **more)
-    chart = figures.curves(result)
-    written = [] if chart is None else figures.save(chart, directory / "curves")
-    paths: dict[str, Path | str] = dict(zip(("figure", ""), written, strict=False))
-    time = f"{sum(run.seconds for run in result.study.runs):,.0f} s"
-    paths = {"time": time, **paths, "study": directory}
-    common.show(result.as_dict(), partial(views.study, result), as_json, directory, **paths)
+    view, time = partial(views.study, result), sum(run.seconds for run in result.study.runs)
+    paths: dict[str, Path | str] = {"time": f"{time:,.0f} s", "study": directory}
+    common.show(result.as_dict(), view, as_json, directory, **paths)
+    with _after_results(directory):
+        if (chart := figures.curves(result)) is not None:
+            written = figures.save(chart, directory / "curves")
+            for what, path in zip(("figure", ""), () if as_json else written, strict=False):
+                common.print_path(what, path)
 
 
 def compare(
@@ -104,7 +119,7 @@ def compare(
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg import tasks
-    from fedzmg.api import algorithm_names, comparison_spec, tuning_notes
+    from fedzmg.api import algorithm_names, comparison_spec, numbered_seeds, tuning_notes
     from fedzmg.experiment.specs.run import parse_settings
 
     if task.endswith(".toml"):
@@ -116,7 +131,7 @@ def compare(
     settings = {key: value for key, value in given.items() if not key.startswith("preset.")}
     chosen = tasks.get(task, preset)
     spec = comparison_spec(
-        chosen, names, range(seeds), settings, rounds=rounds, engine=engine, device=device
+        chosen, names, numbered_seeds(seeds), settings, rounds=rounds, engine=engine, device=device
     )
     directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
     _refuse_to_replace(directory, spec)
@@ -203,16 +218,19 @@ def grid(
     naming = trackers.by_point(spec)
     with _progress(task, directory, track, as_json, spec.packs(), naming=naming) as progress:
         data = run_grid(spec, directory, task=task, progress=progress, max_minutes=max_minutes)
-    written = figures.save(figures.heat_maps(data), directory / "heat-maps")[0]
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
-    for name, folder in folders.items():
-        figures.save(figures.heat_maps(data, name), folder / "heat-map")
     manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
     seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
     view = partial(views.grid, data)
-    common.show(data, view, as_json, directory, time=seconds, figure=written, grid=directory)
+    common.show(data, view, as_json, directory, time=seconds, grid=directory)
     if not as_json:
         common.say(*warnings(data))
+    with _after_results(directory):
+        for name, folder in folders.items():
+            figures.save(figures.heat_maps(data, name), folder / "heat-map")
+        written = figures.save(figures.heat_maps(data), directory / "heat-maps")
+        if not as_json:
+            common.print_path("figure", written[0])
 
 
 def study(

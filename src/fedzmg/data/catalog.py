@@ -30,7 +30,7 @@ from fedzmg.data.columns import Columns, load_columns, save_columns
 from fedzmg.data.formats.common import reading, refuse_row
 from fedzmg.data.sources import Form, source
 from fedzmg.errors import InputError
-from fedzmg.storage.files import sync_directory
+from fedzmg.storage.files import remove_leftovers, sync_directory
 from fedzmg.storage.formats import write_json
 
 FORMAT = 1
@@ -155,10 +155,17 @@ def remove(name: str, cache: Path | None = None) -> int:
 @contextlib.contextmanager
 def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
     """Lock a set; yield a temporary folder, which is removed at the end."""
-    workspace = base / "tmp" / name
+    workspace, home = base / "tmp" / name, base / "sets" / name
     waiting = f"waiting for another process that works on {name!r}"
     with lock(base / "locks" / f"{name}.lock", lambda: progress.say(waiting)):
-        shutil.rmtree(workspace, ignore_errors=True)  # left by a killed process
+        # Left by a killed process.
+        shutil.rmtree(workspace, ignore_errors=True)
+        remove_leftovers(home, "set.json")
+        with contextlib.suppress(InputError):  # a damaged record may be repaired
+            here = stored(name, base)
+            for old in home.glob("data-*"):
+                if here is None or old != here.path:
+                    shutil.rmtree(old, ignore_errors=True)
         try:
             yield workspace
         finally:

@@ -30,8 +30,9 @@ SECONDS = 2.0
 """Time limit of all measurements, as far as it can be foreseen."""
 TRIALS = 8
 """Maximum number of trials that are timed together on a GPU; on a CPU it is one."""
-STEPS, ROUNDS, TEST_EXAMPLES = 2, 3, 200
-"""Size of the measurement: local steps of each client, rounds, and evaluated examples."""
+STEPS, ROUNDS, TEST_EXAMPLES, BATCH = 2, 3, 200, 1000
+"""Size of the measurement: local steps of each client, rounds, evaluated examples, and the batch
+size above which a batch that no client fills is not measured in full."""
 
 
 def estimate(spec: Spec) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
     protocol = preset.protocol.with_options({**spec.protocol, **top})
     cohort, rounds = protocol.cohort, protocol.rounds
     # A run is evaluated after rounds 1, 1 + N, ... and the last.
-    evaluations = len({*range(0, rounds, protocol.eval_every), rounds - 1})
+    evaluations = -(-rounds // protocol.eval_every) + ((rounds - 1) % protocol.eval_every > 0)
     if isinstance(spec, GridSpec):
         evaluations = spec.last + (spec.last < rounds)
     model = num_bytes(FunctionalModel(preset.network()).params())
@@ -91,7 +92,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
     per_client = [protocol.batching.steps(int(n)) for n in task.train.counts]
     steps = found["trials"] * rounds * cohort * sum(per_client) / len(per_client)
     task = choosing(task, spec) if isinstance(spec, GridSpec) else task
-    task, trials = replace(task, protocol=protocol), [first] * counts[0][1]
+    task, trials = replace(task, protocol=protocol), [first] * min(TRIALS, counts[0][1])
     evaluated = found["trials"] * evaluations * task.test.size
     return {**found, "steps": round(steps), **_timed(task, spec, trials, steps, evaluated)}
 
@@ -101,20 +102,24 @@ def _trials(spec: Spec, task: Task | None) -> tuple[Trial, list[tuple[str, int]]
     if isinstance(spec, RunSpec):
         return Trial(spec.build_algorithm(task), spec.seed), [(spec.algorithm, 1)]
     spec.check(task)
-    points: dict[str, list[dict[str, float]]] = {
-        name: spec.points(name) if isinstance(spec, GridSpec) else [{}] for name in spec.algorithms
-    }
-    name, own = next(iter(points.items()))
-    algorithm = spec.configured(name, {**spec.fixed(name), **own[len(own) // 2]}, task)
-    counts = [(spec.base(name), len(each) * len(spec.seeds)) for name, each in points.items()]
-    return Trial(algorithm, spec.seeds[0]), counts
+    name = next(iter(spec.algorithms))
+    options, counts = spec.fixed(name), [(base, len(spec.seeds)) for base in spec.bases()]
+    if isinstance(spec, GridSpec):
+        points = spec.points(name)
+        options |= points[len(points) // 2]
+        counts = [(spec.base(each), spec.trials(each)) for each in spec.algorithms]
+    return Trial(spec.configured(name, options, task), spec.seeds[0]), counts
 
 
 def _timed(
     task: Task, spec: Spec, trials: list[Trial], steps: float, evaluated: int
 ) -> dict[str, Any]:
     """Measure training and evaluation; return the time of local steps and evaluated examples."""
-    cohort, few = task.protocol.cohort, min(task.protocol.batch_size, int(task.train.counts.max()))
+    cohort, size, largest = task.protocol.cohort, task.protocol.batch_size, task.train.counts.max()
+    few, measured = min(size, int(largest)), min(size, max(BATCH, int(largest)))
+    # A batch is padded to its full size, which takes time in proportion.
+    steps *= size / measured
+    task = replace(task, protocol=replace(task.protocol, batch_size=measured))
     probe = f"one step of one client on {few} examples"
     step, simulation = _time_steps(task, spec, trials[:1], clients=1, steps=1)
     extrapolated = ROUNDS * STEPS * cohort * step > SECONDS

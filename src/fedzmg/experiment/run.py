@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +51,13 @@ class Job(NamedTuple):
     """The decision to stop it early, if there is one."""
 
     @property
+    def is_marked(self) -> bool:
+        """True if the manifest has the time of its end, or the directory is read-only."""
+        assert self.directory is not None
+        assert self.facts is not None
+        return "finished" in self.facts or not os.access(self.directory.path, os.W_OK)
+
+    @property
     def before(self) -> int:
         """Round of the previous checkpoint."""
         return 0 if self.position is None else self.position.before
@@ -83,18 +91,24 @@ def run_pack(
     rounds = task.protocol.rounds
     seconds = training.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
     directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
-    # Complete runs are only read: they need no lock and may be read-only.
+    # Finished runs are only read: they need no lock and may be read-only.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
     together = _must_stay_together(first) and not all(job.complete for job in jobs)
     to_hold = {
         i: job.directory
         for i, job in enumerate(jobs)
-        if job.directory is not None and (together or not job.complete)
+        if job.directory is not None and (together or not (job.complete and job.is_marked))
     }
     with hold([directory.path for directory in to_hold.values()], progress.say) as held:
         for i, directory in to_hold.items():
             # In a pack that stays together, a run without a checkpoint can only start again.
             jobs[i] = _open_job(task, runs[i], directory, progress, models=models or together)
+            if jobs[i].complete and not jobs[i].is_marked:
+                # It was killed after its last checkpoint.
+                with training.named_write_errors(directory.path):
+                    run_directory.change_manifest(
+                        directory.path, finished=run_directory.timestamp()
+                    )
         if together:
             least = min((job.done for job in jobs if not job.complete), default=rounds)
             for i, directory in to_hold.items():

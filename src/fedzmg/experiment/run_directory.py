@@ -192,7 +192,8 @@ class RunDirectory:
         """Remove leftovers of a crash and damaged checkpoints before training continues."""
         if not self.path.is_dir():
             return
-        remove_leftovers(self.path)
+        # Without a run, the directory may be somebody else's.
+        remove_leftovers(self.path, *([] if self.exists else ["manifest.json", "spec.toml"]))
         if position is None:
             # No checkpoint needs the client memory, which a crash may have left incomplete.
             for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):

@@ -27,7 +27,7 @@ from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.simulation import Checkpoint, RoundReport, Simulation, Trial, resolve_device
 from fedzmg.storage import lock
-from fedzmg.storage.files import write_atomic
+from fedzmg.storage.files import remove_leftovers, write_atomic
 from fedzmg.storage.formats import RESTORE, flat, read_json, write_json
 from fedzmg.storage.lock import Hold, hold
 from fedzmg.tasks.task import Task
@@ -101,6 +101,7 @@ def claimed(
     """
     with hold([out], say) as held:
         path, part = out / name, False
+        remove_leftovers(out, name)
         kept = type(spec).read(path) if path.is_file() else None
         if kept is None and any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
             raise InputError(f"{out} is not empty and holds no {name}: {ANOTHER}")
@@ -111,6 +112,9 @@ def claimed(
             kept = kept if part else None
         if difference:
             raise InputError(f"{out} holds another {path.stem} ({difference}): {ANOTHER}")
+        if path.is_file():
+            for folder in (out, *(out / spec.folder(each) for each in spec.algorithms)):
+                remove_leftovers(folder)
         if kept is None:
             with named_write_errors(out):
                 write_atomic(path, spec.to_toml().encode())

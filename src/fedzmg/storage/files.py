@@ -20,7 +20,6 @@ from fedzmg.errors import InputError
 BLOCK = 1 << 20
 UNSEALED = {"sha256": "0" * 64}
 """Field of a safetensors header whose place the hash of the file will take."""
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}|\.tmp\w{6}")  # ours and those of safetensors
 _FIGURE = re.compile(r"\.(png|svg)\.")
 fences: list[Callable[[Path], None]] = []
 """Checks before every write to a file; each raises an error if this process must not write it."""
@@ -156,15 +155,22 @@ def renew(path: Path) -> None:
         new.truncate(old.tell())
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Remove temporary files that a killed process left in a directory of this process.
+def remove_leftovers(directory: Path, *names: str, seconds: float = 0.0) -> None:
+    """Remove temporary files that killed processes left in a directory.
 
-    Figures are drawn without a lock: those of the last minute may be in use.
+    ``names`` are the files that they wrote; without names, all leftovers are removed from a
+    directory that is certainly ours. Without a lock, only files older than ``seconds`` are left by
+    a process that is gone.
     """
+    written = "|".join(map(re.escape, names)) or ".+"
+    own = "" if names else r"|\.tmp\w{6}"  # of safetensors
+    pattern = re.compile(rf"\.({written})\.[0-9a-f]{{8}}{own}")
     with contextlib.suppress(OSError):
-        for path in [p for p in directory.iterdir() if _TEMPORARY.fullmatch(p.name)]:
-            if not _FIGURE.search(path.name) or time.time() - path.stat().st_mtime > 60:
-                path.unlink(missing_ok=True)
+        for found in filter(lambda path: pattern.fullmatch(path.name), directory.iterdir()):
+            # Figures are drawn without a lock: those of the last minute may be in use.
+            least = max(seconds, 60.0) if _FIGURE.search(found.name) else seconds
+            if time.time() - found.lstat().st_mtime >= least:
+                found.unlink()
 
 
 def sync_directory(path: Path) -> None:

@@ -143,6 +143,7 @@ class Hold:
             ) from None
 
     def _take_over(self, path: Path, silent: Owner | None, say: Callable[[str], None]) -> None:
+        remove_leftovers(path, NAME)
         other = read_owner(path)
         if other is not None:
             if not (other == silent if other.is_elsewhere else other.is_gone):
@@ -150,7 +151,6 @@ class Hold:
             say(f"{path} was left locked by {other}, which is gone: taken over")
         write_atomic(path / NAME, self._content())
         self._files[path] = os.open(path / NAME, os.O_RDWR)
-        remove_leftovers(path)
         if other is not None and other.is_elsewhere:
             for file in path.rglob(IN_PLACE):
                 renew(file)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import nn
 
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, brief, unknown
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tree import num_bytes
@@ -50,9 +50,9 @@ def tuned(task: str) -> Mapping[str, Mapping[str, float]]:
     return {name: found.options for name, found in tunings(task).items()}
 
 
-def decision(default: str | float, doc: str, *, low: int = 0) -> Any:
-    """Declare an option: a word of its ``Literal`` type, or a number bounded by ``low``."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "low": low})
+def decision(default: str | float, doc: str, *, low: int = 0, high: int = 2**63 - 1) -> Any:
+    """Declare an option: a word of its ``Literal`` type, or a number from ``low`` to ``high``."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high})
 
 
 class Decision(NamedTuple):
@@ -64,23 +64,25 @@ class Decision(NamedTuple):
     words: tuple[str, ...]
     """Allowed words; empty for a number."""
     low: int
+    high: int
     doc: str
 
     @property
     def rule(self) -> tuple[str, bool]:
         """Allowed values in words, and True if the value is one of them.
 
-        >>> Decision("centring", "none", "none", ("none", "image"), 0, "").rule
+        >>> Decision("centring", "none", "none", ("none", "image"), 0, 0, "").rule
         ('none or image', True)
         """
-        value, low = self.value, self.low
+        value, low, high = self.value, self.low, self.high
         if self.words:
             return f"{', '.join(self.words[:-1])} or {self.words[-1]}", value in self.words
         kind = int | float if isinstance(self.default, float) else int
         number = isinstance(value, kind) and not isinstance(value, bool)
         if isinstance(self.default, float):
-            return f"a number above {low}", number and low < value < float("inf")
-        return f"a whole number of at least {low}", number and value >= low
+            return f"a number above {low}", number and low < value <= high
+        bound = "of at least {}" if high > 2**32 else "from {} to {}"
+        return f"a whole number {bound.format(low, high)}", number and low <= value <= high
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class Preset(ABC):
         for option in self.decisions():
             expected, valid = option.rule
             if not valid:
-                raise InputError(f"preset.{option.name} = {option.value!r}: expected {expected}")
+                value = brief(option.value)
+                raise InputError(f"preset.{option.name} = {value}: expected {expected}")
 
     @abstractmethod
     def network(self) -> nn.Module:

@@ -191,7 +191,9 @@ class Characters(PaperTask):
     Digits with 62 outputs are the likeliest reading, and the default of stand-ins.
     """
 
-    outputs: int = decision(62, "width of the last layer; labels must be below it", low=1)
+    outputs: int = decision(
+        62, "width of the last layer; labels must be below it", low=1, high=10**5
+    )
     polarity: Polarity = decision("background-one", "background 1.0 as stored, or ink 1.0")
     centring: Centring = decision("none", "subtract each image's own mean")
     protocol = PROTOCOL
@@ -212,7 +214,9 @@ class Cifar100(PaperTask):
     and tables name the thresholds 20 and 33 %; protocol.threshold is the first.
     """
 
-    outputs: int = decision(100, "width of the last layer; labels must be below it", low=1)
+    outputs: int = decision(
+        100, "width of the last layer; labels must be below it", low=1, high=10**5
+    )
     split: Literal["pachinko", "tff"] = decision("pachinko", "Pachinko clients, or TFF's own")
     partition_seed: int = decision(0, "seed of the Pachinko allocation")
     centring: Centring = decision("none", "subtract each image's own mean")
@@ -281,7 +285,7 @@ class NextCharacter(PaperTask):
     in a short sequence weighs more than one in a whole sequence.
     """
 
-    length: int = decision(100, "characters in a sequence", low=1)
+    length: int = decision(100, "characters in a sequence", low=1, high=10**5)
     oov: Unknown = decision("last", "id of an unknown character: the last, or the author's 0")
     partial_sequences: Remainder = decision("drop", "drop or pad the end of a role's text")
     protocol = replace(PROTOCOL, batch_size=8, straddle=False, keep_partial=False, threshold=0.35)

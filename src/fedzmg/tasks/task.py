@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedzmg.data.columns import Columns, Owners
 from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.data.plan import Batching
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, brief, check_text, unknown
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme
@@ -42,7 +42,17 @@ def unit_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) / 255
 
 
-_EXPECTED = {int: "a whole number of at least 1", bool: "true or false", float: "a finite number"}
+LARGEST = {
+    "rounds": 10**9,
+    "cohort": 10**6,
+    "batch_size": 10**9,
+    "epochs": 10**5,
+    "eval_every": 10**9,
+}
+"""Largest values of a protocol's whole numbers; a larger one is a mistake."""
+FULL_BATCH = 10**5
+"""Batch size that needs no comparison with the number of examples."""
+_EXPECTED = {int: "a whole number from 1 to {}", bool: "true or false", float: "a finite number"}
 
 
 @dataclass(frozen=True)
@@ -64,8 +74,11 @@ class Protocol:
         for item in fields(self):
             value, kind = getattr(self, item.name), type(item.default)
             right = isinstance(value, kind | int) and isinstance(value, bool) == (kind is bool)
-            if not right or not math.isfinite(value) or (kind is int and value < 1):
-                raise InputError(f"{item.name} = {value!r}: expected {_EXPECTED[kind]}")
+            most = LARGEST.get(item.name, sys.float_info.max)
+            least = 1 if kind is int else -most
+            if not right or not least <= value <= most:
+                expected = _EXPECTED[kind].format(most)
+                raise InputError(f"{item.name} = {brief(value)}: expected {expected}")
 
     @property
     def batching(self) -> Batching:
@@ -124,12 +137,21 @@ class Task:
             if not good:
                 given = " ".join(repr(getattr(self, what)).split())
                 raise InputError(f"{what}: expected {expected}, not {given:.80}")
+        check_text("name", self.name)
+        check_text("metric.name", self.metric.name)
         check_scheme(self.init)
         clients, protocol = len(self.train), self.protocol
         if protocol.cohort > clients and not protocol.replacement:
             raise InputError(
                 f"cohort = {protocol.cohort} but there are {clients} clients: choose a smaller "
                 "cohort or replacement=True"
+            )
+        everything = self.train.examples.size * protocol.epochs
+        if protocol.batch_size > max(FULL_BATCH, everything):
+            # Batches are padded to this size.
+            there = f"there are {self.train.examples.size:,} training examples"
+            raise InputError(
+                f"batch_size = {protocol.batch_size} but {there}: choose a smaller one"
             )
         self.metric.check_level("threshold", protocol.threshold)
         params = self.model.params()

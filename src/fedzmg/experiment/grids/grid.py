@@ -32,9 +32,15 @@ from fedzmg.experiment.grids.search import (
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
-from fedzmg.experiment.training import FORMAT, REMAKE, checkpoint_interval, claimed, deadline
+from fedzmg.experiment.training import (
+    FORMAT,
+    REMAKE,
+    checkpoint_interval,
+    claimed,
+    deadline,
+    named_write_errors,
+)
 from fedzmg.results.formatting import aligned
-from fedzmg.storage.files import remove_leftovers
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 
@@ -74,7 +80,6 @@ def run_grid(
             trained.append((spec.shown(name), trial.algorithm, inner))
         say_changed(trained, out, progress.say)
         for name, inner in folders.items():
-            remove_leftovers(inner)
             if not (inner / "scores.json").is_file():
                 Search(spec, name, task, inner, progress, end, seconds, held, reporting).run()
             else:
@@ -83,8 +88,10 @@ def run_grid(
             found[name] = read_json(scores, REMAKE, FORMAT, spec=out / "grid.toml")
             if found[name].get("label") != spec.shown(name):
                 raise InputError(f"{scores} is not of {name}: {REMAKE}")
-            remove_training_state(inner)
-            write_json(out / "grid.json", _summary(spec, task, found), spec=out / "grid.toml")
+            with named_write_errors(out):
+                # Also after a crash: a scored algorithm never trains again.
+                remove_training_state(inner)
+                write_json(out / "grid.json", _summary(spec, task, found), spec=out / "grid.toml")
     return read_json(out / "grid.json", REMAKE, FORMAT, spec=out / "grid.toml")
 
 

@@ -12,9 +12,17 @@ import pydantic
 
 from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import known_options, number_options
-from fedzmg.errors import InputError, unknown
-from fedzmg.experiment.specs.plan import PAPER_RATES, Axes, GridStop, Plan, Seeds, StudyStop
-from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.errors import InputError, brief, unknown
+from fedzmg.experiment.specs.plan import (
+    MOST_TRIALS,
+    PAPER_RATES,
+    Axes,
+    GridStop,
+    Plan,
+    Seeds,
+    StudyStop,
+)
+from fedzmg.experiment.specs.run import COUNT, RunSpec
 from fedzmg.storage.formats import read_toml
 from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Task
@@ -32,15 +40,15 @@ class GridSpec(Plan):
     kind: Literal["grid"] = "grid"
     seeds: Seeds = [1000]
     """Seeds of the search; no reported run should use them."""
-    rounds: int = pydantic.Field(default=50, ge=1)
-    last: int = 10
+    rounds: int = pydantic.Field(default=50, ge=1, le=COUNT)
+    last: int = pydantic.Field(default=10, ge=1, le=MOST_TRIALS)
     """Number of last rounds whose mean metric is the score; a diverged trial scores 0."""
     selection: Literal["tune", "test"] = "tune"
     """Examples that choose: a half that reports nothing, or all test examples, as in the paper."""
     also_by_test: bool = False
     """Also score every point on all test examples, as the paper does. The choice of the grid does
     not change; a study can use the other one (``rates_by = "test"``)."""
-    together: int = pydantic.Field(default=0, ge=0)
+    together: int = pydantic.Field(default=0, ge=0, le=COUNT)
     """Maximum number of trials that train together; 0: all of an algorithm's."""
     axes: Axes = dict.fromkeys(("client.lr", "server.lr"), PAPER_RATES)
     """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
@@ -60,9 +68,10 @@ class GridSpec(Plan):
         if bound is not None and not (self.stop.cannot_win and math.isfinite(bound)):
             wanted = "a finite number, for stop.cannot_win = true only"
             raise InputError(f"stop.best_possible = {bound}: expected {wanted}")
-        if sorted(set(halvings) & set(range(1, self.rounds))) != halvings:
+        within = range(1, self.rounds)
+        if sorted({r for r in halvings if r in within}) != halvings:
             wanted = f"rising rounds from 1 to {self.rounds - 1}"
-            raise InputError(f"stop.heuristic_halving = {halvings}: expected {wanted}")
+            raise InputError(f"stop.heuristic_halving = {brief(halvings)}: expected {wanted}")
         if halvings and self.together:
             raise InputError("stop.heuristic_halving compares all points: leave out together")
         return self
@@ -74,8 +83,12 @@ class GridSpec(Plan):
 
     def packs(self) -> dict[str, int]:
         """Count the packs of every algorithm's trials."""
-        trials = {name: len(self.points(name)) * len(self.seeds) for name in self.algorithms}
+        trials = {name: self.trials(name) for name in self.algorithms}
         return {name: -(-n // (self.together or n)) for name, n in trials.items()}
+
+    def trials(self, name: str) -> int:
+        """Count an algorithm's trials: its points under every seed."""
+        return math.prod(map(len, self.axes_of(name).values())) * len(self.seeds)
 
     def axes_of(self, name: str) -> Axes:
         """Return the axes whose option an algorithm has."""
@@ -106,6 +119,9 @@ class GridSpec(Plan):
             for key in axes or {}:
                 if key not in known:
                     raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
+        if (trials := sum(map(self.trials, self.algorithms))) > MOST_TRIALS:
+            remedy = f"shorten the axes or seeds to at most {MOST_TRIALS:,}"
+            raise InputError(f"the grid has {trials:,} trials: {remedy}")
         super().check(task)
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
@@ -116,8 +132,12 @@ class GridSpec(Plan):
         both = self.fixed(name).keys() & self.axes_of(name).keys()
         if both:
             raise InputError(f"{name}: {min(both)} is both fixed and an axis: choose one")
-        for point in self.points(name):
-            self.configured(name, {**self.fixed(name), **point}, task)
+        # No rule restricts two options together: every value is tried once, not every point.
+        axes = self.axes_of(name)
+        first = {**self.fixed(name), **{key: values[0] for key, values in axes.items()}}
+        for key, values in axes.items():
+            for value in values:
+                self.configured(name, {**first, key: value}, task)
 
 
 class StudySpec(Plan):
@@ -127,9 +147,9 @@ class StudySpec(Plan):
 
     kind: Literal["study"] = "study"
     seeds: Seeds = [0, 1, 2, 3, 4]
-    rounds: int = pydantic.Field(default=1000, ge=1)
-    eval_every: int = pydantic.Field(default=5, ge=1)
-    client_metrics_every: int = pydantic.Field(default=0, ge=0)
+    rounds: int = pydantic.Field(default=1000, ge=1, le=COUNT)
+    eval_every: int = pydantic.Field(default=5, ge=1, le=COUNT)
+    client_metrics_every: int = pydantic.Field(default=0, ge=0, le=COUNT)
     """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
     last; 0: only after the last."""
     rates: str = "tuned"
@@ -139,9 +159,9 @@ class StudySpec(Plan):
     rates_by: Literal["tune", "test"] = "tune"
     """Examples by which the grid's point is chosen: those set aside, or all, as in the paper; then
     all have to report, too, which ``preset.selection = "test"`` says."""
-    thresholds: list[float] = []
+    thresholds: list[float] = pydantic.Field(default=[], max_length=100)
     """Thresholds of the metric; by default the task's own."""
-    window: int = pydantic.Field(default=4, ge=1)
+    window: int = pydantic.Field(default=4, ge=1, le=COUNT)
     """Number of evaluations whose average, or smallest, has to reach a threshold."""
     tests: Literal["reference", "pairs"] = "reference"
     """The family of tests: the first algorithm against every other, or every pair."""
@@ -150,8 +170,10 @@ class StudySpec(Plan):
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
+        if (runs := len(self.algorithms) * len(self.seeds)) > MOST_TRIALS:
+            raise InputError(f"{runs:,} runs: choose at most {MOST_TRIALS:,} in one study")
         if not all(map(math.isfinite, self.thresholds)):
-            raise InputError(f"thresholds = {self.thresholds!r}: expected finite numbers")
+            raise InputError(f"thresholds = {brief(self.thresholds)}: expected finite numbers")
         if self.rates_by == "test" and self.rates in NO_GRID:
             remedy = "leave it out, or name a grid's directory as rates"
             raise InputError(f'rates_by = "test": rates = {self.rates!r} names none: {remedy}')

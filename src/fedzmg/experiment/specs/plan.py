@@ -8,21 +8,42 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import pydantic
 
 from fedzmg import algorithms, tasks
 from fedzmg.contract import Algorithm
-from fedzmg.errors import InputError
-from fedzmg.experiment.specs.run import Experiment, RunSpec, Strict, Value, by_side, toml
+from fedzmg.errors import InputError, brief, check_text
+from fedzmg.experiment.specs.run import (
+    COUNT,
+    Experiment,
+    RunSpec,
+    Seed,
+    Strict,
+    Value,
+    by_side,
+    toml,
+)
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import flat
 from fedzmg.tasks.task import Task
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+-]*")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9 ._:+-]*[A-Za-z0-9+])?")
+_RESERVED = re.compile(
+    r"memory|report|tracking|figures|tables|seed-\d+|con|prn|aux|nul|(com|lpt)\d"
+    r"|.*\.(gz|html|jsonl?|png|safetensors|svg|toml)",
+    re.IGNORECASE,
+)
+"""Names of files and directories beside those of the algorithms, or that Windows refuses."""
+
+MOST_SEEDS = 10_000
+MOST_ALGORITHMS = 1000
+MOST_VALUES = 1000
+MOST_TRIALS = 100_000
+"""Largest numbers of seeds, of algorithms, of values of an axis, and of trials in a file."""
 
 PAPER_RATES = [10.0 ** (-3 + i / 2) for i in range(9)]
 """The paper's learning rates, for clients and servers: half decades from 1e-3 to 10."""
@@ -39,17 +60,17 @@ def _dotted(axes: Any) -> Any:
 def _sorted(axes: dict[str, list[float]]) -> dict[str, list[float]]:
     for key, values in axes.items():
         if not values or len(set(values)) != len(values) or not all(map(math.isfinite, values)):
-            raise InputError(f"{key} = {values!r}: give at least one finite number, each once")
+            raise InputError(f"{key} = {brief(values)}: give at least one finite number, each once")
     return {key: sorted(values) for key, values in axes.items()}
 
 
 Axes: TypeAlias = Annotated[
-    dict[str, list[float]], pydantic.BeforeValidator(_dotted), pydantic.AfterValidator(_sorted)
+    dict[str, Annotated[list[float], pydantic.Field(max_length=MOST_VALUES)]],
+    pydantic.BeforeValidator(_dotted),
+    pydantic.AfterValidator(_sorted),
 ]
 """Values to try, by option."""
-Seeds: TypeAlias = Annotated[
-    list[Annotated[int, pydantic.Field(ge=0)]], pydantic.Field(min_length=1)
-]
+Seeds: TypeAlias = Annotated[list[Seed], pydantic.Field(min_length=1, max_length=MOST_SEEDS)]
 
 
 class StudyStop(Strict):
@@ -72,7 +93,7 @@ class GridStop(StudyStop):
     """The bound of the metric that ``cannot_win`` relies on: 1 for an accuracy; required for any
     other metric. A closer bound stops sooner. If an evaluation passes the bound, points that were
     stopped because of it are trained to the end."""
-    heuristic_halving: list[int] = []
+    heuristic_halving: Annotated[list[int], pydantic.Field(max_length=100)] = []
     """After each of these rounds the better half of the points still training continues, by the
     metric after that round. A heuristic: a point that begins slowly and would win is lost."""
 
@@ -101,8 +122,10 @@ class Plan(Experiment):
     label: str = ""
     """A remark that is shown with every result, such as "reduced protocol"."""
     seeds: Seeds
-    rounds: Annotated[int, pydantic.Field(ge=1)]
-    algorithms: Annotated[dict[str, Variant], pydantic.Field(min_length=1)]
+    rounds: Annotated[int, pydantic.Field(ge=1, le=COUNT)]
+    algorithms: Annotated[
+        dict[str, Variant], pydantic.Field(min_length=1, max_length=MOST_ALGORITHMS)
+    ]
     """Names of algorithms, or tables of options by a name of your own."""
 
     @pydantic.field_validator("algorithms", mode="before")
@@ -118,18 +141,28 @@ class Plan(Experiment):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
-        for name in self.algorithms:
-            if not _NAME.fullmatch(name):
-                raise InputError(f"algorithms: {name!r} is not a directory name: use letters")
-        for key, problem in (
-            (self.folder, "would share the directory {!r}: rename one"),
-            (self.shown, "are called {!r}: change a label"),
-        ):
-            [(found, n)] = Counter(map(key, self.algorithms)).most_common(1)
-            if n > 1:
-                raise InputError(f"algorithms: two of them {problem.format(found)}")
+        folders: dict[str, str] = {}
+        labels: set[str] = set()
+        if self.label:
+            check_text("label", self.label)
+        for name, variant in self.algorithms.items():
+            check_text("algorithms", name)
+            if not _NAME.fullmatch(name) or _RESERVED.fullmatch(self.folder(name)):
+                remedy = "use another name of letters and digits"
+                raise InputError(f"algorithms: {name!r} cannot be a directory here: {remedy}")
+            if variant.label is not None:
+                check_text(f"algorithms.{name}.label", variant.label)
+            # Some systems do not distinguish upper and lower case.
+            folder, label = self.folder(name).casefold(), self.shown(name)
+            if folder in folders:
+                both = f"{folders[folder]!r} and {name!r} would share the directory {folder!r}"
+                raise InputError(f"algorithms: {both}: rename one")
+            if label in labels:
+                raise InputError(f"algorithms: two of them are called {label!r}: change a label")
+            folders[folder] = name
+            labels.add(label)
         if len(set(self.seeds)) != len(self.seeds):
-            raise InputError(f"seeds = {self.seeds!r}: give each once")
+            raise InputError(f"seeds = {brief(self.seeds)}: give each once")
         for name in ("rounds", "eval_every"):
             if name in self.protocol:
                 raise InputError(f"protocol.{name}: belongs to the top of the file, without table")
@@ -219,6 +252,7 @@ class Plan(Experiment):
             protocol, clients = preset.protocol, preset.clients
         else:
             protocol, clients = task.protocol, len(task.train)
+            replace(task, protocol=protocol.with_options(self.protocol))  # refuses what is unfit
         protocol = protocol.with_options(self.protocol)
         if (cohort := protocol.cohort) > clients and not protocol.replacement:
             remedy = "choose a smaller one, or protocol.replacement = true"

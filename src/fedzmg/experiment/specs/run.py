@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
 import pydantic
 import torch
@@ -15,15 +15,18 @@ import torch
 from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, brief, unknown
 from fedzmg.federation import Federation
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.storage.formats import flat, read_toml
 from fedzmg.tasks.preset import tuned
-from fedzmg.tasks.task import Protocol, Task
+from fedzmg.tasks.task import LARGEST, Protocol, Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+COUNT = LARGEST["rounds"]
+"""Largest interval or number of rounds in a file."""
+Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
 Value: TypeAlias = bool | int | float | str
 Setting: TypeAlias = Value | list[Value]
 
@@ -38,7 +41,11 @@ _WORDS = {
     "model_type": "a table",
     "literal_error": "{expected}",
     "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
     "too_short": "at least {min_length}",
+    "too_long": "at most {max_length}",
+    "finite_number": "a finite number",
+    "int_parsing_size": "a smaller number",
 }
 """Expected values by pydantic's type of error."""
 _UNION = "a number, true, false or text"
@@ -80,7 +87,7 @@ class Strict(pydantic.BaseModel):
         if isinstance(reason := context.get("error"), ValueError):  # of one of our validators
             return f"{key}: {reason}" if key else str(reason)
         words = _UNION if is_union else _WORDS.get(kind, "another value").format(**context)
-        return f"{key} = {error.get('input')!r}: expected {words}"
+        return f"{key} = {brief(error.get('input'))}: expected {words}"
 
     @classmethod
     def keys_of(cls, table: Sequence[str]) -> list[str]:
@@ -148,8 +155,8 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
         parts = value if isinstance(value, list) else [value]
         if not (key and equals and all(isinstance(p, bool | int | float | str) for p in parts)):
             raise InputError(
-                f"--set {text!r}: expected KEY=VALUE, such as client.lr=0.03; a value is a number, "
-                "true, false, a word or a list of them"
+                f"--set {brief(text)}: expected KEY=VALUE, such as client.lr=0.03; a value is a "
+                "number, true, false, a word or a list of them"
             )
         found[key] = value
     return found
@@ -260,8 +267,8 @@ class RunSpec(Experiment):
     tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "federation", "client", "server")
 
     algorithm: str = "fedzmg"
-    seed: int = pydantic.Field(default=0, ge=0)
-    client_metrics_every: int = pydantic.Field(default=0, ge=0)
+    seed: Seed = 0
+    client_metrics_every: int = pydantic.Field(default=0, ge=0, le=COUNT)
     """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
     last; 0: only after the last. It does not affect training."""
     weights: Literal["examples", "uniform"] | None = None

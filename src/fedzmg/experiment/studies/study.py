@@ -24,7 +24,14 @@ from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec, Value
-from fedzmg.experiment.training import FORMAT, REMAKE, claimed, deadline, newly_diverged
+from fedzmg.experiment.training import (
+    FORMAT,
+    REMAKE,
+    claimed,
+    deadline,
+    named_write_errors,
+    newly_diverged,
+)
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import History, packs
 from fedzmg.storage.formats import read_json, write_json
@@ -91,7 +98,8 @@ def run_study(
             finished = {spec.shown(n): histories[n] for n in runs if n in histories}
             result = StudyResult.from_histories(finished, plan)
             if out is not None and not part:
-                write_json(out / "study.json", result.as_dict())
+                with named_write_errors(out):
+                    write_json(out / "study.json", result.as_dict())
     return result
 
 

@@ -9,6 +9,7 @@ import math
 import signal
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -183,20 +184,21 @@ class Chart(Figure):
 
 @contextlib.contextmanager
 def _drawing() -> Iterator[None]:
-    """Use the common style, and defer Ctrl-C: matplotlib turns it into errors of its own."""
-    if threading.current_thread() is not threading.main_thread():  # which receives signals
-        with matplotlib.rc_context(STYLE):
+    """Draw in the common style, and defer Ctrl-C: matplotlib turns it into errors of its own."""
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # A letter that the font lacks is a box in a PNG.
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        if threading.current_thread() is not threading.main_thread():  # which receives signals
             yield
-        return
-    pressed = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
-    try:
-        with matplotlib.rc_context(STYLE):
+            return
+        pressed = threading.Event()
+        before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+        try:
             yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if pressed.is_set():
-            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if pressed.is_set():
+                signal.raise_signal(signal.SIGINT)
 
 
 def styled(draw: Callable[_Arguments, _Drawn]) -> Callable[_Arguments, _Drawn]:
