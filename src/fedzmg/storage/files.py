@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import secrets
 import zlib
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedzmg.errors import InputError
+from fedzmg.storage.reading import read_file, read_gzip
 
 
 def folder_name(name: str) -> str:
@@ -27,8 +27,8 @@ def log_bytes(path: Path) -> bytes:
     packed = compressed(path)
     try:
         if path.exists():
-            return path.read_bytes()
-        return gzip.decompress(packed.read_bytes()) if packed.exists() else b""
+            return read_file(path)
+        return read_gzip(packed) if packed.exists() else b""
     except (OSError, EOFError, zlib.error) as error:
         where = path if path.exists() else packed
         raise InputError(f"{where} cannot be read ({error}): restore or remove it") from None
