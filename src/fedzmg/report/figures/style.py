@@ -23,8 +23,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator
 from numpy.typing import ArrayLike
 
+from fedzmg.plain_text import plain
 from fedzmg.report.writing import write
-from fedzmg.results.formatting import is_share, plain, signed_text
+from fedzmg.results.formatting import is_share, signed_text
 
 PNG_DPI = 150
 # Okabe and Ito's palette, safe under all common colour blindness, without yellow.

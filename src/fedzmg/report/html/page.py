@@ -15,13 +15,14 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from fedzmg.plain_text import plain
 from fedzmg.report import figures
 from fedzmg.report.figures import Chart
 from fedzmg.report.figures.style import COLOURS, GHOST, GRID, INK, PAPER, QUIET_INK, rendered
 from fedzmg.report.html import sections
 from fedzmg.report.html.sections import Block, Section
 from fedzmg.report.tables.theory import Finding, finding_table, overview
-from fedzmg.results.formatting import count_text, plain
+from fedzmg.results.formatting import count_text
 from fedzmg.results.reading import Material, axes_of, name_of
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.results.summary import summary
