@@ -213,7 +213,7 @@ class Watch:
 
     def _grid(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe the trials of a grid, whose algorithms and packs are trained in order."""
-        alive, rounds = _is_alive(directory), int(plan["rounds"])
+        alive, rounds = _is_alive(directory), plan.get("rounds", 0)
         for group, variant in variants(plan).items():
             path, points = directory / folder_name(group), list(_points(group, variant, plan))
             scored = (path / "scores.json").is_file()

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedzmg.errors import InputError
+from fedzmg.storage.fields import check_fields
 from fedzmg.storage.files import append, log_bytes, write_atomic
-from fedzmg.storage.reading import parse_lines, read_file, split_lines, strict_json
+from fedzmg.storage.reading import bounded, parse_lines, read_file, split_lines, strict_json
 
 T = TypeVar("T")
 
@@ -24,7 +25,11 @@ _BLOCK = 1000
 
 def read_toml(path: Path, *, typed: bool = False) -> dict[str, Any]:
     """Read a TOML file; a path that the user ``typed`` may be a link."""
-    return _parsed(path, tomllib.loads, "TOML", "correct or restore it", typed=typed)
+    remedy = "correct or restore it"
+    values = _parsed(path, tomllib.loads, "TOML", remedy, typed=typed)
+    if not typed:
+        check_fields(path, values, remedy)
+    return values
 
 
 def read_json(path: Path, remedy: str = RESTORE, wanted: int | None = None) -> dict[str, Any]:
@@ -37,6 +42,7 @@ def read_json(path: Path, remedy: str = RESTORE, wanted: int | None = None) -> d
             f"{path} has format {values.get('format')!r}, this version reads {wanted}: use the "
             "version that wrote it"
         )
+    check_fields(path, values, remedy)
     return values
 
 
@@ -125,7 +131,7 @@ def _parsed(
 ) -> T:
     try:
         # Editors may add a BOM.
-        return parse(read_file(path, typed=typed).decode("utf-8-sig"))
+        return bounded(parse(read_file(path, typed=typed).decode("utf-8-sig")))
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror}; check that it exists and is readable"

@@ -15,9 +15,11 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from fedzmg.errors import InputError
+
+T = TypeVar("T")
 
 MIB = 2**20
 LIMITS = {".toml": 4 * MIB, ".json": 64 * MIB, ".jsonl": 256 * MIB, ".gz": 256 * MIB}
@@ -150,6 +152,20 @@ def _not_json(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
 
 
+def bounded(values: T) -> T:
+    """Return the content of a file; ``ValueError`` if it is too deep or has a huge integer."""
+    level: list[Any] = [values] if isinstance(values, dict | list) else []
+    for _ in range(MOST_LEVELS):
+        parts = [part.values() if isinstance(part, dict) else part for part in level]
+        inner = [one for part in parts for one in part if not isinstance(one, str)]
+        if any(type(one) is int and abs(one) >= LARGEST for one in inner):
+            raise ValueError(f"an integer has more than {len(str(LARGEST)) - 1} digits")
+        level = [one for one in inner if isinstance(one, dict | list)]
+        if not level:
+            return values
+    raise ValueError(f"it is nested more than {MOST_LEVELS} times")
+
+
 def split_lines(content: bytes, path: Path) -> list[bytes]:
     """Split a log into lines, of bounded number and length."""
     if content.count(b"\n") + content.count(b"\r") <= MOST_LINES:
@@ -169,6 +185,8 @@ def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     short = text.count(b",") <= MOST_FIELDS * many and _HUGE not in text.translate(_DIGITS)
     if not (counts and short and len(found) == many) and not all(map(_is_flat, found)):
         raise ValueError("not a line of a log")
+    if not all(0 <= line.get(key, 0) <= MOST_LINES for line in found for key in ("round", "trial")):
+        raise ValueError("a round or trial out of range")
     return found
 
 
