@@ -42,6 +42,7 @@ from fedzmg.storage import lock
 from fedzmg.storage.client_metrics import CLIENTS, ClientTable, read_clients, write_clients
 from fedzmg.storage.files import folder_name, remove_leftovers, sync_directory, write_atomic
 from fedzmg.storage.formats import append_log, log_lines, read_json, write_json
+from fedzmg.storage.reading import check_folder
 from fedzmg.tasks.task import Task
 
 FORMAT = 1
@@ -80,7 +81,8 @@ class RunDirectory:
         write_atomic(self.path / "spec.toml", spec.to_toml().encode())
 
     def spec(self) -> RunSpec:
-        """Read the specification."""
+        """Read the specification of a directory that holds plain files only."""
+        check_folder(self.path)
         if not (self.path / "spec.toml").is_file():
             inside = [f", such as {p.parent}" for p in self.path.glob("*/seed-*/spec.toml")]
             run = f"a run directory{min(inside, default='')}"
