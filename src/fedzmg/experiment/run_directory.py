@@ -312,6 +312,10 @@ def _record(values: dict[str, Any]) -> Record:
     """Restore logged values: a tuple from a list, a number from a word."""
     known = {name: value for name, value in values.items() if name in Record._fields}
     for name, value in known.items():
+        if value is not None and isinstance(value, list) != (name == "client_loss"):
+            raise TypeError(name)
+        if not isinstance(value, list | str | float | None):  # counts and flags
+            int(value)
         if isinstance(value, list | str):
             known[name] = float(value) if isinstance(value, str) else tuple(map(float, value))
     return Record(**known)
