@@ -23,6 +23,7 @@ from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.plan import MOST_SEEDS
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study, study_packs
+from fedzmg.plain_text import plain
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import Device, EngineName
 from fedzmg.tasks.preset import tuned, tunings
@@ -151,7 +152,7 @@ def compare(
         chosen, algorithms, numbers, given, rounds=rounds, engine=engine, device=device
     )
     for note in tuning_notes(chosen.name, algorithms, given, chosen.options):
-        print(f"fedzmg: {note}", file=sys.stderr)
+        print(plain(f"fedzmg: {note}"), file=sys.stderr)
     with _shown(progress, chosen, dict.fromkeys(study_packs(spec, chosen), 1)) as shown:
         return run_study(spec, directory, task=chosen, progress=shown, grow=True, models=True)
 
@@ -271,8 +272,7 @@ def _shown(
     """Return the receiver of progress updates."""
     if progress is not True:
         return contextlib.nullcontext(progress or None)
-    from rich.console import Console
-
     from fedzmg.terminal.live import Display
+    from fedzmg.terminal.render import Terminal
 
-    return Display(Console(stderr=True), task.metric.name, packs)
+    return Display(Terminal(stderr=True), task.metric.name, packs)

@@ -6,12 +6,18 @@ import difflib
 import unicodedata
 from collections.abc import Iterable
 
+from fedzmg.plain_text import plain
+
 
 class InputError(ValueError):
     """Input that cannot be used; the message is one line with the value and a remedy.
 
     The command line prints it and exits with code 2; Python callers catch a ``ValueError``.
     """
+
+    def __str__(self) -> str:
+        """Return the message without control characters, also in a traceback."""
+        return plain(super().__str__())
 
 
 class Interrupted(KeyboardInterrupt):

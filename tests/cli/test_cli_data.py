@@ -12,7 +12,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from rich.console import Console
 
 from fedzmg.data import catalog
 from fedzmg.data.cache import file_hash
@@ -20,6 +19,7 @@ from fedzmg.data.sources import SOURCES, Remote
 from fedzmg.report.html.page import render
 from fedzmg.results.reading import read
 from fedzmg.terminal.live import Downloads
+from fedzmg.terminal.render import Terminal
 
 
 def write(path: Path, clients: int, rows: int) -> Path:
@@ -136,7 +136,7 @@ def test_progress_is_plain_lines_without_a_terminal(
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     out = io.StringIO()
-    with Downloads(Console(file=out, width=80)) as progress:
+    with Downloads(Terminal(file=out, width=80)) as progress:
         progress.begin("a.gz", 10 * 2**20)
         for second in range(13):
             clock[0] = second
@@ -154,7 +154,7 @@ def test_progress_is_plain_lines_without_a_terminal(
 
 def test_progress_is_a_bar_in_a_terminal() -> None:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    console = Terminal(file=out, force_terminal=True, width=100, color_system=None)
     with Downloads(console) as progress:
         progress.begin("[a].gz", 10 * 2**20)
         progress.advance(5 * 2**20)

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from fedzmg import Trial
 from fedzmg.evaluation import ACCURACY
 from fedzmg.terminal import live
 from fedzmg.terminal.live import Display, TrialState, names
+from fedzmg.terminal.render import Terminal
 
 
 def report(
@@ -35,13 +35,13 @@ def report(
 
 def shown(*, terminal: bool) -> tuple[Display, io.StringIO]:
     out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=terminal, color_system=None)
+    console = Terminal(file=out, width=100, force_terminal=terminal, color_system=None)
     return Display(console, "accuracy", {"fedavg": 1, "fedadam": 2}), out
 
 
 def drawn(display: Display) -> list[str]:
     """Return the lines that the terminal shows now."""
-    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console = Terminal(file=io.StringIO(), width=100, color_system=None)
     with console.capture() as capture:
         console.print(display._view())
     return [" ".join(line.split()) for line in capture.get().splitlines()]
@@ -93,7 +93,7 @@ def test_plain_lines_describe_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_time_for_all_packs_goes_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(live.time, "monotonic", lambda: now)
-    console = Console(file=io.StringIO(), width=100)
+    console = Terminal(file=io.StringIO(), width=100)
     display = Display(console, "accuracy", {"large": 1, "small": 1}, {"large": 4, "small": 1})
     display.begin("large", 10, 0)
     for round_ in range(1, 5):

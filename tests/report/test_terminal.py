@@ -27,7 +27,7 @@ from fedzmg.results.study_result import study_result
 from fedzmg.results.watch import State, Training, Work
 from fedzmg.tasks import TASKS
 from fedzmg.terminal import inspection, views
-from fedzmg.terminal.render import print_line, render, say
+from fedzmg.terminal.render import Terminal, print_line, render
 from fedzmg.terminal.views import prose
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -101,11 +101,11 @@ def test_no_control_character_reaches_the_terminal(text: str) -> None:
                 (Training("a", "a", "done", 1, 1, True, label=hostile),), None)  # fmt: skip
     table = Table("", hostile, (hostile, "n"), [[Cell(hostile), Cell(hostile)]], hostile)
     file = io.StringIO()
-    console = Console(file=file, width=100, force_terminal=True, color_system=None)
+    console = Terminal(file=file, width=100, force_terminal=True, color_system=None)
     console.print(render([table, hostile], 100))
     console.print(inspection.screen([work], 100))
     before = file.getvalue()
-    say(console, f"{hostile}\n\r\v\u2028")
+    console.say(f"{hostile}\n\r\v\u2028")
     shown = file.getvalue()
     assert len(shown.removeprefix(before).splitlines()) == 1
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)

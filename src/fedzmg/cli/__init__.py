@@ -13,7 +13,8 @@ from typer.core import TyperGroup
 from fedzmg.cli import data, inspection, measuring, training
 from fedzmg.cli.common import INTERRUPTED
 from fedzmg.errors import InputError, Interrupted
-from fedzmg.results.formatting import plain
+from fedzmg.plain_text import plain
+from fedzmg.terminal.render import print_text
 from fedzmg.version import __version__
 
 _LONGEST = 1000
@@ -63,10 +64,10 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"fedzmg {__version__}")
+        print_text(f"fedzmg {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(FIRST_STEPS)
+        print_text(FIRST_STEPS)
 
 
 def main() -> None:
@@ -98,7 +99,7 @@ def main() -> None:
 
 
 def _interrupted(message: str) -> NoReturn:
-    typer.echo(f"\nfedzmg: interrupted{message}", err=True)
+    print_text(f"\nfedzmg: interrupted{message}", err=True)
     sys.exit(INTERRUPTED)
 
 
@@ -107,5 +108,5 @@ def _fail(message: str) -> None:
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
     if line:  # empty after the help that a bare command shows
-        typer.echo(f"fedzmg: error: {line}", err=True)
+        print_text(f"fedzmg: error: {line}", err=True)
     sys.exit(2)

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from typer import Option
 
 from fedzmg.errors import InputError
-from fedzmg.results.formatting import plain_lines
+from fedzmg.terminal.render import Terminal, print_line, print_text
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -51,9 +50,9 @@ def show(
     """Print data as JSON, or a view of it as wide as the terminal and the paths of its files."""
     if as_json:
         own = {} if directory is None else {"directory": str(directory)}
-        typer.echo(json.dumps({**data, **own}))
+        print_text(json.dumps({**data, **own}))
         return
-    console = Console()
+    console = Terminal()
     console.print(view(console.width))
     for what, path in paths.items():
         print_path(what, path)
@@ -69,20 +68,15 @@ def mistakes_in(file: Path | str, settings: Iterable[str] | None) -> Iterator[No
         raise InputError(f"{file}{given}: {error}") from None
 
 
-def echo(text: object, *, err: bool = False) -> None:
-    """Print text without control characters."""
-    typer.echo(plain_lines(text), err=err)
-
-
 def say(*lines: str) -> None:
     """Print lines for the user on standard error."""
     for line in lines:
-        echo(f"fedzmg: {line}", err=True)
+        print_line(f"fedzmg: {line}", err=True)
 
 
 def print_path(what: str, path: Path | str, *, err: bool = False) -> None:
     """Print the path of something in one line."""
-    echo(f"{what:<7} {path}", err=err)
+    print_line(f"{what:<7} {path}", err=err)
 
 
 def check_output(path: Path, files: Iterable[str] = (), writer: str = "") -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from typer import Argument, Option
 
 from fedzmg.cli import common
 from fedzmg.cli.common import Cache, Json, Texts, opt, setting
 from fedzmg.errors import InputError, unknown
+from fedzmg.terminal.render import Terminal, print_line, print_text
 
 if TYPE_CHECKING:
     from fedzmg.data.catalog import Dataset
@@ -74,7 +74,7 @@ def remove(name: Name, cache: Cache = None) -> None:
     from fedzmg.data import catalog
     from fedzmg.results.formatting import bytes_text
 
-    common.echo(f"removed {name}: {bytes_text(catalog.remove(name, cache))}")
+    print_line(f"removed {name}: {bytes_text(catalog.remove(name, cache))}")
 
 
 @app.command()
@@ -86,7 +86,7 @@ def path(
     from fedzmg.data import catalog
     from fedzmg.data.cache import root
 
-    common.echo(root(cache) if name is None else catalog.load(name, cache).path)
+    print_line(root(cache) if name is None else catalog.load(name, cache).path)
 
 
 @app.command()
@@ -140,7 +140,7 @@ def describe(
     common.show(data, view, as_json, directory, **files)
     twin = paper.twin(name)
     if twin is not None and twin != name:
-        common.echo(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
+        print_line(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
     _print_notes(shown.notes, err=as_json)
 
 
@@ -173,11 +173,11 @@ def show(
     if shown.unit == "characters":
         text = shown.columns.strings("text")
         for client, span in spans.items():
-            common.echo(f"{client}: {span.stop - span.start:,} snippets")
+            print_line(f"{client}: {span.stop - span.start:,} snippets")
             for row in range(span.start, min(span.stop, span.start + min(columns, 3))):
                 start, end = text.offsets[row : row + 2]
                 words = bytes(text.text[start : min(end, start + 200)]).decode(errors="replace")
-                common.echo("    " + words.replace("\n", "\n    "))
+                print_text("    " + words.replace("\n", "\n    "))
         return
     x, y = shown.columns.array("x"), shown.columns.array("y")
     if x.ndim not in (3, 4):
@@ -292,15 +292,15 @@ def _store(make: Callable[[Downloads], Dataset]) -> None:
     """Make a data set and print its counts, notes and folder."""
     from fedzmg.terminal.live import Downloads
 
-    with Downloads(Console(stderr=True)) as progress:
+    with Downloads(Terminal(stderr=True)) as progress:
         dataset = make(progress)
     for split, columns in dataset.splits.items():
         clients = "" if columns.clients is None else f"{columns.clients:,} clients, "
-        common.echo(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
+        print_line(f"{dataset.name} {split}: {clients}{columns.rows:,} examples")
     _print_notes(dataset.notes)
-    common.echo(f"stored in {dataset.path}")
+    print_line(f"stored in {dataset.path}")
 
 
 def _print_notes(notes: Iterable[str], *, err: bool = False) -> None:
     for note in notes:
-        common.echo(f"note: {note}", err=err)
+        print_line(f"note: {note}", err=err)

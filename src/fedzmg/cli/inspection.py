@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich.console import Console
 from rich.live import Live
 from typer import Argument, Option
 
 from fedzmg.cli import common
 from fedzmg.cli.common import Json, opt
 from fedzmg.errors import unknown
+from fedzmg.terminal.render import Terminal, print_line, print_text
 
 if TYPE_CHECKING:
     from fedzmg.results.watch import Watch, Work
@@ -43,12 +42,12 @@ def watch(
     from fedzmg.results.watch import Watch
     from fedzmg.terminal import inspection as view
 
-    console, looks = Console(), _looks(Watch(directory), every, once, wait)
+    console, looks = Terminal(), _looks(Watch(directory), every, once, wait)
     try:
         if as_json:
             for works in looks:
                 data = {"works": [work.as_dict() for work in works]}
-                typer.echo(json.dumps(data, allow_nan=False))
+                print_text(json.dumps(data, allow_nan=False))
         elif once:
             console.print(view.screen(next(looks), console.width))
         elif console.is_terminal:
@@ -61,7 +60,7 @@ def watch(
                 before, shown = shown, [view.line(work) for work in works]
                 for line in shown:
                     if line not in before:
-                        common.echo(f"{time.strftime('%H:%M:%S')} {line}")
+                        print_line(f"{time.strftime('%H:%M:%S')} {line}")
     except KeyboardInterrupt:  # the usual way to leave
         raise SystemExit(common.INTERRUPTED) from None
 
@@ -108,7 +107,7 @@ def verify(
     from fedzmg.experiment.verify import verify as verify_runs
     from fedzmg.terminal import inspection as views
 
-    found = verify_runs(directory, rounds=rounds, runs=runs, say=partial(common.echo, err=True))
+    found = verify_runs(directory, rounds=rounds, runs=runs, say=partial(print_line, err=True))
     data = [verdict.as_dict() for verdict in found]
     good = all(verdict.reproduced for verdict in found)
     shown = {"reproduced": good, "runs": data}
@@ -204,4 +203,4 @@ def export(
     """Write a run's trained model as a plain state dict in safetensors."""
     from fedzmg.experiment.run_directory import export_model
 
-    common.echo(export_model(run_directory, to))
+    print_line(export_model(run_directory, to))

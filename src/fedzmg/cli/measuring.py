@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich.console import Console
 from typer import Argument, Option
 
 from fedzmg.cli import common
 from fedzmg.cli.common import ENGINES, Device, Json, Texts, opt, setting
 from fedzmg.errors import InputError, unknown
+from fedzmg.terminal.render import Terminal, print_line, print_text
 
 if TYPE_CHECKING:
     from fedzmg.tasks.task import Task
@@ -63,7 +62,7 @@ def bench(
         rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
     ):  # fmt: skip
         found.append(timing)
-        common.echo(views.timing_line(timing), err=as_json)
+        print_line(views.timing_line(timing), err=as_json)
     data = {"environment": environment(target), "timings": found}
     # Before the file: its disk may be full.
     common.show(data, partial(views.timings, data), as_json)
@@ -98,21 +97,21 @@ def theory(
     if html is not None:
         common.check_output(html)
     quiet = as_json or as_markdown
-    console = Console(stderr=quiet)
+    console = Terminal(stderr=quiet)
     findings, begun = [], time.perf_counter()
     for found in run(checks or [], QUICK if quick else FULL):
         finding = found.as_dict()
         findings.append(finding)
         if quiet:
-            common.echo(f"{found.id}: {found.verdict}", err=True)
+            print_line(f"{found.id}: {found.verdict}", err=True)
         else:
             console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
     # Before files: writing them may fail.
     if as_json:
-        typer.echo(json.dumps({"findings": findings, "seconds": round(seconds, 3)}))
+        print_text(json.dumps({"findings": findings, "seconds": round(seconds, 3)}))
     elif as_markdown:
-        typer.echo(markdown(findings), nl=False)
+        print_text(markdown(findings).removesuffix("\n"))
     if html is not None:
         from fedzmg.report.html.page import theory_page
 
@@ -128,7 +127,7 @@ def theory(
             common.print_path("figure", out / path.name, err=quiet)
     if len(findings) > 1 and not quiet:
         console.print(render([overview(findings)], console.width))
-    common.echo(views.findings_summary(findings, seconds), err=quiet)
+    print_line(views.findings_summary(findings, seconds), err=quiet)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(1)
 
@@ -162,7 +161,7 @@ def diagnose(
     directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
     files = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
     common.check_output(directory, files, "diagnose")
-    with Console(stderr=as_json).status("measuring") as status:
+    with Terminal(stderr=as_json).status("measuring") as status:
         found = measure(
             task, params=params, round=round_, clients=clients, examples=examples,
             drifting=drifting, lr=lr, along=along, every=every,

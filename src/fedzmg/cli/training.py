@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.console import Console
 from typer import Argument
 
 from fedzmg.cli import common
 from fedzmg.cli.common import DEVICES, ENGINES, Device, Json, Texts, opt, setting
 from fedzmg.errors import InputError
+from fedzmg.terminal.render import Terminal, print_text
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.experiment.specs.files import StudySpec
@@ -50,7 +49,7 @@ def _progress(
     from fedzmg.experiment.training import TimeLimitReached
     from fedzmg.terminal.live import Display
 
-    console, makers = Console(stderr=as_json), trackers.named(track)
+    console, makers = Terminal(stderr=as_json), trackers.named(track)
     try:
         with (
             Display(console, task.metric.name, *packs) as display,
@@ -264,14 +263,14 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
         found = estimate(spec)
     common.say(*to_do)
     lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
-    common.echo(json.dumps(found) if as_json else "\n".join(lines))
+    print_text(json.dumps(found) if as_json else "\n".join(lines))
 
 
 def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study") -> None:
     """Print the JSON Schema of a file, for editors that complete and check TOML."""
     from fedzmg.experiment.specs.files import schema as json_schema
 
-    typer.echo(json.dumps(json_schema(kind), indent=1))
+    print_text(json.dumps(json_schema(kind), indent=1))
 
 
 def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:

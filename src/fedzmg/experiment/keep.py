@@ -11,21 +11,30 @@ Everything that reads results also reads a copy; training does not continue in o
 
 from __future__ import annotations
 
+import ctypes
+import glob
 import gzip
 import os
 import shutil
+import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import FORMAT, LOG
 from fedzmg.storage import lock
 from fedzmg.storage.client_metrics import CLIENTS
-from fedzmg.storage.files import compressed, write_atomic
+from fedzmg.storage.files import compressed, sync_directory, write_atomic
 from fedzmg.storage.formats import write_json
+from fedzmg.storage.reading import read_file, walk
 
 _KINDS = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
+_MARK = "unfinished"
+"""Part of the name of a copy that is being written."""
 _REPORT = "report"
 """Directory of reports, which can be made again from the results."""
 
@@ -43,56 +52,89 @@ class Kept(NamedTuple):
 def keep(source: Path, to: Path) -> Kept:
     """Copy a run, study, comparison or grid, or a directory of some.
 
-    An earlier copy of the same results at ``to`` is replaced as a whole.
+    An earlier copy of the same results at ``to`` is replaced as a whole, in one step on Linux.
     """
-    files = [
-        path
-        for path in sorted(source.rglob("*"))
-        # Hidden files are a writer's, which soon renames them.
-        if path.is_file() and path.relative_to(source).parts[0] != _REPORT and path.name[0] != "."
-    ]
-    wanted = [path for path in files if _is_wanted(path.relative_to(source))]
+    found = list(_files(source))
+    files = [path for path in found if path.relative_to(source).parts[0] != _REPORT]
+    wanted = [path for path in sorted(files) if _is_wanted(path)]
     if not any(path.name in ("manifest.json", "grid.json", "study.json") for path in wanted):
         raise InputError(f"{source} holds no results: pass a run, study, comparison or grid")
     if (source / lock.KEPT).is_file():
         raise InputError(f"{source} is a kept copy already")
-    if to.resolve().is_relative_to(source.resolve()):
+    target = to.resolve()
+    if target.is_relative_to(source.resolve()):
         raise InputError(f"{to} lies inside {source}: choose a directory outside it with --out")
     if to.exists() and not (to / lock.KEPT).is_file() and (to.is_file() or any(to.iterdir())):
         raise InputError(f"{to} exists and is not a kept copy: choose another directory with --out")
     # Specifications identify results; numbers may have been added since.
-    for path in to.rglob("*.toml"):
-        now = source / path.relative_to(to)
-        if not now.is_file() or now.read_bytes() != path.read_bytes():
-            other = f"holds a copy of other results ({path.relative_to(to)} differs)"
+    for path in (path for path in _files(target) if path.suffix == ".toml"):
+        now = source / path.relative_to(target)
+        if not now.is_file() or read_file(now) != read_file(path):
+            other = f"holds a copy of other results ({path.relative_to(target)} differs)"
             raise InputError(f"{to} {other}: choose another --out, or remove it")
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as temporary:
-            fresh, old = Path(temporary) / "fresh", Path(temporary) / "old"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f".{target.name}.{_MARK}-{socket.gethostname()}-"
+        _remove_leftovers(target.parent, prefix)
+        own = f"{prefix}{os.getpid()}-"
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=own) as temporary:
+            fresh = Path(temporary) / "fresh"
             size = sum(_copy(path, fresh / path.relative_to(source)) for path in wanted)
             write_json(fresh / lock.KEPT, {"format": FORMAT, "from": source.as_posix()})
-            if to.exists():
-                os.replace(to, old)
-            os.replace(fresh, to)
+            _swap(fresh, target)
     except OSError as error:
         raise InputError(f"cannot write {to}: {error.strerror}; choose another --out") from None
     return Kept(to, len(wanted), size, sum(path.stat().st_size for path in files))
 
 
+def _swap(fresh: Path, target: Path) -> None:
+    """Put a directory in the place of another, in one step where the system can.
+
+    Elsewhere, a reader finds no target for the time between two renames.
+    """
+    if not target.exists():
+        os.replace(fresh, target)
+    elif not _exchange(fresh, target):
+        os.replace(target, fresh.with_name("old"))
+        os.replace(fresh, target)
+    sync_directory(target.parent)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two paths in one step; return False if the system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux
+        return False
+    here = -100  # relative to the working directory
+    return bool(rename(here, os.fsencode(first), here, os.fsencode(second), 2) == 0)
+
+
+def _remove_leftovers(directory: Path, prefix: str) -> None:
+    """Remove unfinished copies of processes of this machine that are gone."""
+    for path in directory.glob(f"{glob.escape(prefix)}*"):
+        process = path.name.removeprefix(prefix).partition("-")[0]
+        if process.isdecimal() and len(process) < 10 and not psutil.pid_exists(int(process)):
+            shutil.rmtree(path, ignore_errors=True)  # a link stays
+
+
+def _files(top: Path) -> Iterator[Path]:
+    for folder in walk(top) if top.is_dir() else ():
+        yield from (folder.path / name for name in folder.files)
+
+
 def _is_wanted(path: Path) -> bool:
-    if path.name in (lock.NAME, lock.KEPT) or any(part.startswith(".") for part in path.parts):
+    if path.name in (lock.NAME, lock.KEPT):
         return False
     return path.suffix in _KINDS or path.name == CLIENTS
 
 
 def _copy(path: Path, to: Path) -> int:
-    """Copy a file, a log compressed; return its new size."""
+    """Copy a regular file, a log compressed; return its new size."""
     to.parent.mkdir(parents=True, exist_ok=True)
+    content = read_file(path)
     if path.name == LOG:
-        to = compressed(to)
         # Without a time stamp, the same log always gives the same bytes.
-        write_atomic(to, gzip.compress(path.read_bytes(), mtime=0))
-    else:
-        shutil.copyfile(path, to)
-    return to.stat().st_size
+        to, content = compressed(to), gzip.compress(content, mtime=0)
+    write_atomic(to, content)
+    return len(content)

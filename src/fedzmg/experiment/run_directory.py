@@ -51,6 +51,7 @@ from fedzmg.storage.files import (
     write_atomic,
 )
 from fedzmg.storage.formats import SPEC, append_log, log_lines, read_json, write_json
+from fedzmg.storage.reading import check_folder
 from fedzmg.tasks.task import Task
 
 FORMAT = 1
@@ -91,7 +92,8 @@ class RunDirectory:
         write_atomic(self.path / "spec.toml", content)
 
     def spec(self) -> RunSpec:
-        """Read the specification."""
+        """Read the specification of a directory that holds plain files only."""
+        check_folder(self.path)
         if not (self.path / "spec.toml").is_file():
             inside = [f", such as {p.parent}" for p in self.path.glob("*/seed-*/spec.toml")]
             run = f"a run directory{min(inside, default='')}"
@@ -336,6 +338,11 @@ def _record(values: dict[str, Any]) -> Record:
     for name, value in known.items():
         if name in ("rejected", "flagged"):
             known[name] = tuple((str(client), float(ratio)) for client, ratio in value)
-        elif isinstance(value, list | str):
+            continue
+        if value is not None and isinstance(value, list) != (name == "client_loss"):
+            raise TypeError(name)
+        if not isinstance(value, list | str | float | None):  # counts and flags
+            int(value)
+        if isinstance(value, list | str):
             known[name] = float(value) if isinstance(value, str) else tuple(map(float, value))
     return Record(**known)

@@ -30,6 +30,7 @@ from fedzmg.storage import lock
 from fedzmg.storage.files import remove_leftovers, write_atomic
 from fedzmg.storage.formats import RESTORE, flat, read_json, write_json
 from fedzmg.storage.lock import Hold, hold
+from fedzmg.storage.reading import check_folder
 from fedzmg.tasks.task import Task
 
 CHECKPOINT_SHARE = 0.05
@@ -99,6 +100,7 @@ def claimed(
     With ``grow``, a study that extends the one there replaces it. Yield the lock, and True for a
     study that is only a part of the one there.
     """
+    check_folder(out)
     with hold([out], say) as held:
         path, part = out / name, False
         remove_leftovers(out, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from fedzmg.experiment.training import build_simulation
 from fedzmg.results.diff import Rows, compare_logs
 from fedzmg.simulation import Record, Trial, resolve_device
 from fedzmg.storage.formats import json_words
+from fedzmg.storage.reading import check_folder, files_below
 from fedzmg.tasks.task import Task
 
 ROUNDS = 3
@@ -127,11 +128,12 @@ def verify(
         if value is not None and value < 1:
             raise InputError(f"{option} = {value}: expected at least 1")
     root, say = Path(path), say or (lambda _: None)
+    check_folder(root)
     if (root / "grid.toml").is_file():
         return list(_verify_grid(root, rounds, runs, task, say))
     if not root.is_dir():
         raise InputError(f"{root} is not a directory; pass a run directory or one that holds some")
-    paths = [spec.parent for spec in sorted(root.resolve().rglob("spec.toml"))[:runs]]
+    paths = [spec.parent for spec in files_below(root.resolve(), "spec.toml")[:runs]]
     if not paths:
         raise InputError(f"{root} holds no run (spec.toml): pass the directory of a run or study")
     found: dict[Path, Verdict] = {}
@@ -153,7 +155,10 @@ def verify(
 def _read_pack(path: Path, asked: Sequence[Path], root: Path) -> list[_Kept]:
     """Read a run and those that trained with it; on a CPU only those that were asked for."""
     run = _read_run(path, root)
-    members = [path.parent.parent / str(name) for name in run.facts.get("pack", [])]
+    names = [PurePath(str(name)) for name in run.facts.get("pack", [])]
+    # Members are directories beside this one, never elsewhere.
+    names = [name for name in names if len(name.parts) == 2 and ".." not in name.parts]
+    members = [path.parent.parent / name for name in names]
     on_cpu = run.facts["device"] == "cpu"
     if on_cpu:
         members = [member for member in members if member in asked]

@@ -26,6 +26,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.layers import GRU
+from fedzmg.plain_text import plain
 
 Axes: TypeAlias = tuple[int, ...]
 """Input axes of one parameter; ``()`` leaves it alone."""
@@ -238,4 +239,4 @@ def warn_of_single_inputs(named: Iterable[tuple[str, Tensor, Axes]]) -> None:
 
 @functools.cache
 def _warn_once(message: str, stacklevel: int = 6) -> None:
-    warnings.warn(message, UserWarning, stacklevel)
+    warnings.warn(plain(message), UserWarning, stacklevel)

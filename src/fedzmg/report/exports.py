@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedzmg.plain_text import printable
 from fedzmg.report.tables import study
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
@@ -74,7 +75,7 @@ def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple
         found[f"heterogeneity-clients{suffix}"] = client_by_client(report)
     for name, table in found.items():
         for suffix, make in _FORMATS.items():
-            yield f"tables/{name}.{suffix}", make(table).encode(errors="replace")
+            yield f"tables/{name}.{suffix}", printable(make(table)).encode()
 
 
 def write_description(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from fedzmg.errors import InputError
 from fedzmg.storage.files import remove_leftovers, write_atomic
+from fedzmg.storage.reading import read_file, strict_json
 
 LIST = "written.json"
 ELSEWHERE = "choose another place with --out"
@@ -53,10 +54,11 @@ def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
 def refuse_foreign(out: Path, names: Iterable[str], writer: str = REPORT) -> None:
     """Raise InputError if a file in ``out`` exists that the command ``writer`` did not write."""
     own = _lists(out, writer)[writer]
-    # A link counts as a file, even a broken one.
-    foreign = [name for name in names if name not in own and os.path.lexists(out / name)]
-    if foreign:
-        raise _foreign(out / foreign[0], writer)
+    for path in map(Path, names):
+        # A link counts as a file, even a broken one, and leads to files of others.
+        links = [folder for folder in path.parents[:-1] if (out / folder).is_symlink()]
+        if links or (path.as_posix() not in own and os.path.lexists(out / path)):
+            raise _foreign(out / (links or [path])[0], writer)
 
 
 @contextlib.contextmanager
@@ -95,9 +97,9 @@ def _lists(out: Path, writer: str) -> dict[str, dict[str, str]]:
     if not os.path.lexists(out / LIST):
         return {writer: {}}
     try:
-        found = json.loads((out / LIST).read_text(encoding="utf-8"))
+        found = strict_json(read_file(out / LIST))
         return {writer: {}, **{key: dict(own.items()) for key, own in found.items()}}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         raise _foreign(out / LIST, writer) from None
 
 
@@ -112,7 +114,7 @@ def _remove(out: Path, name: str, digest: str) -> bool:
     path = own / name
     # Links and ".." in a list lead to files of others.
     inside = path.resolve() == path and path.is_relative_to(own)
-    if not inside or not path.is_file() or _hash(path.read_bytes()) != digest:
+    if not inside or not path.is_file() or _hash(read_file(path)) != digest:
         return False
     path.unlink()
     with contextlib.suppress(OSError):  # it is not empty

@@ -14,6 +14,7 @@ from fedzmg.results.runs import read_run
 from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
 from fedzmg.storage.formats import flat, json_words, log_lines, read_json, read_toml
+from fedzmg.storage.reading import walk
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
@@ -189,11 +190,12 @@ def read(top: Path) -> Iterator[Unit]:
     """Read every run below a directory and every algorithm of a grid."""
     if not top.is_dir():
         raise InputError(f"{top} is not a directory; give a run, a study or a grid")
-    runs = sorted(path.parent for path in top.rglob("spec.toml"))
+    folders = sorted(walk(top))
+    runs = [folder.path for folder in folders if "spec.toml" in folder.files]
     searches = [
-        path.parent
-        for path in sorted(top.rglob("scores.json"))
-        if (path.parents[1] / "grid.toml").is_file()
+        folder.path
+        for folder in folders
+        if "scores.json" in folder.files and (folder.path.parent / "grid.toml").is_file()
     ]
     if not runs and not searches:
         raise InputError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from fedzmg.plain_text import plain
 
 MINUS, NONE = "\u2212", "\u2013"
 """A minus as wide as a plus, and the sign for a missing number."""
@@ -148,21 +149,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / size:.{digits}f} {unit}"
 
 
-def plain(text: object) -> str:
-    r"""Make one line without control and formatting characters, which could take over a terminal.
-
-    >>> plain("a\x1b[31mb\tc\u202ed\ne\u2028f")
-    'a[31mb cd e f'
-    """
-    spaced = re.sub(r"[\t\n\r\u2028\u2029]", " ", str(text))
-    return "".join(c for c in spaced if unicodedata.category(c)[0] != "C")
-
-
-def plain_lines(text: object) -> str:
-    """Make lines without control and formatting characters."""
-    return "\n".join(map(plain, str(text).split("\n")))
-
-
 def aligned(columns: Mapping[str, Sequence[str]], words: int = 1) -> str:
     """Lay out cells by head as plain text, empty columns left out, the first ``words`` left.
 
@@ -171,7 +157,7 @@ def aligned(columns: Mapping[str, Sequence[str]], words: int = 1) -> str:
     fedzmg      0.5
     x            12
     """
-    shown = [[head, *cells] for head, cells in columns.items() if any(cells)]
+    shown = [[*map(plain, (head, *cells))] for head, cells in columns.items() if any(cells)]
     widths = [max(map(len, cells)) for cells in shown]
     padded = [
         [cell.ljust(width) if i < words else cell.rjust(width) for cell in cells]

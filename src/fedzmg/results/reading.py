@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -21,6 +20,7 @@ from fedzmg.results.formatting import slug
 from fedzmg.results.runs import Run, read_run
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import RESTORE, flat, read_json, read_toml
+from fedzmg.storage.reading import walk
 
 _REQUIRED = {
     "grid.json": ("task", "metric", "rounds", "algorithms"),
@@ -129,10 +129,9 @@ def read(directories: Sequence[Path]) -> Material:
         if not top.is_dir():
             raise InputError(f"{top} is not a directory; give one that holds runs")
         any_here = False
-        for current, below, held in os.walk(top):
+        for directory, below, held in walk(top):
             made = ("tables", "figures") if "written.json" in held else ()  # of an earlier report
-            below[:] = sorted(n for n in below if not n.startswith(".") and n not in made)
-            directory = Path(current)
+            below[:] = [name for name in below if name not in made]
             shown = (Path(name) / directory.relative_to(top)).as_posix()
             files += [
                 PlanFile(kind, shown, (directory / f"{kind}.toml").as_posix())
@@ -144,7 +143,7 @@ def read(directories: Sequence[Path]) -> Material:
             if "spec.toml" in held:
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, plans)]
-            for file in _REQUIRED.keys() & set(held):
+            for file in sorted(_REQUIRED.keys() & set(held)):
                 content = read_json(directory / file)
                 for key in _REQUIRED[file]:
                     if key not in content:

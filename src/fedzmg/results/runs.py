@@ -162,7 +162,7 @@ def read_log(path: Path) -> dict[str, Any]:
     by_round = dict(log_lines(path, lambda values: (int(values["round"]), values)))
     try:
         return _log([by_round[round_] for round_ in sorted(by_round)])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} lacks a field or has a wrong one ({error}): {RESTORE}") from None
 
 
@@ -180,8 +180,8 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "metrics": {r: float(one["metric"]) for r, one in evaluated.items()},
         "moved": {r: moved[r] for r in evaluated},
         "traffic": {
-            **{name: sum(one[name] for one in records) for name in sizes},
-            "kept": records[-1].get("bytes_kept", 0) if records else 0,
+            **{name: sum(int(one[name]) for one in records) for name in sizes},
+            "kept": int(records[-1].get("bytes_kept", 0)) if records else 0,
             "total": next(reversed(moved.values()), 0),
         },
         "seconds": sum(float(one["seconds"]) for one in records),

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedzmg.errors import InputError
+from fedzmg.plain_text import plain, printable
 from fedzmg.results import scores
 from fedzmg.results.formatting import MIB, aligned, count_text, value_text
 from fedzmg.results.reading import Study, directories, group_study
@@ -144,7 +145,7 @@ class StudyResult:
             f"{score.label} " + ("diverged" if score.mean is None else f"{score.mean:.4g}")
             for score in self.scores
         )
-        return f"<StudyResult on {self.study.task!r}, {self._over()}: {finals}>"
+        return plain(f"<StudyResult on {self.study.task!r}, {self._over()}: {finals}>")
 
     def __str__(self) -> str:
         """Show a short table, reference first; :meth:`as_dict` has all numbers."""
@@ -167,7 +168,8 @@ class StudyResult:
             words.append(f"diff. and p: paired t-test of {study.reference} minus this one")
         if any(row.diverged for row in rows):
             words.append("diverged runs are left out of means and tests")
-        return "\n".join([f"{study.name}, {self._over()}", "", aligned(columns), "", *words])
+        text = [f"{study.name}, {self._over()}", "", aligned(columns), "", *words]
+        return printable("\n".join(text))
 
     def _over(self) -> str:
         """Describe seeds and rounds."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from fedzmg.storage.checkpoint import checkpointed
 from fedzmg.storage.files import compressed, folder_name
 from fedzmg.storage.formats import flat, json_nulls, log_lines, read_json, read_toml
 from fedzmg.storage.lock import Owner, read_owner
+from fedzmg.storage.reading import check_folder, walk
 
 Kind = Literal["run", "study", "grid", "starting"]
 State = Literal["waiting", "running", "interrupted", "stopped", "diverged", "done"]
@@ -158,12 +158,12 @@ class Watch:
     def _works(self) -> list[Work]:
         """Read the studies, grids and runs at or below the directory, in order."""
         found = []
-        for current, below, files in os.walk(self.directory):
-            below[:] = sorted(name for name in below if not name.startswith("."))
+        for directory, below, files in walk(self.directory):
             kind = next((kind for kind, name in PLANS.items() if name in files), None)
             if kind is not None:
                 below.clear()
-                found.append(self._work(Path(current), kind))
+                check_folder(directory)
+                found.append(self._work(directory, kind))
         return found
 
     def _work(self, directory: Path, kind: Kind) -> Work:
@@ -213,7 +213,7 @@ class Watch:
 
     def _grid(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe the trials of a grid, whose algorithms and packs are trained in order."""
-        alive, rounds = _is_alive(directory), int(plan["rounds"])
+        alive, rounds = _is_alive(directory), plan.get("rounds", 0)
         for group, variant in variants(plan).items():
             path, points = directory / folder_name(group), list(_points(group, variant, plan))
             scored = (path / "scores.json").is_file()

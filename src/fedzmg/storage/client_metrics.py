@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import safetensors
@@ -13,15 +13,19 @@ from numpy.typing import NDArray
 from fedzmg.errors import InputError
 from fedzmg.storage.files import UNSEALED, has_seal, replacing, seal
 from fedzmg.storage.formats import RESTORE, SPEC, file_sha256
+from fedzmg.storage.reading import check_file
 
 CLIENTS = "clients.safetensors"
 FORMAT = 1
 
 
+Part = Literal["test", "training"]
+
+
 class ClientTable(NamedTuple):
     """Metric and loss on each client's own examples, by round."""
 
-    part: Literal["test", "training"]
+    part: Part
     """Kind of examples that are evaluated."""
     population: int
     """Number of clients with such examples; those listed may be a sample."""
@@ -54,6 +58,7 @@ def read_clients(directory: Path) -> ClientTable | None:
     path = directory / CLIENTS
     if not path.is_file():
         return None
+    check_file(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in _NAMES}
@@ -63,10 +68,12 @@ def read_clients(directory: Path) -> ClientTable | None:
                 raise ValueError("its hash is wrong")
             if facts[SPEC] != file_sha256(directory / "spec.toml"):
                 raise ValueError("it belongs to another run")
-        tensors |= {name: tensors[name].astype(np.int64) for name in _WHOLE}
+        kinds = {name: np.int64 if name in _WHOLE else np.float64 for name in _NAMES}
+        tensors = {name: tensors[name].astype(kind) for name, kind in kinds.items()}
         found = ClientTable(facts["part"], int(facts["population"]), *tensors.values())
         shape = len(found.rounds), len(found.clients)
-        same = len(found.examples) == len(found.clients)
+        same = found.examples.shape == found.clients.shape == shape[1:]
+        same &= found.rounds.shape == shape[:1] and found.part in get_args(Part)
         if not same or 0 in shape or {found.metric.shape, found.loss.shape} != {shape}:
             raise ValueError(f"a table of shape {found.metric.shape}")
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import mmap
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedzmg.errors import InputError
+from fedzmg.storage.reading import read_file, read_gzip
 
 BLOCK = 1 << 20
 UNSEALED = {"sha256": "0" * 64}
@@ -45,8 +45,8 @@ def log_bytes(path: Path) -> bytes:
     packed = compressed(path)
     try:
         if path.exists():
-            return path.read_bytes()
-        return gzip.decompress(packed.read_bytes()) if packed.exists() else b""
+            return read_file(path)
+        return read_gzip(packed) if packed.exists() else b""
     except (OSError, EOFError, zlib.error) as error:
         where = path if path.exists() else packed
         raise InputError(f"{where} cannot be read ({error}): restore or remove it") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedzmg.errors import InputError
+from fedzmg.storage.fields import check_fields
 from fedzmg.storage.files import append, log_bytes, write_atomic
+from fedzmg.storage.reading import bounded, parse_lines, read_file, split_lines, strict_json
 
 T = TypeVar("T")
 
@@ -20,11 +23,17 @@ CONTENT, SPEC = "content_sha256", "spec_sha256"
 
 RESTORE = "restore or remove it"
 """Default remedy for a damaged file."""
+_BLOCK = 1000
+"""Lines of a log that are parsed at once."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file."""
-    return _parsed(path, tomllib.loads, "TOML", "correct or restore it")
+def read_toml(path: Path, *, typed: bool = False) -> dict[str, Any]:
+    """Read a TOML file; a path that the user ``typed`` may be a link."""
+    remedy = "correct or restore it"
+    values = _parsed(path, tomllib.loads, "TOML", remedy, typed=typed)
+    if not typed:
+        check_fields(path, values, remedy)
+    return values
 
 
 def read_json(
@@ -35,7 +44,7 @@ def read_json(
     ``spec`` is the specification that it must belong to; ``remedy`` tells how to repair a damaged
     file.
     """
-    values = _parsed(path, json.loads, "JSON", remedy)
+    values = _parsed(path, strict_json, "JSON", remedy)
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
     if wanted is not None and values.get("format") != wanted:
@@ -47,6 +56,7 @@ def read_json(
         raise InputError(f"{path} is damaged, its hash is wrong: {remedy}")
     if spec is not None and values.pop(SPEC, known := file_sha256(spec)) != known:
         raise InputError(f"{path} does not belong to {spec}: {remedy}")
+    check_fields(path, values, remedy)
     return values
 
 
@@ -83,21 +93,22 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
     The log may be compressed; a missing log has no lines. ``parse`` converts a line's values and
     raises an error such as ``ValueError`` or ``KeyError`` for wrong ones.
     """
-    lines = log_bytes(path).splitlines()
-    wrong = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-    try:
-        # Parsing all lines at once is much faster; the loop below locates an error.
-        return list(map(parse, json.loads(b"[" + b",".join(lines) + b"]")))
-    except wrong:
-        pass
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append(parse(json.loads(line)))
-        except wrong:
-            # A line that a crash cut off is superseded by the next one.
-            if number < len(lines) and line.endswith(b"}"):
-                raise InputError(f"{path}, line {number} is damaged: {remedy}") from None
+    lines = split_lines(log_bytes(path), path)
+    wrong = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+    found: list[T] = []
+    for start in range(0, len(lines), _BLOCK):
+        block = lines[start : start + _BLOCK]
+        with contextlib.suppress(*wrong):
+            # Parsing many lines at once is much faster; the loop below locates an error.
+            found += [parse(values) for values in parse_lines(block)]
+            continue
+        for number, line in enumerate(block, start + 1):
+            try:
+                found += [parse(values) for values in parse_lines([line])]
+            except wrong:
+                # A line that a crash cut off is superseded by the next one.
+                if number < len(lines) and line.endswith(b"}"):
+                    raise InputError(f"{path}, line {number} is damaged: {remedy}") from None
     return found
 
 
@@ -145,9 +156,12 @@ def _strict(value: Any, instead: Callable[[float], Any]) -> Any:
     return instead(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parsed(path: Path, parse: Callable[[str], T], kind: str, remedy: str) -> T:
+def _parsed(
+    path: Path, parse: Callable[[str], T], kind: str, remedy: str, *, typed: bool = False
+) -> T:
     try:
-        return parse(path.read_text(encoding="utf-8-sig"))  # editors may add a BOM
+        # Editors may add a BOM.
+        return bounded(parse(read_file(path, typed=typed).decode("utf-8-sig")))
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror}; check that it exists and is readable"

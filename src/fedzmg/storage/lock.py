@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from fedzmg.errors import InputError
 from fedzmg.storage.files import fences, remove_leftovers, renew, write_atomic
+from fedzmg.storage.reading import read_file, strict_json
 
 NAME = "lock.json"
 GUARD = ".lock.guard"
@@ -64,6 +65,13 @@ class Owner:
     token: str = ""
     """Random fencing token of this hold."""
 
+    def __post_init__(self) -> None:
+        words = (self.user, self.host, self.process, self.machine, self.token)
+        times = (self.started, self.heartbeat)
+        known = all(isinstance(one, str) for one in words) and type(self.pid) is int
+        if not known or not all(isinstance(t, int | float) and abs(t) < 1e11 for t in times):
+            raise TypeError("a lock with a value of another type")
+
     @classmethod
     def of_this_process(cls) -> Owner:
         """Describe this process."""
@@ -87,7 +95,7 @@ class Owner:
             if process.status() == psutil.STATUS_ZOMBIE:
                 return True
             return abs(process.create_time() - float(self.process)) > BIRTH_SECONDS
-        except (psutil.NoSuchProcess, ValueError):
+        except (psutil.NoSuchProcess, ValueError, OverflowError):
             return True
         except psutil.AccessDenied:
             return False
@@ -256,10 +264,10 @@ def kept_copy(path: Path) -> Path | None:
 def read_owner(path: Path) -> Owner | None:
     """Read the owner of a directory; a lock that cannot be read is as old as its file."""
     try:
-        return Owner(**json.loads((path / NAME).read_bytes()))
+        return Owner(**strict_json(read_file(path / NAME)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         with contextlib.suppress(OSError):
             written = (path / NAME).stat().st_mtime
             return Owner("unknown", "an unknown machine", 0, "", "", written, written)

@@ -9,16 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedzmg.results.formatting import bytes_text, duration, plain, setting_text, value_text
+from fedzmg.plain_text import plain
+from fedzmg.results.formatting import bytes_text, duration, setting_text, value_text
 from fedzmg.results.uploads import unusual_clients
-from fedzmg.terminal.render import bold, say
+from fedzmg.terminal.render import Terminal, bold
 
 LINE_SECONDS = 5.0
 MOST_LINES = 8
@@ -70,7 +71,7 @@ class Display:
 
     def __init__(
         self,
-        console: Console,
+        console: Terminal,
         metric: str,
         packs: Mapping[str, int] | None = None,
         sizes: Mapping[str, int] | None = None,
@@ -128,7 +129,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        say(self._console, text)
+        self._console.say(text)
 
     def _leave(self) -> None:
         """Leave one line of a pack that has ended, and of each client with unusual uploads."""
@@ -233,7 +234,7 @@ def names(trials: Any) -> list[str]:
 class Downloads:
     """Bars of pieces of work in a terminal, else a plain line now and then."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         name = TextColumn("{task.description:<24}", markup=False)
         columns = (name, BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -270,7 +271,7 @@ class Downloads:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        say(self._console, text)
+        self._console.say(text)
 
     def _finish(self) -> None:
         for bar in self._bars.tasks[-1:]:

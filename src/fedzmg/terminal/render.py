@@ -1,22 +1,24 @@
 """Tables and text on a terminal, drawn by rich.
 
-User text passes through :func:`fedzmg.results.formatting.plain` and is never read as markup.
+Text is never read as markup, and its control characters are left out.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import typer
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedzmg.plain_text import plain, printable
 from fedzmg.report.tables.table import Table
-from fedzmg.results.formatting import plain
 
 _STYLES = {
     "best": "bold", "yes": "bold", "quiet": "dim", "running": "green", "diverged": "red",
@@ -38,14 +40,37 @@ def render(parts: Iterable[Table | RenderableType | None], width: int) -> Group:
     return Group(*shown)
 
 
-def say(console: Console, text: object) -> None:
-    """Print one line, however long, without markup and control characters."""
-    console.print(Text(plain(text)), soft_wrap=True, highlight=False)
+class Terminal(Console):
+    """Standard output, or standard error, without the control characters of any text.
+
+    Everything for a terminal is printed here: lines, tables, live displays and progress bars.
+    """
+
+    def __init__(self, *, stderr: bool = False, **options: Any) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render without control characters, which only rich itself may send."""
+        for segment in super().render(renderable, options):
+            text = segment.text
+            clean = segment.control or text == "\n" or text.isprintable()
+            yield segment if clean else segment._replace(text=printable(text))
+
+    def say(self, text: object) -> None:
+        """Print one line, however long."""
+        self.print(Text(plain(text)), soft_wrap=True)
 
 
 def print_line(text: object, *, err: bool = False) -> None:
     """Print one line on standard output, or on standard error."""
-    say(Console(stderr=err), text)
+    Terminal(stderr=err).say(text)
+
+
+def print_text(text: str, *, err: bool = False) -> None:
+    """Print lines that may be very long, such as JSON."""
+    typer.echo(printable(text), err=err)
 
 
 def bold(text: str) -> Text:

@@ -40,6 +40,7 @@ from fedzmg.experiment.training import (
     deadline,
     named_write_errors,
 )
+from fedzmg.plain_text import plain, printable
 from fedzmg.results.formatting import aligned
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
@@ -191,7 +192,7 @@ class Tuned:
         """Show the best options in a line."""
         found = self.data["algorithms"].items()
         points = "; ".join(f"{name} {_point(entry['best'])}" for name, entry in found)
-        return f"<Tuned on {self.data['task']!r}: {points}>"
+        return plain(f"<Tuned on {self.data['task']!r}: {points}>")
 
     def __str__(self) -> str:
         """Show a table of the best points and the warnings."""
@@ -207,16 +208,18 @@ class Tuned:
         }
         seeds = "1 seed" if len(data["seeds"]) == 1 else f"{len(data['seeds'])} seeds"
         what = "tuning" if data["selection"] == "tune" else "test"
-        return "\n".join(
-            [
-                f"{data['task']}, {seeds}, {data['rounds']} rounds",
-                "",
-                aligned(columns, words=2),
-                "",
-                f"{data['metric']}: mean after the last {data['last']} rounds, on "
-                f"{data['examples']:,} {what} examples",
-                *self.warnings,
-            ]
+        return printable(
+            "\n".join(
+                [
+                    f"{data['task']}, {seeds}, {data['rounds']} rounds",
+                    "",
+                    aligned(columns, words=2),
+                    "",
+                    f"{data['metric']}: mean after the last {data['last']} rounds, on "
+                    f"{data['examples']:,} {what} examples",
+                    *self.warnings,
+                ]
+            )
         )
 
 

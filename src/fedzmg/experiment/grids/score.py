@@ -40,6 +40,9 @@ def read_rows(path: Path) -> Rows:
 
 def _parsed(values: dict[str, Any]) -> dict[str, Any]:
     int(values["trial"]), int(values["round"])
+    for name in ("metric", "test_metric", "loss", "train_loss", "seconds"):
+        if values.get(name) is not None:
+            float(values[name])
     return {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in values.items()}
 
 

@@ -224,7 +224,7 @@ SPECS: dict[str, type[Spec]] = {"run": RunSpec, "grid": GridSpec, "study": Study
 
 def read(path: Path, kind: str | None = None) -> Spec:
     """Read a run, a grid or a study, as the file's ``kind`` says; ``kind`` requires one."""
-    values = read_toml(path)
+    values = read_toml(path, typed=True)
     if "kind" not in values and kind in (None, "run") and "algorithms" in values:
         raise InputError(f'{path}: kind is missing: add kind = "grid" or kind = "study" at its top')
     found = values.pop("kind", kind or "run")

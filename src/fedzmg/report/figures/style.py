@@ -28,7 +28,7 @@ from matplotlib.ticker import FixedLocator
 from numpy.typing import ArrayLike
 
 from fedzmg.report.writing import write
-from fedzmg.results.formatting import is_share, plain_lines, signed_text
+from fedzmg.results.formatting import is_share, signed_text
 
 PNG_DPI = 150
 # Okabe and Ito's palette, safe under all common colour blindness, without yellow.
@@ -221,10 +221,10 @@ def _remove_controls(figure: Figure) -> None:
     """Remove control characters from all texts: no font has them, and SVG forbids them."""
     for artist in figure.findobj():
         if isinstance(artist, Text):
-            artist.set_text(plain_lines(artist.get_text()))
+            artist.set_text(printable(artist.get_text()))
         elif isinstance(artist, Axis) and isinstance(artist.get_major_locator(), FixedLocator):
             # Texts of ticks are set again by every drawing.
-            artist.set_ticklabels([plain_lines(one.get_text()) for one in artist.get_ticklabels()])
+            artist.set_ticklabels([printable(one.get_text()) for one in artist.get_ticklabels()])
 
 
 def wrapped(text: str, characters: int) -> str:

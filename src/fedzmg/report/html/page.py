@@ -15,13 +15,14 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from fedzmg.plain_text import plain, printable
 from fedzmg.report import figures
 from fedzmg.report.figures import Chart
 from fedzmg.report.figures.style import COLOURS, GHOST, GRID, INK, PAPER, QUIET_INK, rendered
 from fedzmg.report.html import sections
 from fedzmg.report.html.sections import Block, Section
 from fedzmg.report.tables.theory import Finding, finding_table, overview
-from fedzmg.results.formatting import count_text, plain, plain_lines
+from fedzmg.results.formatting import count_text
 from fedzmg.results.reading import Material, axes_of, name_of
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.results.summary import summary
@@ -91,7 +92,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: plain_lines(value) if type(value) is str else value,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     # A percent sign stays on the line of its number.
     environment.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")

@@ -1,0 +1,27 @@
+"""Removal of control characters from text that is shown, which could take over a terminal."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+
+def printable(text: object) -> str:
+    r"""Return lines without control and formatting characters; surrogates go, too.
+
+    >>> printable("a\x1b[31mb\tc\u202ed\r\ne\u2028f")
+    'a[31mb cd\ne f'
+    """
+    spaced = re.sub(r"[\t\r\v\f\x85\u2028\u2029]", " ", str(text).replace("\r\n", "\n"))
+    if spaced.isascii() and spaced.replace("\n", "").isprintable():
+        return spaced
+    return "".join(c for c in spaced if c == "\n" or unicodedata.category(c)[0] != "C")
+
+
+def plain(text: object) -> str:
+    r"""Return the same in one line.
+
+    >>> plain("a\x1b[31mb\nc")
+    'a[31mb c'
+    """
+    return printable(text).replace("\n", " ")

@@ -1,0 +1,209 @@
+"""Bounded reading of results, which a stranger may have made.
+
+Only directories and regular files are accepted inside a folder of results, and no links. Sizes and
+counts have limits. The path that a user types may itself be a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+
+from fedzmg.errors import InputError
+
+T = TypeVar("T")
+
+MIB = 2**20
+LIMITS = {".toml": 4 * MIB, ".json": 64 * MIB, ".jsonl": 256 * MIB, ".gz": 256 * MIB}
+"""Largest size by suffix in bytes, of a log also after decompression."""
+OTHER_LIMIT = 512 * MIB
+"""Largest size of other files, such as figures and tables of clients."""
+MOST_LINES = 1_000_000
+"""Largest number of lines in a log, and of rounds and trials."""
+LONGEST_LINE, MOST_FIELDS, LARGEST = 64 * 1024, 100, 10**24
+"""Longest line of a log in bytes, its most fields, and the bound of its integers."""
+_HUGE, _DIGITS = b"0" * 25, bytes.maketrans(b"123456789", b"000000000")
+MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32
+"""Largest number of files and directories in a folder of results, and its greatest depth."""
+SKIPPED = ("tracking",)
+"""Directories of other programs, which may hold links."""
+
+
+class Folder(NamedTuple):
+    """A directory of results and the names in it, sorted."""
+
+    path: Path
+    folders: list[str]
+    """Names of directories; one that is removed from the list is not entered."""
+    files: list[str]
+
+
+def walk(top: Path) -> Iterator[Folder]:
+    """Yield the directories below a folder of results, hidden ones left out, parents first.
+
+    Links, pipes and devices raise ``InputError``, and so do too many or too deep directories.
+    """
+    left, count = [(top, 0)], 0
+    while left:
+        path, level = left.pop()
+        found = Folder(path, [], [])
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    count += 1
+                    if count > MOST_ENTRIES or level > MOST_LEVELS:
+                        limit = f"{MOST_ENTRIES:,} files or {MOST_LEVELS} levels of directories"
+                        raise InputError(f"{top} has more than {limit}: pass a smaller directory")
+                    if entry.name.startswith(".") or entry.name in SKIPPED:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        found.folders.append(entry.name)
+                    elif entry.is_file(follow_symlinks=False):
+                        found.files.append(entry.name)
+                    else:
+                        raise _refused(path / entry.name, is_link=entry.is_symlink())
+        except OSError as error:
+            if level and isinstance(error, FileNotFoundError):
+                continue  # removed meanwhile
+            raise InputError(f"cannot read {path}: {error.strerror}; check it") from None
+        for names in (found.folders, found.files):
+            names.sort()
+        yield found
+        left += [(path / name, level + 1) for name in reversed(found.folders)]
+
+
+def check_folder(top: Path) -> None:
+    """Refuse a folder of results with links, pipes, devices or too many files, if it exists."""
+    if top.is_dir():
+        for _ in walk(top):
+            pass
+
+
+def files_below(top: Path, name: str) -> list[Path]:
+    """Return the files of a name below a folder of results, in order."""
+    return sorted(folder.path / name for folder in walk(top) if name in folder.files)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, limit: int, *, typed: bool = False) -> Iterator[BinaryIO]:
+    # Without blocking, opening a pipe does not wait for its writer.
+    flags = 0 if typed else getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refused(path, is_link=True) from None
+        raise
+    with open(handle, "rb") as file:
+        state = os.fstat(handle)
+        if stat.S_ISDIR(state.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not typed and not stat.S_ISREG(state.st_mode):
+            raise _refused(path, is_link=False)
+        if state.st_size > limit:
+            raise _too_large(path, limit)
+        yield file
+
+
+def check_file(path: Path) -> None:
+    """Refuse a link, a pipe, a device or a file that is larger than its limit."""
+    with _opened(path, LIMITS.get(path.suffix, OTHER_LIMIT)):
+        pass
+
+
+def read_file(path: Path, *, typed: bool = False) -> bytes:
+    """Read a regular file that is not a link and not larger than its limit.
+
+    A path that the user ``typed`` may also be a link or a pipe. A system error stays an
+    ``OSError``.
+    """
+    limit = LIMITS.get(path.suffix, OTHER_LIMIT)
+    with _opened(path, limit, typed=typed) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise _too_large(path, limit)
+    return content
+
+
+def read_gzip(path: Path) -> bytes:
+    """Read and decompress a file; damage raises ``OSError``, ``EOFError`` or ``zlib.error``."""
+    limit = LIMITS[".gz"]
+    with gzip.GzipFile(fileobj=io.BytesIO(read_file(path))) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise _too_large(path, limit)
+    return content
+
+
+def strict_json(text: bytes | str) -> Any:
+    """Parse JSON without ``NaN`` and ``Infinity``, which are not JSON; ``ValueError`` otherwise."""
+    return json.loads(text, parse_constant=_not_json)
+
+
+def _not_json(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a JSON number")
+
+
+def bounded(values: T) -> T:
+    """Return the content of a file; ``ValueError`` if it is too deep or has a huge integer."""
+    level: list[Any] = [values] if isinstance(values, dict | list) else []
+    for _ in range(MOST_LEVELS):
+        parts = [part.values() if isinstance(part, dict) else part for part in level]
+        inner = [one for part in parts for one in part if not isinstance(one, str)]
+        if any(type(one) is int and abs(one) >= LARGEST for one in inner):
+            raise ValueError(f"an integer has more than {len(str(LARGEST)) - 1} digits")
+        level = [one for one in inner if isinstance(one, dict | list)]
+        if not level:
+            return values
+    raise ValueError(f"it is nested more than {MOST_LEVELS} times")
+
+
+def split_lines(content: bytes, path: Path) -> list[bytes]:
+    """Split a log into lines, of bounded number and length."""
+    if content.count(b"\n") + content.count(b"\r") <= MOST_LINES:
+        lines = content.splitlines()
+        if max(map(len, lines), default=0) <= LONGEST_LINE:
+            return lines
+    limits = f"{MOST_LINES:,} lines or a line of more than {LONGEST_LINE // 1024} KiB"
+    raise InputError(f"{path} has more than {limits}: restore or remove it")
+
+
+def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Parse lines of a log, which hold few and flat values; ``ValueError`` otherwise."""
+    text, many = b"[" + b",".join(lines) + b"]", len(lines)
+    found: list[dict[str, Any]] = strict_json(text)
+    # Counting bytes is much faster than looking at values, and settles usual logs.
+    counts = text.count(b"{") == many and text.count(b"[") <= 9 * many
+    short = text.count(b",") <= MOST_FIELDS * many and _HUGE not in text.translate(_DIGITS)
+    if not (counts and short and len(found) == many) and not all(map(_is_flat, found)):
+        raise ValueError("not a line of a log")
+    if not all(0 <= line.get(key, 0) <= MOST_LINES for line in found for key in ("round", "trial")):
+        raise ValueError("a round or trial out of range")
+    return found
+
+
+def _is_flat(line: dict[str, Any]) -> bool:
+    nested = [value for value in line.values() if type(value) in (list, dict)]
+    parts = [line, *nested] if len(line) <= MOST_FIELDS else []
+    inner = [list(part.values() if isinstance(part, dict) else part) for part in parts]
+    simple = [one for part in inner for one in part if type(one) not in (list, dict)]
+    deep = sum(map(len, inner)) - len(simple) > len(nested)
+    huge = any(type(one) is int and abs(one) >= LARGEST for one in simple)
+    return bool(parts) and not deep and not huge
+
+
+def _refused(path: Path, *, is_link: bool) -> InputError:
+    what = "is a link" if is_link else "is not a regular file"
+    return InputError(f"{path} {what}: results hold plain files and directories; remove it")
+
+
+def _too_large(path: Path, limit: int) -> InputError:
+    return InputError(f"{path} is larger than {limit // MIB} MiB, the limit: restore or remove it")
