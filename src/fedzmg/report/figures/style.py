@@ -27,6 +27,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator
 from numpy.typing import ArrayLike
 
+from fedzmg.plain_text import printable
 from fedzmg.report.writing import write
 from fedzmg.results.formatting import is_share, signed_text
 
