@@ -419,6 +419,16 @@ def test_a_failure_keeps_the_version_that_was_there(
     assert left(tmp_path / "new") == ["sets"]
 
 
+@pytest.mark.usefixtures("tiny")
+def test_next_start_removes_parts_of_a_killed_one(pair: list[Path], tmp_path: Path) -> None:
+    made = catalog.import_files("tiny", pair, tmp_path)
+    home = made.path.parent
+    (home / "data-0123456789ab" / "train").mkdir(parents=True)
+    (home / ".set.json.0123abcd").write_bytes(b"{")
+    assert catalog.import_files("tiny", pair, tmp_path).fingerprint == made.fingerprint
+    assert {path.name for path in home.iterdir()} == {"set.json", made.path.name}
+
+
 def test_damage_is_reported_and_repaired(mirror: Path, pair: list[Path], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     record = cache / "sets" / "tiny" / "set.json"

@@ -19,7 +19,8 @@ from fedzmg.experiment.run_directory import LOG, RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study
-from fedzmg.report.writing import LEFTOVER_SECONDS, write
+from fedzmg.report.writing import write
+from fedzmg.storage.files import LEFTOVER_SECONDS
 
 SHARED: dict[str, Any] = {"task": "toy", "engine": "vectorized", "device": "cpu", "rounds": 2}
 GRID = GridSpec.parse(

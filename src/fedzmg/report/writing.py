@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.storage.files import remove_leftovers, write_atomic
+from fedzmg.storage.files import write_atomic
 from fedzmg.storage.reading import read_file, strict_json
 
 LIST = "written.json"
 ELSEWHERE = "choose another place with --out"
 REPORT = "report"
-LEFTOVER_SECONDS = 60.0
-"""Age at which a temporary file has no writer any more."""
 
 
 class Cleared(NamedTuple):
@@ -47,7 +45,6 @@ def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
     """Write a file and the directories above it; raise InputError if that is impossible."""
     with _writing(path, remedy):
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path.parent, path.name, seconds=LEFTOVER_SECONDS)
         write_atomic(path, content)
 
 

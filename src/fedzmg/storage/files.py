@@ -30,6 +30,9 @@ def check_fences(path: Path) -> None:
     for check in fences:
         check(path)
 
+LEFTOVER_SECONDS = 60.0
+"""Age at which a temporary file has no writer any more, without a lock that says so."""
+
 
 def folder_name(name: str) -> str:
     """Turn an algorithm's name into a portable directory name.
@@ -100,6 +103,7 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
     The old file is renamed to ``keep``. A crash between the two renames leaves only this one.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    remove_leftovers(path.parent, path.name, seconds=LEFTOVER_SECONDS)
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -159,8 +163,8 @@ def remove_leftovers(directory: Path, *names: str, seconds: float = 0.0) -> None
     """Remove temporary files that killed processes left in a directory.
 
     ``names`` are the files that they wrote; without names, all leftovers are removed from a
-    directory that is certainly ours. Without a lock, only files older than ``seconds`` are left by
-    a process that is gone.
+    directory that is certainly ours. Without a lock, ``seconds`` is the age at which a file has no
+    writer any more.
     """
     written = "|".join(map(re.escape, names)) or ".+"
     own = "" if names else r"|\.tmp\w{6}"  # of safetensors
