@@ -59,8 +59,8 @@ def check_text(what: str, text: str) -> None:
 def brief(value: object) -> str:
     """Format a wrong value for a message; the middle of a long one is left out.
 
-    >>> brief(0.5), brief([7] * 1000)[-20:], brief(10**5000)
-    ('0.5', ', 7, 7, 7, 7, 7, 7]', 'a number of thousands of digits')
+    >>> brief(0.5), brief([7] * 1000)[-20:]
+    ('0.5', ', 7, 7, 7, 7, 7, 7]')
     """
     try:
         text = repr(value)

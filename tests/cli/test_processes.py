@@ -30,7 +30,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def test_help_imports_no_heavy_library() -> None:
-    heavy = {"torch", "h5py", "numpy", "fedzmg.data.catalog", "fedzmg.terminal"}
+    heavy = {"torch", "h5py", "numpy", "fedzmg.data.catalog", "fedzmg.terminal.views"}
     code = f"import sys, fedzmg.cli; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 

@@ -91,7 +91,7 @@ def test_end_of_a_process_between_the_last_two_files(
         patch.setattr(RunDirectory, fails, die)
         with pytest.raises(MemoryError):
             run_pack(task(), specs(), places(tmp_path), checkpoint_seconds=0)
-    left = tmp_path / "seed-0" / f".{CLIENTS}.abc"
+    left = tmp_path / "seed-0" / f".{CLIENTS}.0123abcd"
     left.write_bytes(b"half")
     resumed = run_pack(task(), specs(), places(tmp_path))
     assert all(same(a.clients, b.clients) for a, b in zip(resumed, whole, strict=True))

@@ -43,7 +43,9 @@ def test_text_of_any_kind_is_printed_without_control_characters(
     )
     trial = SimpleNamespace(name=EVIL, seed=0, algorithm=Trial.of("fedavg", 0).algorithm)
     other = SimpleNamespace(name="b", seed=0, algorithm=Trial.of("fedavg", 0).algorithm)
-    record = SimpleNamespace(round=1, metric=0.5, train_loss=1.0, diverged=False)
+    record = SimpleNamespace(
+        round=1, metric=0.5, train_loss=1.0, diverged=False, rejected=(), flagged=()
+    )
     simulation = SimpleNamespace(
         trials=[trial, other], stopped_trials=frozenset(), task=SimpleNamespace(metric=ACCURACY)
     )

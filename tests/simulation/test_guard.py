@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,6 +31,7 @@ from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
 from fedzmg.simulation.records import unusual_uploads
 from fedzmg.terminal.live import Display
+from fedzmg.terminal.render import Terminal
 from fedzmg.tree import Tree
 
 aten = torch.ops.aten
@@ -130,7 +130,7 @@ def test_log_report_and_terminal_name_the_client(tmp_path: Path) -> None:
     for guard in (False, True):
         path, fate = tmp_path / str(guard), "rejected" if guard else "flagged"
         own = spec.with_settings({"federation.guard": guard})
-        with Display(Console(file=text, width=200), "accuracy") as display:
+        with Display(Terminal(file=text, width=200), "accuracy") as display:
             [history] = run_pack(task, [own], [path], progress=display)
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         named = [{"flagged", "rejected"} & line.keys() for line in lines]

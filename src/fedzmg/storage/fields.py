@@ -253,4 +253,6 @@ def check_fields(path: Path, values: Mapping[str, Any], remedy: str) -> None:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         key, given = ".".join(map(str, first["loc"])), repr(first.get("input"))[:60]
+        if first["type"] == "missing":
+            raise InputError(f"{path} lacks {key!r}: {remedy}") from None
         raise InputError(f"{path}: {key} = {given}: {first['msg'].lower()}; {remedy}") from None

@@ -30,6 +30,7 @@ def check_fences(path: Path) -> None:
     for check in fences:
         check(path)
 
+
 LEFTOVER_SECONDS = 60.0
 """Age at which a temporary file has no writer any more, without a lock that says so."""
 

@@ -101,7 +101,7 @@ class Strict(pydantic.BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a TOML file."""
-        return cls.parse(read_toml(path), path)
+        return cls.parse(read_toml(path, typed=True), path)
 
     def to_toml(self) -> str:
         """Write a TOML document that :meth:`read` reads back."""
