@@ -145,9 +145,9 @@ def test_validate_checks_the_grid_of_a_study(
 ) -> None:
     if grid is not None:
         (tmp_path / "first").mkdir()
-        content = json.dumps(
-            {"format": 1, "algorithms": {}, "task": "digits", "selection": "tune", **grid}
-        )
+        kept = Path(__file__).parents[2] / "results/cifar100-grid/grid.json"
+        whole = json.loads(kept.read_text())
+        content = json.dumps({**whole, "algorithms": {}, "task": "digits", **grid})
         (tmp_path / "first" / "grid.json").write_text(content)
     done = fedzmg("validate", STUDY, "--set", "rates=first", *SHORT)
     assert done.code == code

@@ -28,7 +28,7 @@ OTHER_LIMIT = 512 * MIB
 """Largest size of other files, such as figures and tables of clients."""
 MOST_LINES = 1_000_000
 """Largest number of lines in a log, and of rounds and trials."""
-LONGEST_LINE, MOST_FIELDS, LARGEST = 64 * 1024, 100, 10**24
+LONGEST_LINE, MOST_FIELDS, LARGEST = 64 * 1024, 100, 10**100
 """Longest line of a log in bytes, its most fields, and the bound of its integers."""
 _HUGE, _DIGITS = b"0" * 25, bytes.maketrans(b"123456789", b"000000000")
 MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32
