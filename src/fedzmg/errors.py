@@ -60,7 +60,7 @@ def brief(value: object) -> str:
     """Format a wrong value for a message; the middle of a long one is left out.
 
     >>> brief(0.5), brief([7] * 1000)[-20:]
-    ('0.5', ', 7, 7, 7, 7, 7, 7]')
+    ('0.5', '7, 7, 7, 7, 7, 7, 7]')
     """
     try:
         text = repr(value)
