@@ -260,6 +260,7 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
                 find_rates(spec)  # raises for a grid that does not fit
             except MissingGrid as error:
                 to_do = [str(error)]
+            to_do += [f"{file}: {remark}" for remark in spec.remarks()]
         found = estimate(spec)
     common.say(*to_do)
     lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
@@ -290,7 +291,8 @@ def _prepare(
         spec.check()
         task = spec.build_task()
         spec.check(task)
-    common.say(*task.notes)
+    remarks = spec.remarks() if kind == "study" else []
+    common.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
     return spec, task, out or Path("runs") / file.stem
 
 

@@ -209,6 +209,13 @@ class StudySpec(Plan):
             raise InputError(f'rates_by = "test": {why}: {remedy}')
         super().check(task)
 
+    def remarks(self) -> list[str]:
+        """Return remarks on valid settings that may be mistakes."""
+        if self.eval_every <= self.rounds:
+            return []
+        given = f"eval_every = {self.eval_every} is more than rounds = {self.rounds}"
+        return [f"{given}: curves have two points, choose a smaller eval_every"]
+
     def check_algorithm(self, name: str, task: Task | None) -> None:
         super().check_algorithm(name, task)
         known = tuned(self.task) if task is None else task.options
