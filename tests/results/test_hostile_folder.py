@@ -288,5 +288,5 @@ def test_wrong_fields_are_named(top: Path) -> None:
         values = json.loads((top / name).read_text())
         values = {key: own for key, own in values.items() if key not in HASHES}
         (top / name).write_text(json.dumps({**values, field: value}))
-        with pytest.raises(InputError, match=rf"{Path(name).name}: {field}"):
+        with pytest.raises(InputError, match=rf"{Path(name).name}.*{field}"):
             read_json(top / name)
