@@ -16,6 +16,7 @@ from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.results.reading import read
 from fedzmg.storage import lock
 
 TASK = toy(rounds=8, epochs=1, eval_every=2)
@@ -74,6 +75,15 @@ DAMAGES: tuple[Callable[[Path, Path, random.Random], None], ...] = (
 
 def files(path: Path) -> Iterator[Path]:
     return (p for p in sorted(path.rglob("*")) if p.is_file() and p.stat().st_size)
+
+
+def test_a_report_rejects_the_log_of_another_seed(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        run(tmp_path / f"{seed}", seed)
+    log = tmp_path / "0" / "metrics.jsonl"
+    shutil.copyfile(tmp_path / "1" / "metrics.jsonl", log)
+    with pytest.raises(InputError, match=str(log)):
+        read([tmp_path / "0"])
 
 
 @pytest.mark.parametrize("train", [run, grid])

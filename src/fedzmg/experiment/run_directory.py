@@ -40,7 +40,7 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.provenance import provenance
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
 from fedzmg.storage import checkpoint as stored
-from fedzmg.storage import lock
+from fedzmg.storage import formats, lock
 from fedzmg.storage.client_metrics import ClientTable, read_clients, write_clients
 from fedzmg.storage.files import (
     changed_log,
@@ -207,16 +207,10 @@ class RunDirectory:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Read a manifest with everything that a training is continued or repeated by."""
-    spec = directory / "spec.toml"
-    spec = spec if spec.exists() else directory.parent / "grid.toml"
-    facts = read_json(directory / "manifest.json", wanted=FORMAT, spec=spec)
+    facts = formats.read_manifest(directory, FORMAT)
     for name in ("data_sha256", "engine", "onednn", "device"):
         if name not in facts:
             raise InputError(f"{directory}/manifest.json lacks {name!r}: restore it")
-    log = changed_log(directory, facts.get("logs", {}), grown="finished" not in facts)
-    if log:
-        remedy = f"restore it, or remove {directory} to train again"
-        raise InputError(f"{directory / log} is damaged or of another training: {remedy}")
     return facts
 
 

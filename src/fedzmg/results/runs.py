@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedzmg.errors import InputError
 from fedzmg.results.uploads import UnusualClient, unusual_clients
 from fedzmg.storage.client_metrics import ClientTable, read_clients
-from fedzmg.storage.formats import RESTORE, flat, log_lines, read_json, read_toml
+from fedzmg.storage.formats import RESTORE, flat, log_lines, read_manifest, read_toml
 
 if TYPE_CHECKING:
     from fedzmg.simulation import History
@@ -148,7 +148,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     if not (directory / "manifest.json").is_file():
         notes.append(f"{shown} has no manifest.json and is left out")
         return None
-    manifest = read_json(directory / "manifest.json", wanted=FORMAT)
+    manifest = read_manifest(directory, FORMAT)
     log = read_log(directory / "metrics.jsonl")
     if not log["dropped"]:
         notes.append(f"{shown} has no finished round yet")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fedzmg.errors import InputError
 from fedzmg.storage.fields import check_fields
-from fedzmg.storage.files import append, log_bytes, write_atomic
+from fedzmg.storage.files import append, changed_log, log_bytes, write_atomic
 from fedzmg.storage.reading import bounded, parse_lines, read_file, split_lines, strict_json
 
 T = TypeVar("T")
@@ -58,6 +58,18 @@ def read_json(
         raise InputError(f"{path} does not belong to {spec}: {remedy}")
     check_fields(path, values, remedy)
     return values
+
+
+def read_manifest(directory: Path, wanted: int) -> dict[str, Any]:
+    """Read the manifest of a run or of a grid's algorithm; check its specification and logs."""
+    spec = directory / "spec.toml"
+    spec = spec if spec.exists() else directory.parent / "grid.toml"
+    facts = read_json(directory / "manifest.json", wanted=wanted, spec=spec)
+    log = changed_log(directory, facts.get("logs", {}), grown="finished" not in facts)
+    if log:
+        remedy = f"restore it, or remove {directory} to train again"
+        raise InputError(f"{directory / log} is damaged or of another training: {remedy}")
+    return facts
 
 
 def write_json(path: Path, values: Mapping[str, Any], spec: Path | None = None) -> None:
