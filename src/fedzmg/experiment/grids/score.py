@@ -316,9 +316,10 @@ class Stops:
         points = self._known(rows, dict.fromkeys(within, round_), lost)
         settled = [p for p, why in enumerate(self._reasons(round_)) if why - {"diverged"}]
         found: dict[int, Stopped] = {}
-        for point, (_, height) in dominated(self._rule, points, settled).items():
+        for point, (intact, height) in dominated(self._rule, points, settled).items():
             at_most = self._rule.sign(height)
-            words = f"its score is at most {at_most:.6g}, and another point is certainly better"
+            why = f"its score is at most {at_most:.6g}" if intact else "one of its seeds diverged"
+            words = f"{why}, and another point is certainly better"
             for trial, seed in zip(self._trials[point], points[point], strict=True):
                 if trial not in self.now and (trial in within or not seed.values):
                     at = round_ if trial in within else 0
