@@ -9,8 +9,8 @@ between 0 and 1 for the last ``layers`` of the model::
     server:  w <- w - server_lr sum_k p_k (w - w_k)
 
 Travels down: the model. Travels up: the model difference. Client state: w_k and W. The first round
-of a client is FedAvg's. In its second one, W is learned for ``start_epochs``. A client uses t with the
-newest common model.
+of a client is FedAvg's. In its second one, W is learned for ``start_epochs``. A client uses t with
+the newest common model.
 
 Differences from the paper: W is learned on all of the client's data instead of 80 %, the first time
 for a fixed number of epochs instead of until the loss is steady.

@@ -5,8 +5,8 @@
     client:  phi_k <- phi_k - lr g           K steps; the head keeps its initial values
     server:  phi   <- phi - server_lr sum_k p_k (phi - phi_k)
 
-Travels down: phi. Travels up: the difference of phi. State: none. Every client is meant to fine-tune
-the model: compare clients after fine-tuning.
+Travels down: phi. Travels up: the difference of phi. State: none. Every client is meant to
+fine-tune the model: compare clients after fine-tuning.
 ``parts.frozen`` says which layers are frozen: ``last:1``, the last one, by default.
 
 Differences from the paper: none. The authors' code sets the head's learning rate to zero; here the
