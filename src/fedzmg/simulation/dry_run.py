@@ -15,7 +15,7 @@ from torch import Tensor
 from fedzmg.algorithms.parts import sent_down
 from fedzmg.contract import Rule, bind, chain
 from fedzmg.errors import InputError
-from fedzmg.messages import ClientContext, Cohort, FullPass, Upload
+from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Upload
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 
@@ -52,7 +52,7 @@ def _round(client: Any, server: Any, params: Tree) -> None:
     known = {name: count for name in ("client", "key", "steps") if name in client.needs}
     if "label_counts" in client.needs:
         known["label_counts"] = count.expand(2)
-    context = ClientContext(sent, shared, memory, count, count, **known)
+    context = ClientContext(sent, shared, memory, count, count, Asked(**known))
     begin = _same(client, "start", client.start(context), params)
     full_pass: FullPass | tuple[()] = ()
     if client.full_pass != "never":
