@@ -168,5 +168,8 @@ def distance(one: Any, two: Any) -> tuple[float, str]:
     NaN is infinitely far from everything.
     """
     pairs = zip(named_leaves(one).items(), leaves(two), strict=True)
-    gaps = [(float((a - b).abs().nan_to_num(torch.inf).max()), name) for (name, a), b in pairs]
+    gaps = [
+        (float((a.double() - b.double()).abs().nan_to_num(torch.inf).max()), name)
+        for (name, a), b in pairs
+    ]
     return max(gaps)
