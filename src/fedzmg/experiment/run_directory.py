@@ -132,7 +132,9 @@ class RunDirectory:
         """Write all evaluations of single clients."""
         last = found[-1]
         rounds = np.array([one.round for one in found])
-        values = [np.stack([getattr(one, name) for one in found]) for name in ("metric", "loss")]
+        names = ("metric", "loss", "personal", "tuned")
+        columns: list[Any] = [[getattr(one, name) for one in found] for name in names]
+        values: list[Any] = [None if column[-1] is None else np.stack(column) for column in columns]
         shared = last.part, last.population, last.clients, last.examples
         write_clients(self.path, ClientTable(*shared, rounds, *values))
 
@@ -142,10 +144,10 @@ class RunDirectory:
         if table is None:
             return ()
         shared = table.part, table.population, table.clients, table.examples
-        evaluations = zip(table.rounds.tolist(), table.metric, table.loss, strict=True)
+        columns: tuple[Any, ...] = (table.metric, table.loss, table.personal, table.tuned)
         return tuple(
-            ClientMetrics(round_, *shared, metric, loss)
-            for round_, metric, loss in evaluations
+            ClientMetrics(round_, *shared, *[None if c is None else c[i] for c in columns])  # type: ignore[arg-type]
+            for i, round_ in enumerate(table.rounds.tolist())
             if until is None or round_ <= until
         )
 

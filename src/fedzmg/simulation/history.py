@@ -44,6 +44,10 @@ class ClientMetrics:
     examples: npt.NDArray[np.int64]
     metric: npt.NDArray[np.float64]
     loss: npt.NDArray[np.float64]
+    personal: npt.NDArray[np.float64] | None = None
+    """Metric of each client's personal model; None if the algorithm has none."""
+    tuned: npt.NDArray[np.float64] | None = None
+    """Metric of each client's model after fine-tuning; None unless ``protocol.fine_tune``."""
 
 
 class Watched(NamedTuple):

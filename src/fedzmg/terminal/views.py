@@ -13,6 +13,7 @@ from fedzmg.algorithms import ALGORITHMS
 from fedzmg.diagnose.verdict import percent
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity, who
+from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.study import paired_tests, scores, thresholds
 from fedzmg.report.tables.table import Table
 from fedzmg.report.tables.theory import Finding, finding_table
@@ -36,6 +37,7 @@ _LAYERS = (
 def study(result: StudyResult, width: int) -> RenderableType:
     """Show scores, thresholds, paired tests and notes of a study or comparison."""
     parts: list[Any] = [scores(result), thresholds(result), paired_tests(result)]
+    parts.append(own_models(result))
     names = dict.fromkeys(score.algorithm for score in result.scores)
     own = [name for name in names if name in ALGORITHMS and ALGORITHMS[name].inferred]
     parts += result.notes

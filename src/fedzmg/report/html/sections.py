@@ -15,6 +15,7 @@ from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.table import Column, Table
 from fedzmg.report.tables.uploads import uploads
 from fedzmg.results import formatting as fmt
@@ -80,6 +81,7 @@ def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
     of_clients = [charts.pop(name) for name in list(charts) if name.startswith("client")]
     yield Block("pictures", list(charts.values()))
     yield Block("table", tables.clients(result), "Clients")
+    yield Block("table", own_models(result))
     yield Block("notes", list(_missing(result)))
     yield Block("pictures", of_clients)
     yield Block("table", tables.finals(result), "Final value of every seed", folded=True)
