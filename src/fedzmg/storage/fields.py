@@ -130,12 +130,23 @@ class Stop(TypedDict, total=False):
     words: str
 
 
+class Unusual(TypedDict, total=False):
+    """A client of a grid's point whose uploads were rejected or flagged."""
+
+    client: Required[str]
+    action: Required[str]
+    ratio: Required[Number | None]
+    """Norm of its largest update over the median of the cohort; None if not finite."""
+    round: Required[Round]
+
+
 class Point(TypedDict, total=False):
     """A point of a grid."""
 
     options: Required[dict[str, Number]]
     score: Required[Number | None]
     diverged: Required[Count]
+    unusual: Annotated[list[Unusual], _FEW]
 
 
 class Neighbour(TypedDict, total=False):
