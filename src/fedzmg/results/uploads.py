@@ -50,13 +50,9 @@ def ratio_text(ratio: float | None) -> str:
 
 
 def unusual_points(entry: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Any]]:
-    """Yield point and client of unusual uploads in an algorithm's entry of a ``grid.json``.
-
-    Points that diverged are left out: their uploads say nothing about the clients.
-    """
+    """Yield point and client of unusual uploads in an algorithm's entry of a ``grid.json``."""
     for point in entry["points"]:
-        if not point["diverged"]:
-            yield from ((point, client) for client in point.get("unusual", ()))
+        yield from ((point, client) for client in point.get("unusual", ()))
 
 
 def grid_warning(name: str, entry: Mapping[str, Any]) -> str:

@@ -124,7 +124,8 @@ def score(
         listed.append({"options": options, "score": mean, "runs": runs, "diverged": diverged})
         if spec.also_by_test:
             listed[-1]["test_score"] = scored(trials, "test_metric")[0]
-        if i in unusual:
+        # The uploads of a diverged model say nothing about its clients.
+        if i in unusual and not diverged:
             listed[-1]["unusual"] = unusual[i]
         if any(t in stops for t in trials):
             listed[-1]["stopped"] = [stops[t].line() if t in stops else None for t in trials]
