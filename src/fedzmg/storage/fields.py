@@ -103,6 +103,11 @@ class Change(TypedDict, total=False):
     chunk: Count | None
 
 
+LogName: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^\w{1,40}\.jsonl$")]
+LogMark: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^\d{1,12} [0-9a-f]{64}$")]
+"""Size and hash of a log."""
+
+
 class Manifest(TypedDict, total=False):
     """Content of ``manifest.json``."""
 
@@ -120,6 +125,7 @@ class Manifest(TypedDict, total=False):
     pack_changes: list[Change]
     command: str | list[str] | None
     seconds: Number
+    logs: dict[LogName, LogMark]
 
 
 class Stop(TypedDict, total=False):
