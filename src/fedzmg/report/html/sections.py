@@ -17,7 +17,7 @@ from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.table import Column, Table
-from fedzmg.report.tables.uploads import uploads
+from fedzmg.report.tables.uploads import grid_uploads, uploads
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
 from fedzmg.results.reading import Material, PlanFile, Study, name_of
@@ -167,6 +167,7 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
             Block("text", made, name_of(data), "facts"),
             Block("pictures", [drawn[own] for own in stems if own in drawn]),
             Block("table", best_points(data), "Best points"),
+            Block("table", grid_uploads(data), "Unusual uploads"),
         ]
     facts = (
         "Stronger colours are better, on one scale for a grid; the frame marks the chosen point."
