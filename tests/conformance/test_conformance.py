@@ -280,7 +280,7 @@ def test_rules_do_not_mutate_and_state_keeps_its_form(name: str) -> None:
     assert form(memory) == form(context.memory)
     state = server.init(context.params)
     before = tree_map(torch.clone, state)
-    cohort = Cohort(*upload, torch.tensor(1), torch.tensor(7), torch.tensor(1))
+    cohort = Cohort(*upload[:3], torch.tensor(1), torch.tensor(7), torch.tensor(1))
     moved, new_state = server.update(context.params, state, cohort)
     assert form(new_state) == form(state)
     assert form(moved) == form(context.params)

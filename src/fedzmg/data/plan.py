@@ -66,6 +66,8 @@ class ClientBatch(NamedTuple):
     client: int
     examples: int
     stream: Stream
+    key: int = 0
+    """Key for random numbers of rules."""
 
 
 def sample_cohort(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.parts import sent_down
 from fedzmg.contract import Rule, bind, chain
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Upload
@@ -47,12 +48,21 @@ def _round(client: Any, server: Any, params: Tree) -> None:
     state = _state(server, "init", server.init(params))
     shared = _state(server, "share", server.share(state))
     memory = _state(client, "init_memory", client.init_memory(params))
-    context = ClientContext(params, shared, memory, count, count)
+    sent = _same(server, "send", server.send(params, state), params)
+    known = {name: count for name in ("client", "key", "steps") if name in client.needs}
+    if "label_counts" in client.needs:
+        known["label_counts"] = count.expand(2)
+    context = ClientContext(sent, shared, memory, count, count, **known)
+    begin = _same(client, "start", client.start(context), params)
     full_pass: FullPass | tuple[()] = ()
     if client.full_pass != "never":
         full_pass = FullPass(one.sum(), grad if client.full_pass == "start" else Tree({}))
     scratch = _state(client, "begin", client.begin(context, full_pass))
-    stepped = client.step(context, params, scratch, grad)
+    later = scratch
+    for _ in range(client.gradients_per_step - 1):
+        point = client.next_point(context, begin, later, grad)
+        _, later = _same(client, "next_point", point, (params, scratch))
+    stepped = client.step(context, begin, later, grad)
     moved, after = _same(client, "step", stepped, (params, scratch))
     if client.uses_epoch_end:
         ended = client.end_epoch(after, one.sum())
@@ -60,11 +70,16 @@ def _round(client: Any, server: Any, params: Tree) -> None:
         after, _ = _same(client, "end_epoch", ended, (scratch, proceed))
     sent = client.finish(context, moved, after, count)
     upload = sent[0] if isinstance(sent, tuple) and len(sent) == 2 else ()
-    wanted = upload._replace(delta=params) if isinstance(upload, Upload) else Upload(params)
+    travels = sent_down(server, params)
+    wanted = upload._replace(delta=travels) if isinstance(upload, Upload) else Upload(travels)
     upload, _ = _same(client, "finish", sent, (wanted, memory))
     # Averages are floating point numbers whatever was uploaded.
     floats = tree_map(lambda leaf: leaf.to(one.dtype), upload)
-    cohort = Cohort(floats.delta, floats.average, floats.total, count, count, count)
+    one_row = tree_map(lambda leaf: leaf[None], (floats.each, count > 0, count))
+    each, valid, clients = one_row
+    cohort = Cohort(
+        floats.delta, floats.average, floats.total, count, count, count, each, valid, clients, count
+    )
     _same(server, "update", server.update(params, state, cohort), (params, state))
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.parts import fit, sent_down
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream, sample_cohort
 from fedzmg.engine.aggregate import Merger
@@ -27,8 +28,10 @@ from fedzmg.federation import Federation
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.precision import Precision, same_bits
+from fedzmg.seeds import key
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
+from fedzmg.simulation.labels import label_counts
 from fedzmg.simulation.records import RoundFacts, message_sizes
 from fedzmg.simulation.server import Checkpoint, Snapshot, next_snapshot, restored_snapshot
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
@@ -72,7 +75,8 @@ class RoundPlanner:
             first, last = (int(o) for o in data.offsets[client : client + 2])
             address = (seed, round_, client, drawn[client])
             stream = local_stream(protocol.batching, *address, first, last - first)
-            batches.append(ClientBatch(0, client, last - first, stream))
+            own = key(seed, "rule", *address[1:])
+            batches.append(ClientBatch(0, client, last - first, stream, own))
             drawn[client] += 1
         return batches
 
@@ -127,6 +131,7 @@ class Simulation:
         shared = shared_algorithm(task, self.trials)
         self.weights = shared.weights
         half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+        labels = label_counts(task, shared.client, device)
         self.program = Program(
             rule=shared.client,
             objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
@@ -135,9 +140,10 @@ class Simulation:
             dtype=dtype,
             device=device,
             longest=task.protocol.batching.steps(int(task.train.counts.max())),
+            label_counts=labels,
         )
         self._test = task.test.to(device, dtype)
-        fitted = [trial.algorithm.for_layout(task.model.layout) for trial in self.trials]
+        fitted = [fit(trial.algorithm, task.model.layout, task.parts) for trial in self.trials]
         self._clients, self._servers = (
             PackedRule.of(side, shared, fitted, dtype, device) for side in ("client", "server")
         )
@@ -219,9 +225,11 @@ class Simulation:
 
     def broadcast(self, round_: int, now: Snapshot) -> Broadcast:
         """Make the message of every server to its clients."""
-        shared = self._servers.map(lambda rule, s, _: rule.share(s), now.state, now.lost)
+        params, shared = self._servers.map(
+            lambda rule, p, s: (rule.send(p, s), rule.share(s)), now.params, now.state
+        )
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
-        return Broadcast(now.params, shared, self._clients.numbers, stamp)
+        return Broadcast(params, shared, self._clients.numbers, stamp)
 
     def read_memory(self, batches: list[ClientBatch]) -> State:
         """Copy the memories of a round's clients to the device."""
@@ -310,9 +318,10 @@ class Simulation:
             after = after._replace(alive=after.alive & scores[0].isfinite())
         # Record.
         sums, cohort = merger.sums, self.task.protocol.cohort
-        sizes = message_sizes(batches, broadcast, merger.upload, cohort=cohort, counts=by_examples)
-        sent = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
-        down, up = sent.to(self.device, non_blocking=True).T
+        sent = broadcast._replace(params=sent_down(self._servers.rule, broadcast.params))
+        sizes = message_sizes(batches, sent, merger.upload, cohort=cohort, counts=by_examples)
+        size = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
+        down, up = size.to(self.device, non_blocking=True).T
         traffic = torch.stack([down, up * (sums.clients + sums.dropped)], 1)
         after = after._replace(traffic=before.traffic + traffic)
         columns = [after.alive, sums.clients, sums.dropped, sums.steps, sums.loss]
