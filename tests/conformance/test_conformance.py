@@ -243,7 +243,7 @@ def test_cohort_that_loses_every_upload_leaves_everything_untouched(name: str) -
 
 def parts(name: str) -> tuple[Any, Any, ClientContext, Tree]:
     """Rules bound to tensors, what a client is given, and a gradient."""
-    algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout)
+    algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout, len(SIZES))
     params = task().model.params().map(lambda leaf: leaf.double())
     grad = params.map(lambda leaf: torch.full_like(leaf, 0.1) + leaf.sin())
 
@@ -261,7 +261,7 @@ def parts(name: str) -> tuple[Any, Any, ClientContext, Tree]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_rules_do_not_mutate_and_state_keeps_its_form(name: str) -> None:
-    algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout)
+    algorithm = ENTRIES[name].algorithm.for_layout(task().model.layout, len(SIZES))
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
     client, server, context, grad = parts(name)
     kept = tree_map(torch.clone, (context, grad))
@@ -280,7 +280,9 @@ def test_rules_do_not_mutate_and_state_keeps_its_form(name: str) -> None:
     assert form(memory) == form(context.memory)
     state = server.init(context.params)
     before = tree_map(torch.clone, state)
-    cohort = Cohort(*upload[:3], torch.tensor(1), torch.tensor(7), torch.tensor(1))
+    one, each = torch.tensor(1), tree_map(lambda leaf: leaf[None], upload.each)
+    size = torch.tensor(len(SIZES))
+    cohort = Cohort(*upload[:3], one, size, one, each, one[None] > 0, one[None])
     moved, new_state = server.update(context.params, state, cohort)
     assert form(new_state) == form(state)
     assert form(moved) == form(context.params)
@@ -325,7 +327,9 @@ def test_messages_and_kept_state_have_the_declared_sizes(name: str) -> None:
     weights = sum(leaf[0].numel() for leaf in leaves(sim.snapshot.params))
 
     def size(state: object) -> float:
-        return sum(leaf[0].numel() for leaf in leaves(state) if leaf.ndim > 1) / weights
+        # One number per client counts as a scalar.
+        arrays = [leaf[0] for leaf in leaves(state) if leaf.ndim > 1]
+        return sum(leaf.numel() for leaf in arrays if leaf.shape != (len(SIZES),)) / weights
 
     assert size(sim.snapshot.state) == entry.server_keeps
     assert size(sim.memory.fresh) == entry.client_keeps
