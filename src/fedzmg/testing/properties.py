@@ -200,8 +200,9 @@ def _traffic_and_state_are_as_declared(case: Case) -> str:
         if isinstance(state, tuple | Tree):
             return sum(map(size, state.values() if isinstance(state, Tree) else state))
         # One number per client counts as a scalar.
-        scalars = not isinstance(state, Tensor) or state.shape[1:] in ((), (len(task().train),))
-        return 0 if scalars else state[0].numel()
+        if not isinstance(state, Tensor) or state.shape[1:] in ((), (len(task().train),)):
+            return 0
+        return state[0].numel()
 
     weights = size(sim.snapshot.params)
     counted = {
