@@ -155,7 +155,7 @@ def _round(
     # Averages are floating point numbers whatever was uploaded.
     floats = tree_map(lambda leaf: leaf.to(some.dtype), upload)
     merged = floats.delta, floats.average, floats.total
-    each, valid, clients = tree_map(lambda leaf: leaf[..., None], (floats.each, one > 0, one))
+    each, valid, clients = tree_map(lambda leaf: leaf[..., None], (floats.each, one > 0, one - 1))
     cohort = Cohort(*merged, count(SIZE), count(POPULATION), one, each, valid, clients, one)
     call(server, "update", _updated, params, state, cohort)
 

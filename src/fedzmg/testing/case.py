@@ -159,8 +159,8 @@ class Case:
         """Return client rule, server rule and models of the pack, for a dry run."""
         problem, trials = task(), self.trials()
         shared = shared_algorithm(problem, trials)
-        layout = problem.model.layout
-        fitted = [fit(trial.algorithm, layout, problem.parts) for trial in trials]
+        known = problem.model.layout, problem.parts, len(problem.train)
+        fitted = [fit(trial.algorithm, *known) for trial in trials]
         sides = ("client", "server")
         client, server = (PackedRule.of(s, shared, fitted, torch.float64, CPU) for s in sides)
         starts = [initial_params(problem.model, problem.init, trial.seed) for trial in trials]
