@@ -10,113 +10,93 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
+from fedzmg.messages import (
+    BatchOutputs,
+    ClientContext,
+    Cohort,
+    FullPass,
+    FullPassTiming,
+    Result,
+    Rows,
+    Stepped,
+    Upload,
+)
+from fedzmg.parts import Parts
+from fedzmg.rule import (
+    Layout,
+    Number,
+    ParamInfo,
+    Rule,
+    bind,
+    chain,
+    choice,
+    inner_rules,
+    map_rule,
+    number,
+    numbers,
+    replace_in_chain,
+    structure,
+    whole,
+)
 from fedzmg.tree import State, Tree
 
-Number: TypeAlias = float | Tensor
-"""A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
-so it is used only arithmetically."""
+__all__ = [
+    "Aggregator",
+    "Algorithm",
+    "AlgorithmInfo",
+    "ClientRule",
+    "Layout",
+    "Need",
+    "Number",
+    "ParamInfo",
+    "Parts",
+    "Rule",
+    "ServerRule",
+    "bind",
+    "chain",
+    "choice",
+    "inner_rules",
+    "map_rule",
+    "number",
+    "numbers",
+    "replace_in_chain",
+    "structure",
+    "whole",
+]
 
-Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm"]
 Weights = Literal["examples", "uniform"]
-WrapperKind = Literal["clip", "change", "project", "pull", "schedule"]
+WrapperKind = Literal["clip", "change", "project", "pull", "schedule", "parts"]
 """Effect of a wrapper on the rule inside: bound its gradients, change or project them, pull the
-model somewhere, or change its numbers from round to round."""
-
-
-class ParamInfo(NamedTuple):
-    """Role and input axes of one parameter."""
-
-    role: Role
-    input_axes: tuple[int, ...]
-    layer: str = ""
-    """Type of the module that owns it, such as ``Conv2d``."""
-
-
-Layout: TypeAlias = Mapping[str, ParamInfo]
-
-
-def number(
-    default: float | None,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    above: float = -math.inf,
-    below: float = math.inf,
-    doc: str,
-) -> Any:
-    """Declare a rule's numeric field with its range: ``low <= x <= high``, ``above < x < below``.
-
-    A default of ``None`` leaves the term out, which is cheaper than a zero and gives the same
-    result bit for bit.
-    """
-    limits = {"low": low, "high": high, "above": above, "below": below}
-    return dataclasses.field(default=default, metadata={"number": limits, "doc": doc})
-
-
-def choice(*words: str, default: str | None = None, doc: str = "") -> Any:
-    """Declare a rule's field that holds one of these words, by default the first."""
-    chosen = words[0] if default is None else default
-    return dataclasses.field(default=chosen, metadata={"words": words, "doc": doc})
-
-
-def _range_text(limits: Mapping[str, float]) -> str:
-    signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
-    parts = [f"{sign} {limits[k]:g}" for k, sign in signs.items() if math.isfinite(limits[k])]
-    return "a finite number" + (" " + " and ".join(parts) if parts else "")
-
-
-class Rule:
-    """Base of client and server rules: checked fields and a layout."""
-
-    pairing: ClassVar[str] = ""
-    """Name shared by client and server rules that work only with each other."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            limits, words = field.metadata.get("number"), field.metadata.get("words")
-            value = getattr(self, field.name)
-            if words is not None and value not in words:
-                raise unknown(field.name, str(value), words)
-            absent = value is None and field.default is None
-            if limits is None or absent or isinstance(value, Tensor):
-                continue
-            if isinstance(value, Real) and not isinstance(value, bool):
-                # NumPy numbers become Python numbers: options are compared, shown and stored.
-                value = int(value) if isinstance(value, Integral) else float(value)
-                object.__setattr__(self, field.name, value)
-                closed = limits["low"] <= value <= limits["high"]
-                finite = abs(value) <= sys.float_info.max  # of any number of digits
-                if closed and limits["above"] < value < limits["below"] and finite:
-                    continue
-            raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
-
-    def for_layout(self, layout: Layout) -> Self:
-        """Return this rule with the roles and input axes of a model's parameters."""
-        inner = {name: rule.for_layout(layout) for name, rule in inner_rules(self).items()}
-        return dataclasses.replace(self, **inner) if inner else self  # type: ignore[type-var]
+model somewhere, change its numbers from round to round, or show it a part of the model."""
+Need = Literal["client", "key", "steps", "label_counts", "features"]
+"""Values that a rule gets only if it asks for them; a value not asked for is ``()``."""
 
 
 class ClientRule(Rule, ABC):
-    """Base of client rules. Only :meth:`step` is abstract."""
+    """Base of client rules. Only :meth:`step` is abstract.
+
+    Order of calls: :meth:`start` and :meth:`begin`, then for every batch the gradient at the local
+    model and :meth:`step`, :meth:`end_epoch` after each epoch, and :meth:`finish`.
+    """
 
     wrapper_kind: ClassVar[WrapperKind] = "change"
     """Effect on the rule inside, if this is a wrapper; decides the order of wrappers."""
     incompatible: ClassVar[Mapping[WrapperKind, str]] = MappingProxyType({})
     """Kinds of wrappers that must not be put around it, each with the reason."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Return the optional values of the context and of batches that the rule uses."""
+        return frozenset()
 
     @property
     def full_pass(self) -> FullPassTiming:
@@ -128,13 +108,54 @@ class ClientRule(Rule, ABC):
         """Tell the engine to call :meth:`end_epoch`."""
         return False
 
+    @property
+    def extra_epochs(self) -> int:
+        """Return the local epochs that the rule needs besides those of the protocol."""
+        return 0
+
+    @property
+    def gradients_per_step(self) -> int:
+        """Return the gradients of a batch that a step needs; more than 1 call next_point."""
+        return 1
+
+    @property
+    def own_loss(self) -> bool:
+        """Tell the engine to train on :meth:`loss` instead of the task's loss."""
+        return False
+
+    @property
+    def is_personal(self) -> bool:
+        """Tell whether clients use :meth:`personal_model` instead of the global model."""
+        return False
+
     def init_memory(self, params: Tree) -> State:
         """Return the memory of a client that was never sampled before."""
         return ()
 
+    def start(self, context: ClientContext) -> Tree:
+        """Return the model at which local training starts."""
+        return context.params
+
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         """Return the state of one local training; ``full_pass`` is ``()`` unless asked for."""
         return ()
+
+    def references(self, context: ClientContext) -> tuple[Tree, ...]:
+        """Return the models whose outputs :meth:`loss` compares with, such as the global one."""
+        return ()
+
+    def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
+        """Return one loss per example of a batch."""
+        return batch.losses
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        """Return the point of the next gradient of the same batch, and the state.
+
+        It is called before :meth:`step`, once for every gradient of a step but the last.
+        """
+        return params, scratch
 
     @abstractmethod
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
@@ -148,6 +169,17 @@ class ClientRule(Rule, ABC):
         """Return the upload, and the memory until the client is sampled again."""
         return Upload(context.params - params), context.memory
 
+    def wire(self, upload: Upload) -> State | int:
+        """Return the values of an upload that travel, or their size in bytes.
+
+        Values that the server could compute from others need not travel.
+        """
+        return upload
+
+    def personal_model(self, params: Tree, memory: State) -> Tree:
+        """Return the model that a client uses, from the global one and its memory."""
+        return params
+
 
 class ServerRule(Rule, ABC):
     """Base of server rules. Only :meth:`update` is abstract."""
@@ -155,17 +187,55 @@ class ServerRule(Rule, ABC):
     only_weights: ClassVar[Weights | None] = None
     """The only weighting for which its equations are right, if there is one."""
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Return the optional values of the cohort that the rule uses: ``client``, ``key``."""
+        return frozenset()
+
+    @property
+    def own_weights(self) -> bool:
+        """Tell the engine to weight uploads by :meth:`weigh`."""
+        return False
+
     def init(self, params: Tree) -> State:
         """Return the server state before the first round."""
         return ()
+
+    def send(self, params: Tree, state: State) -> Tree:
+        """Return the model that is sent to the clients."""
+        return params
 
     def share(self, state: State) -> State:
         """Return what is sent to the clients besides the model."""
         return ()
 
+    def weigh(self, state: State, clients: Tensor, weights: Tensor) -> Tensor:
+        """Return weights of clients, by number, in place of those of examples (or equal ones)."""
+        return weights
+
     @abstractmethod
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         """Return the next global model and server state."""
+
+
+class Aggregator(Rule, ABC):
+    """Base of stages that merge the model updates of a cohort in another way than their mean.
+
+    It sees all updates of a round at once, so all of them are kept in memory.
+    """
+
+    @property
+    def fewest(self) -> int:
+        """Return the number of updates below which a round changes nothing."""
+        return 1
+
+    def init(self, params: Tree) -> State:
+        """Return the state before the first round."""
+        return ()
+
+    @abstractmethod
+    def aggregate(self, rows: Rows, state: State) -> tuple[Tensor, State]:
+        """Merge updates into one, and return the next state."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +246,9 @@ class Algorithm:
     client: ClientRule
     server: ServerRule
     weights: Weights = "examples"
+    aggregator: Aggregator | None = None
+    """Its own way to merge updates; by default their mean, or the federation's aggregator."""
+    parts: Parts = Parts()
 
     def __post_init__(self) -> None:
         if self.weights not in ("examples", "uniform"):
@@ -201,7 +274,9 @@ class Algorithm:
     def options(self) -> dict[str, Any]:
         """Return every option by key, such as ``{"client.lr": 0.1, "weights": "examples"}``."""
         fields = self.fields().items()
-        return {"weights": self.weights} | {k: getattr(rule, f.name) for k, (rule, f) in fields}
+        parts = {f"parts.{f.name}": getattr(self.parts, f.name) for f in dataclasses.fields(Parts)}
+        own = {"weights": self.weights} | (parts if self.parts else {})
+        return own | {key: getattr(rule, f.name) for key, (rule, f) in fields}
 
     def fields(self) -> dict[str, tuple[Rule, dataclasses.Field[Any]]]:
         """Return the rule and the field of every option but the weights, outermost rules first."""
@@ -217,7 +292,8 @@ class Algorithm:
     def with_options(self, options: Mapping[str, Any]) -> Algorithm:
         """Return a copy with fields changed: ``client.FIELD``, ``server.FIELD``, ``weights``.
 
-        A field of a wrapped rule is named as if it were the wrapper's own. An unknown key or a
+        A field of a wrapped rule is named as if it were the wrapper's own, one of the parts
+        ``parts.FIELD``. An unknown key or a
         value out of range is an InputError.
         """
         known = self.options()
@@ -229,6 +305,9 @@ class Algorithm:
             try:
                 if not side:
                     changed = dataclasses.replace(changed, weights=value)
+                elif side == "parts":
+                    parts = dataclasses.replace(changed.parts, **{field: value})
+                    changed = dataclasses.replace(changed, parts=parts)
                 else:
                     rule = replace_in_chain(getattr(changed, side), field, value)
                     changed = dataclasses.replace(changed, **{side: rule})
@@ -263,31 +342,6 @@ class AlgorithmInfo:
     """Parts that we inferred because no source could be read; shown wherever results are."""
     about: str = ""
     """Equations and remarks: the docstring of its module, which the table fills in."""
-
-
-R = TypeVar("R", bound=Rule)
-
-
-def inner_rules(rule: Rule) -> dict[str, Rule]:
-    """Return the rules that a wrapper holds, by field name."""
-    fields = dataclasses.fields(rule)  # type: ignore[arg-type]
-    values = {field.name: getattr(rule, field.name) for field in fields}
-    return {name: value for name, value in values.items() if isinstance(value, Rule)}
-
-
-def chain(rule: Rule) -> list[Any]:
-    """Return a rule and the rules inside it, outermost first."""
-    return [rule, *(r for inner in inner_rules(rule).values() for r in chain(inner))]
-
-
-def replace_in_chain(rule: Any, field: str, value: Any) -> Any:
-    """Return a copy with a field changed, in the outermost rule that has it."""
-    if field in {f.name for f in dataclasses.fields(rule)}:
-        return dataclasses.replace(rule, **{field: value})
-    for name, inner in inner_rules(rule).items():
-        if any(field in {f.name for f in dataclasses.fields(r)} for r in chain(inner)):
-            return dataclasses.replace(rule, **{name: replace_in_chain(inner, field, value)})
-    raise AttributeError(field)
 
 
 def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
@@ -326,7 +380,7 @@ def _check_pairing(client: ClientRule, server: ServerRule) -> None:
 
 
 _ORDER: Mapping[WrapperKind, int] = {"clip": 0, "change": 1, "project": 1, "pull": 2}
-"""Order of wrappers from the loss to the step; a schedule may be anywhere."""
+"""Order of wrappers from the loss to the step; others may be anywhere."""
 
 
 def _check_wrappers(client: ClientRule) -> None:
@@ -340,43 +394,3 @@ def _check_wrappers(client: ClientRule) -> None:
                 f"{around}: the outermost acts first, and gradients are clipped, then "
                 "projected, then the model is pulled; swap the two"
             )
-
-
-def numbers(rule: Rule) -> dict[str, float]:
-    """Return the numeric fields of a rule and of the rules inside, by path (``"inner.lr"``)."""
-    found = {
-        field.name: float(getattr(rule, field.name))
-        for field in dataclasses.fields(rule)  # type: ignore[arg-type]
-        if "number" in field.metadata and getattr(rule, field.name) is not None
-    }
-    for name, inner in inner_rules(rule).items():
-        found |= {f"{name}.{path}": value for path, value in numbers(inner).items()}
-    return found
-
-
-def bind(rule: R, values: Mapping[str, Tensor]) -> R:
-    """Return the rule with its numbers replaced by tensors, by the paths of :func:`numbers`."""
-    changes: dict[str, Any] = {path: v for path, v in values.items() if "." not in path}
-    for name, inner in inner_rules(rule).items():
-        prefix = f"{name}."
-        below = {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
-        changes[name] = bind(inner, below)
-    return dataclasses.replace(rule, **changes)  # type: ignore[type-var]
-
-
-def map_rule(
-    rule: Rule, function: Callable[..., Any], values: Mapping[str, Tensor], *args: Any
-) -> Any:
-    """Map ``function(rule, *args)`` over rows, the rule bound to the numbers of each row."""
-    return torch.vmap(lambda own, *a: function(bind(rule, own), *a))(dict(values), *args)
-
-
-def structure(rule: R) -> R:
-    """Replace every number by a placeholder: the result is equal for trials that can be packed."""
-    changes: dict[str, Any] = {name: structure(r) for name, r in inner_rules(rule).items()}
-    copy = dataclasses.replace(rule, **changes)  # type: ignore[type-var]
-    for path in numbers(rule):
-        if "." not in path:
-            # Not through the constructor: zero may be outside of the field's range.
-            object.__setattr__(copy, path, 0.0)
-    return copy

@@ -6,14 +6,15 @@ Sign of a client's result, everywhere: ``delta = w_global - w_local``, a pseudo-
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from fedzmg.tree import State, Tree
 
-FullPassTiming = Literal["never", "start", "epochs"]
-"""``start``: loss and gradient at the global model. ``epochs``: loss there and after each epoch."""
+FullPassTiming = Literal["never", "start", "loss", "epochs"]
+"""``start``: loss and gradient at the global model. ``loss``: the loss alone. ``epochs``: the loss
+there and after each epoch."""
 
 
 class FullPass(NamedTuple):
@@ -21,17 +22,45 @@ class FullPass(NamedTuple):
 
     loss: Tensor
     grad: Tree
-    """Empty for rules that ask for ``epochs``: they need the loss alone, a third of the work."""
+    """Empty unless the rule asks for ``start``: the loss alone is a third of the work."""
 
 
 class ClientContext(NamedTuple):
-    """Everything a client knows before it trains; constant during the round."""
+    """Everything a client knows before it trains; constant during the round.
+
+    The fields with a default are ``()`` unless the rule's ``needs`` name them.
+    """
 
     params: Tree
+    """Model that the server sent."""
     shared: State
+    """Everything else that it sent."""
     memory: State
     round: Tensor
+    """Number of the round, from 1."""
     num_examples: Tensor
+    client: Any = ()
+    """Number of the client."""
+    key: Any = ()
+    """Key for random numbers (:mod:`fedzmg.draw`), different for every client and round."""
+    steps: Any = ()
+    """Local steps that are planned."""
+    label_counts: Any = ()
+    """Examples of each class."""
+
+
+class BatchOutputs(NamedTuple):
+    """Outputs of a batch for a rule's own loss, one row per example."""
+
+    losses: Tensor
+    """Losses of the task."""
+    outputs: Tensor
+    targets: Tensor
+    features: Any = ()
+    """Inputs of the last layer; ``()`` unless the rule's ``needs`` name them."""
+    reference_outputs: tuple[Tensor, ...] = ()
+    """Outputs of the rule's references, dropout off, without a gradient."""
+    reference_features: tuple[Tensor, ...] = ()
 
 
 class Upload(NamedTuple):
@@ -39,13 +68,28 @@ class Upload(NamedTuple):
 
     delta: Tree
     average: State = ()
+    """Values to be averaged with the weights of the clients."""
     total: State = ()
+    """Values to be summed."""
+    each: State = ()
+    """Values that the server sees client by client."""
+    weight: Any = ()
+    """Weight of the upload, in place of the number of examples."""
 
 
 Stepped: TypeAlias = tuple[Tree, State]
 """Parameters and state after a local step."""
 Result: TypeAlias = tuple[Upload, State]
 """Upload of a client, and its memory until it is sampled again."""
+
+
+class Rows(NamedTuple):
+    """Model updates of one cohort for an aggregator, a row per client."""
+
+    deltas: Tensor
+    """All parameters as one flat row each; zeros where the weight is zero."""
+    weights: Tensor
+    """Weights of the clients; zero: no update."""
 
 
 class Cohort(NamedTuple):
@@ -57,3 +101,11 @@ class Cohort(NamedTuple):
     size: Tensor
     population: Tensor
     round: Tensor
+    each: State = ()
+    """Uploaded values of every client, a row each; zeros for clients without a valid upload."""
+    valid: Any = ()
+    """Flags of the clients with a valid upload; ``()`` if nothing needs rows."""
+    clients: Any = ()
+    """Numbers of the clients; ``()`` unless the rule's ``needs`` name ``client``."""
+    key: Any = ()
+    """Key for random numbers; ``()`` unless the rule's ``needs`` name it."""

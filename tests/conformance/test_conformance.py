@@ -77,7 +77,9 @@ def test_algorithm_is_described_and_can_be_pickled(name: str) -> None:
 def test_guard_rejects_an_outlier_whatever_packs_chunks_engines_and_resumes(name: str) -> None:
     # Deltas, totals and memory, averages, and deltas that are always small.
     clean, own = task(keep_partial=False, cohort=7, epochs=1), case(name)
-    others = ChangedPlanner(clean, lambda batches: [b for b in batches if b.client != 3])
+    others = ChangedPlanner(
+        clean, own.algorithm, lambda batches: [b for b in batches if b.client != 3]
+    )
     expected = run_of(own.simulation(problem=clean, planner=others))
     outlier = with_inputs(clean, lambda x: x * 1e8, 3)
     stages: dict[str, Any] = {"problem": outlier, "federation": Federation(guard=True)}

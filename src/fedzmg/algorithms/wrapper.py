@@ -15,9 +15,28 @@ from typing import Self, final, get_args
 from torch import Tensor
 
 from fedzmg.algorithms.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
-from fedzmg.contract import ClientRule, Layout, Number, Rule, ServerRule, chain, choice, number
+from fedzmg.contract import (
+    ClientRule,
+    Layout,
+    Need,
+    Number,
+    Rule,
+    ServerRule,
+    chain,
+    choice,
+    number,
+)
 from fedzmg.errors import InputError
-from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped
+from fedzmg.messages import (
+    BatchOutputs,
+    ClientContext,
+    Cohort,
+    FullPass,
+    FullPassTiming,
+    Result,
+    Stepped,
+    Upload,
+)
 from fedzmg.tree import State, Tree
 
 
@@ -38,6 +57,10 @@ class Wrapper(ClientRule):
         return self.inner
 
     @property
+    def needs(self) -> frozenset[Need]:
+        return self.inner.needs
+
+    @property
     def full_pass(self) -> FullPassTiming:
         return self.inner.full_pass
 
@@ -45,8 +68,44 @@ class Wrapper(ClientRule):
     def uses_epoch_end(self) -> bool:
         return self.inner.uses_epoch_end
 
+    @property
+    def extra_epochs(self) -> int:
+        return self.inner.extra_epochs
+
+    @property
+    def gradients_per_step(self) -> int:
+        return self.inner.gradients_per_step
+
+    @property
+    def own_loss(self) -> bool:
+        return self.inner.own_loss
+
+    @property
+    def is_personal(self) -> bool:
+        return self.inner.is_personal
+
     def init_memory(self, params: Tree) -> State:
         return self.inner.init_memory(params)
+
+    def start(self, context: ClientContext) -> Tree:
+        return self.inner_at(context).start(context)
+
+    def references(self, context: ClientContext) -> tuple[Tree, ...]:
+        return self.inner_at(context).references(context)
+
+    def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
+        return self.inner_at(context).loss(context, batch)
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        return self.inner_at(context).next_point(context, params, scratch, grad)
+
+    def wire(self, upload: Upload) -> State | int:
+        return self.inner.wire(upload)
+
+    def personal_model(self, params: Tree, memory: State) -> Tree:
+        return self.inner.personal_model(params, memory)
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return self.inner_at(context).begin(context, full_pass)
@@ -76,6 +135,11 @@ class GradientWrapper(Wrapper):
         )
         return self.inner.begin(context, seen)
 
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        return self.inner.next_point(context, params, scratch, self.changed(grad))
+
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return self.inner.step(context, params, scratch, self.changed(grad))
 
@@ -86,8 +150,22 @@ class ServerWrapper(ServerRule):
 
     inner: ServerRule
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.inner.needs
+
+    @property
+    def own_weights(self) -> bool:
+        return self.inner.own_weights
+
     def init(self, params: Tree) -> State:
         return self.inner.init(params)
+
+    def send(self, params: Tree, state: State) -> Tree:
+        return self.inner.send(params, state)
+
+    def weigh(self, state: State, clients: Tensor, weights: Tensor) -> Tensor:
+        return self.inner.weigh(state, clients, weights)
 
     def share(self, state: State) -> State:
         return self.inner.share(state)

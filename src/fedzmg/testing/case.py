@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedzmg.algorithms.parts import fit
 from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
@@ -66,9 +67,12 @@ class ChangedPlanner(RoundPlanner):
     """Planner that changes the batches of every round."""
 
     def __init__(
-        self, problem: Task, change: Callable[[list[ClientBatch]], list[ClientBatch]]
+        self,
+        problem: Task,
+        algorithm: Algorithm,
+        change: Callable[[list[ClientBatch]], list[ClientBatch]],
     ) -> None:
-        super().__init__(problem, range(PACK))
+        super().__init__(problem, range(PACK), None, algorithm.client.extra_epochs)
         self._change = change
 
     def batches(self, round_: int) -> list[ClientBatch]:
@@ -151,15 +155,15 @@ class Case:
             self._runs[engine] = run_of(self.simulation(engine))
         return self._runs[engine]
 
-    def packed_rules(self) -> tuple[PackedRule, PackedRule, Tree]:
+    def packed_rules(self) -> tuple[list[PackedRule], Tree]:
         """Return client rule, server rule and models of the pack, for a dry run."""
         problem, trials = task(), self.trials()
         shared = shared_algorithm(problem, trials)
-        fitted = [trial.algorithm.for_layout(problem.model.layout) for trial in trials]
+        fitted = [fit(t.algorithm, problem.model.layout, problem.parts) for t in trials]
         sides = ("client", "server")
-        client, server = (PackedRule.of(s, shared, fitted, torch.float64, CPU) for s in sides)
+        packed = [PackedRule.of(s, shared, fitted, torch.float64, CPU) for s in sides]
         starts = [initial_params(problem.model, problem.init, trial.seed) for trial in trials]
-        return client, server, stack(starts).map(Tensor.double)
+        return packed, stack(starts).map(Tensor.double)
 
 
 def distance(one: Any, two: Any) -> tuple[float, str]:

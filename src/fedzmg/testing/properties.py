@@ -31,9 +31,9 @@ ENGINES = ("sequential", "vectorized")
 
 def _rules_are_pure(case: Case) -> str:
     """Shapes, types, changed arguments, random numbers and NaN, method by method."""
-    clients, servers, models = case.packed_rules()
-    check_pure(clients, servers, models)
-    calls = {call.method: call for call in rehearse(clients, servers, models)}
+    packed, models = case.packed_rules()
+    check_pure(packed, models)
+    calls = {call.method: call for call in rehearse(packed, models)}
     values = {method: call.value for method, call in calls.items()}
     for method, found, wanted in (
         ("step", values["step"], (models, values["begin"])),
@@ -84,7 +84,7 @@ def _engines_agree(case: Case) -> str:
     first, reference = (snapshot.params for snapshot in case.run("sequential").snapshots)
     if distance(reference, first)[0] <= 1e-6:
         raise Violation("the algorithm does nothing: the second round did not change the model")
-    reverse = ChangedPlanner(task(), lambda batches: batches[::-1])
+    reverse = ChangedPlanner(task(), case.algorithm, lambda batches: batches[::-1])
     chunked = case.simulation(EnginePlanner("vectorized", chunk=3), planner=reverse)
     # The second round reads the client memory that the first one wrote.
     others = {
@@ -156,7 +156,9 @@ def _useless_uploads_change_nothing(case: Case) -> str:
     data = replace(base.train, offsets=offsets, names=(*base.train.names, "empty"))
     clean = replace(base, train=data, protocol=replace(base.protocol, cohort=8))
     others = ChangedPlanner(
-        clean, lambda batches: [b for b in batches if len(b.stream) and b.client != 3]
+        clean,
+        case.algorithm,
+        lambda batches: [b for b in batches if len(b.stream) and b.client != 3],
     )
     expected = run_of(case.simulation(problem=clean, planner=others)).snapshots[-1].params
     bad = with_inputs(clean, lambda x: x * torch.nan, 3)

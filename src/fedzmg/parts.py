@@ -1,0 +1,81 @@
+"""Parts of a model: parameters that clients train together, alone, or not at all."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from fedzmg.errors import InputError
+from fedzmg.rule import Layout
+
+_LAYERS = re.compile(r"(first|last):([1-9]\d*)")
+
+
+class Split(NamedTuple):
+    """Names of a model's parameters by part, each in the model's order."""
+
+    shared: tuple[str, ...]
+    personal: tuple[str, ...]
+    frozen: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Patterns of parameters that are not trained by all clients together.
+
+    A pattern is a parameter's name with ``*`` and ``?``, ``first:N`` or ``last:N`` for layers, or
+    ``norm`` for normalisation layers.
+    """
+
+    personal: tuple[str, ...] = ()
+    """Parameters that stay in a client's memory and never travel."""
+    frozen: tuple[str, ...] = ()
+    """Parameters that keep their initial values."""
+
+    def __post_init__(self) -> None:
+        for name in ("personal", "frozen"):
+            value = getattr(self, name)
+            given = [value] if isinstance(value, str) else value
+            if not isinstance(given, list | tuple) or not all(isinstance(p, str) for p in given):
+                raise InputError(f"{name} = {value!r}: expected patterns such as ['last:1']")
+            object.__setattr__(self, name, tuple(given))
+
+    def __bool__(self) -> bool:
+        return bool(self.personal or self.frozen)
+
+    def __or__(self, other: Parts) -> Parts:
+        return Parts(self.personal + other.personal, self.frozen + other.frozen)
+
+    def split(self, layout: Layout) -> Split:
+        """Sort the parameters of a model into its parts."""
+        personal, frozen = (
+            {name for pattern in patterns for name in _matches(pattern, layout)}
+            for patterns in (self.personal, self.frozen)
+        )
+        if both := personal & frozen:
+            raise InputError(f"parameter {min(both)!r} is personal and frozen: choose one")
+        shared = tuple(n for n in layout if n not in personal | frozen)
+        if len(frozen) == len(layout):
+            raise InputError("all parameters are frozen: leave some to train")
+        ordered = (tuple(n for n in layout if n in part) for part in (personal, frozen))
+        return Split(shared, *ordered)
+
+
+def _matches(pattern: str, layout: Layout) -> list[str]:
+    """Return the parameters that a pattern names."""
+    if found := _LAYERS.fullmatch(pattern):
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in layout))
+        number = int(found[2])
+        chosen = layers[:number] if found[1] == "first" else layers[-number:]
+        return [name for name in layout if name.rpartition(".")[0] in chosen]
+    if pattern == "norm":
+        return [name for name, info in layout.items() if info.role == "norm"]
+    names = [name for name in layout if fnmatchcase(name, pattern)]
+    if not names:
+        raise InputError(
+            f"part {pattern!r} matches no parameter: expected first:N, last:N, norm or a pattern "
+            f"of {', '.join(list(layout)[:4])}{', ...' if len(layout) > 4 else ''}"
+        )
+    return names

@@ -1,0 +1,174 @@
+"""Rules: frozen dataclasses whose fields are checked hyper-parameters, possibly one in another."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedzmg.errors import InputError, unknown
+
+Number: TypeAlias = float | Tensor
+"""A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
+so it is used only arithmetically."""
+
+Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm"]
+
+
+class ParamInfo(NamedTuple):
+    """Role and input axes of one parameter."""
+
+    role: Role
+    input_axes: tuple[int, ...]
+    layer: str = ""
+    """Type of the module that owns it, such as ``Conv2d``."""
+
+
+Layout: TypeAlias = Mapping[str, ParamInfo]
+
+
+def number(
+    default: float | None,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    doc: str,
+) -> Any:
+    """Declare a rule's numeric field with its range: ``low <= x <= high``, ``above < x < below``.
+
+    A default of ``None`` leaves the term out, which is cheaper than a zero and gives the same
+    result bit for bit.
+    """
+    limits = {"low": low, "high": high, "above": above, "below": below}
+    return dataclasses.field(default=default, metadata={"number": limits, "doc": doc})
+
+
+def choice(*words: str, default: str | None = None, doc: str = "") -> Any:
+    """Declare a rule's field that holds one of these words, by default the first."""
+    chosen = words[0] if default is None else default
+    return dataclasses.field(default=chosen, metadata={"words": words, "doc": doc})
+
+
+def whole(default: int, *, low: int = 0, doc: str) -> Any:
+    """Declare a rule's field that holds a whole number; trials of a pack share it."""
+    return dataclasses.field(default=default, metadata={"whole": low, "doc": doc})
+
+
+def _range_text(limits: Mapping[str, float]) -> str:
+    signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
+    parts = [f"{sign} {limits[k]:g}" for k, sign in signs.items() if math.isfinite(limits[k])]
+    return "a finite number" + (" " + " and ".join(parts) if parts else "")
+
+
+class Rule:
+    """Base of client and server rules: checked fields and a layout."""
+
+    pairing: ClassVar[str] = ""
+    """Name shared by client and server rules that work only with each other."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            limits, words = field.metadata.get("number"), field.metadata.get("words")
+            value = getattr(self, field.name)
+            if words is not None and value not in words:
+                raise unknown(field.name, str(value), words)
+            low = field.metadata.get("whole")
+            if low is not None and (type(value) is not int or value < low):
+                raise InputError(
+                    f"{field.name} = {value!r}: expected a whole number of at least {low}"
+                )
+            absent = value is None and field.default is None
+            if limits is None or absent or isinstance(value, Tensor):
+                continue
+            if isinstance(value, Real) and not isinstance(value, bool):
+                # NumPy numbers become Python numbers: options are compared, shown and stored.
+                value = int(value) if isinstance(value, Integral) else float(value)
+                object.__setattr__(self, field.name, value)
+                closed = limits["low"] <= value <= limits["high"]
+                finite = abs(value) <= sys.float_info.max  # of any number of digits
+                if closed and limits["above"] < value < limits["below"] and finite:
+                    continue
+            raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
+
+    def for_layout(self, layout: Layout) -> Self:
+        """Return this rule with the roles and input axes of a model's parameters."""
+        inner = {name: rule.for_layout(layout) for name, rule in inner_rules(self).items()}
+        return dataclasses.replace(self, **inner) if inner else self  # type: ignore[type-var]
+
+    def for_parts(self, personal: tuple[str, ...]) -> Self:
+        """Return this rule with the names of a model's personal parameters."""
+        inner = {name: rule.for_parts(personal) for name, rule in inner_rules(self).items()}
+        return dataclasses.replace(self, **inner) if inner else self  # type: ignore[type-var]
+
+
+R = TypeVar("R", bound=Rule)
+
+
+def inner_rules(rule: Rule) -> dict[str, Rule]:
+    """Return the rules that a wrapper holds, by field name."""
+    fields = dataclasses.fields(rule)  # type: ignore[arg-type]
+    values = {field.name: getattr(rule, field.name) for field in fields}
+    return {name: value for name, value in values.items() if isinstance(value, Rule)}
+
+
+def chain(rule: Rule) -> list[Any]:
+    """Return a rule and the rules inside it, outermost first."""
+    return [rule, *(r for inner in inner_rules(rule).values() for r in chain(inner))]
+
+
+def replace_in_chain(rule: Any, field: str, value: Any) -> Any:
+    """Return a copy with a field changed, in the outermost rule that has it."""
+    if field in {f.name for f in dataclasses.fields(rule)}:
+        return dataclasses.replace(rule, **{field: value})
+    for name, inner in inner_rules(rule).items():
+        if any(field in {f.name for f in dataclasses.fields(r)} for r in chain(inner)):
+            return dataclasses.replace(rule, **{name: replace_in_chain(inner, field, value)})
+    raise AttributeError(field)
+
+
+def numbers(rule: Rule) -> dict[str, float]:
+    """Return the numeric fields of a rule and of the rules inside, by path (``"inner.lr"``)."""
+    found = {
+        field.name: float(getattr(rule, field.name))
+        for field in dataclasses.fields(rule)  # type: ignore[arg-type]
+        if "number" in field.metadata and getattr(rule, field.name) is not None
+    }
+    for name, inner in inner_rules(rule).items():
+        found |= {f"{name}.{path}": value for path, value in numbers(inner).items()}
+    return found
+
+
+def bind(rule: R, values: Mapping[str, Tensor]) -> R:
+    """Return the rule with its numbers replaced by tensors, by the paths of :func:`numbers`."""
+    changes: dict[str, Any] = {path: v for path, v in values.items() if "." not in path}
+    for name, inner in inner_rules(rule).items():
+        prefix = f"{name}."
+        below = {p.removeprefix(prefix): v for p, v in values.items() if p.startswith(prefix)}
+        changes[name] = bind(inner, below)
+    return dataclasses.replace(rule, **changes)  # type: ignore[type-var]
+
+
+def map_rule(
+    rule: Rule, function: Callable[..., Any], values: Mapping[str, Tensor], *args: Any
+) -> Any:
+    """Map ``function(rule, *args)`` over rows, the rule bound to the numbers of each row."""
+    return torch.vmap(lambda own, *a: function(bind(rule, own), *a))(dict(values), *args)
+
+
+def structure(rule: R) -> R:
+    """Replace every number by a placeholder: the result is equal for trials that can be packed."""
+    changes: dict[str, Any] = {name: structure(r) for name, r in inner_rules(rule).items()}
+    copy = dataclasses.replace(rule, **changes)  # type: ignore[type-var]
+    for path in numbers(rule):
+        if "." not in path:
+            # Not through the constructor: zero may be outside of the field's range.
+            object.__setattr__(copy, path, 0.0)
+    return copy
