@@ -8,7 +8,6 @@ could branch on.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import math
 import os
@@ -21,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.parts import sent_down
+from fedzmg.algorithms.parts import travelling
 from fedzmg.contract import Aggregator, ClientRule, Rule, ServerRule, bind, chain
 from fedzmg.errors import InputError
-from fedzmg.messages import ClientContext, Cohort, FullPass, Rows, Upload
+from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Rows, Upload
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 
@@ -140,7 +139,8 @@ def _round(
     known = {name: one for name in ("client", "key", "steps") if name in mine.needs}
     if "label_counts" in mine.needs:
         known["label_counts"] = count(EXAMPLES // 2, 2)
-    context = ClientContext(sent, shared, memory, one, count(EXAMPLES), **known)
+    asked = Asked(**known) if known else ()
+    context = ClientContext(sent, shared, memory, one, count(EXAMPLES), asked)
     begin = call(client, "start", _like_context, context)
     full_pass: FullPass | tuple[()] = ()
     if mine.full_pass != "never":
@@ -151,8 +151,7 @@ def _round(
     moved, after = call(client, "step", _stepped, context, begin, later, grads)
     if mine.uses_epoch_end:
         after, _ = call(client, "end_epoch", _ended, after, loss)
-    finish = functools.partial(_sent, theirs)
-    upload, kept = call(client, "finish", finish, context, moved, after, one)
+    upload, kept = call(client, "finish", _sent, context, moved, after, one)
     if mine.is_personal:
         call(client, "personal_model", _like_params, params, kept)
     # The cohort has one client with a row.
@@ -246,8 +245,8 @@ def _is_nan(value: Any) -> bool:
 
 def _randomness(place: str, owner: str) -> str:
     return (
-        f"{place} uses the random generator of {owner}: results would depend on the order of "
-        "clients and could not be repeated"
+        f"{place} uses the random generator of {owner}, whose numbers depend on the order of "
+        "clients: add 'key' to `needs` and draw with fedzmg.draw from context.key"
     )
 
 
@@ -279,10 +278,10 @@ def _ended(rule: Rule, method: str, value: Any, args: Any) -> Any:
     return scratch, torch.as_tensor(proceed)
 
 
-def _sent(server: Rule, rule: Rule, method: str, value: Any, args: Any) -> Any:
+def _sent(rule: Rule, method: str, value: Any, args: Any) -> Any:
     context = args[0]
     upload = value[0] if isinstance(value, tuple) and len(value) == 2 else ()
-    travels = sent_down(server, context.params)
+    travels = travelling(rule, context.params)
     wanted = upload._replace(delta=travels) if isinstance(upload, Upload) else Upload(travels)
     if isinstance(upload, Upload) and leaves(upload.weight):
         wanted = wanted._replace(weight=context.round)

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedzmg.algorithms.options import configure
+from fedzmg.algorithms.parts import travelling
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.simulation import simulate
 from fedzmg.simulation.dry_run import check_pure, rehearse, same, where
@@ -24,7 +26,7 @@ from fedzmg.testing.case import (
     with_inputs,
 )
 from fedzmg.testing.result import Violation
-from fedzmg.tree import leaves, num_bytes, row
+from fedzmg.tree import Tree, leaves, num_bytes, row
 
 ENGINES = ("sequential", "vectorized")
 
@@ -185,21 +187,26 @@ def _lost_round_changes_nothing(case: Case) -> str:
 
 
 def _traffic_and_state_are_as_declared(case: Case) -> str:
-    cohort, model = task().protocol.cohort, num_bytes(task().model.params())
+    """Multiples of the model, or of its shared part; memory of a part of the model is left out."""
+    sim, cohort = case.simulation(), task().protocol.cohort
+    model = num_bytes(travelling(sim.program.rule, task().model.params()))
     # In float32, which the multiples are declared for: messages may be integers.
     [history] = simulate(task(), case.trials()[:1], rounds=1, engine="sequential", device="cpu")
     record = history.records[0]
-    sim = case.simulation()
-    weights = sum(leaf[0].numel() for leaf in leaves(sim.snapshot.params))
 
     def size(state: object) -> float:
-        return sum(leaf[0].numel() for leaf in leaves(state) if leaf.ndim > 1) / weights
+        if isinstance(state, Tree) and state and len(state) < len(sim.snapshot.params):
+            return 0  # of a part of the model
+        if isinstance(state, tuple | Tree):
+            return sum(map(size, state.values() if isinstance(state, Tree) else state))
+        return state[0].numel() if isinstance(state, Tensor) and state.ndim > 1 else 0
 
+    weights = size(sim.snapshot.params)
     counted = {
         "down": record.bytes_down / model / cohort,
         "up": record.bytes_up / model / cohort,
-        "client_keeps": size(sim.memory.fresh),
-        "server_keeps": size(sim.snapshot.state),
+        "client_keeps": size(sim.memory.fresh) / weights,
+        "server_keeps": size(sim.snapshot.state) / weights,
     }
     shown = ", ".join(f"{name}={value:g}" for name, value in counted.items())
     if case.info is None:
