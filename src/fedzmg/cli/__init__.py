@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fedzmg.cli import data, inspection, measuring, training
+from fedzmg.cli import data, extending, inspection, measuring, training
 from fedzmg.cli.common import INTERRUPTED
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.plain_text import plain
@@ -52,10 +52,11 @@ for command in (  # in the order of the help
     training.compare, training.run, inspection.list_, training.grid, training.study,
     training.validate, training.schema, inspection.watch, inspection.report, inspection.diff,
     inspection.verify, inspection.keep, inspection.export, measuring.diagnose, measuring.theory,
-    measuring.bench,
+    measuring.bench, extending.check,
 ):  # fmt: skip
     app.command(name=command.__name__.rstrip("_"))(command)
 app.add_typer(data.app, name="data")
+app.add_typer(extending.new, name="new")
 
 
 @app.callback()
