@@ -15,9 +15,9 @@ TYPE_CHECKING = False  # typing itself is not loaded before a command can answer
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedzmg import algorithms, data, diagnose, models, optim, tasks, trackers
+    from fedzmg import aggregators, algorithms, data, diagnose, models, optim, tasks, trackers
     from fedzmg.api import compare, tune
-    from fedzmg.contract import Algorithm, ClientRule, ServerRule
+    from fedzmg.contract import Aggregator, Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
     from fedzmg.experiment.grids.grid import Tuned
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from fedzmg.tree import Tree
 
 __all__ = [
-    "ACCURACY", "Algorithm", "ClientRule", "Federation", "History", "InputError", "Metric",
-    "Protocol", "ServerRule", "StudyResult", "Task", "Tree", "Trial", "Tuned", "__version__",
-    "algorithms", "compare", "data", "diagnose", "models", "optim", "simulate", "tasks",
-    "trackers", "tune", "verify",
+    "ACCURACY", "Aggregator", "Algorithm", "ClientRule", "Federation", "History", "InputError",
+    "Metric", "Protocol", "ServerRule", "StudyResult", "Task", "Tree", "Trial", "Tuned",
+    "__version__", "aggregators", "algorithms", "compare", "data", "diagnose", "models", "optim",
+    "simulate", "tasks", "trackers", "tune", "verify",
 ]  # fmt: skip
 
 _MODULES = {
-    "ACCURACY": "evaluation", "Algorithm": "contract", "ClientRule": "contract",
-    "Federation": "federation", "History": "simulation", "InputError": "errors",
+    "ACCURACY": "evaluation", "Aggregator": "contract", "Algorithm": "contract",
+    "ClientRule": "contract", "Federation": "federation", "History": "simulation", "InputError": "errors",
     "Metric": "evaluation", "Protocol": "tasks.task", "ServerRule": "contract",
     "StudyResult": "results.study_result", "Task": "tasks.task", "Tree": "tree",
     "Trial": "simulation", "Tuned": "experiment.grids.grid", "compare": "api",

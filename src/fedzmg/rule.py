@@ -57,6 +57,16 @@ def choice(*words: str, default: str | None = None, doc: str = "") -> Any:
     return dataclasses.field(default=chosen, metadata={"words": words, "doc": doc})
 
 
+def whole(default: int | None, *, low: int = 0, doc: str) -> Any:
+    """Declare a rule's field that holds a whole number, the same for all trials of a pack."""
+    return dataclasses.field(default=default, metadata={"whole": low, "doc": doc})
+
+
+def flag(default: bool, *, doc: str) -> Any:
+    """Declare a rule's field that is true or false."""
+    return dataclasses.field(default=default, metadata={"flag": True, "doc": doc})
+
+
 def _range_text(limits: Mapping[str, float]) -> str:
     signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
     parts = [f"{sign} {limits[k]:g}" for k, sign in signs.items() if math.isfinite(limits[k])]
@@ -76,6 +86,14 @@ class Rule:
             if words is not None and value not in words:
                 raise unknown(field.name, str(value), words)
             absent = value is None and field.default is None
+            if "flag" in field.metadata and not isinstance(value, bool):
+                raise InputError(f"{field.name} = {value!r}: expected true or false")
+            least = field.metadata.get("whole")
+            is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if least is not None and not absent and not (is_whole and value >= least):
+                raise InputError(
+                    f"{field.name} = {value!r}: expected a whole number of at least {least}"
+                )
             if limits is None or absent or isinstance(value, Tensor):
                 continue
             if isinstance(value, Real) and not isinstance(value, bool):

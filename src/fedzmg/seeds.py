@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Purpose = Literal["init", "cohort", "order", "dropout", "partition", "probe"]
+Purpose = Literal["init", "cohort", "order", "dropout", "partition", "probe", "server"]
 Place = int | str
 
 _MASK63 = (1 << 63) - 1

@@ -15,9 +15,19 @@ from typing import Self, final, get_args
 from torch import Tensor
 
 from fedzmg.algorithms.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
-from fedzmg.contract import ClientRule, Layout, Number, Rule, ServerRule, chain, choice, number
+from fedzmg.contract import (
+    ClientRule,
+    Layout,
+    Need,
+    Number,
+    Rule,
+    ServerRule,
+    chain,
+    choice,
+    number,
+)
 from fedzmg.errors import InputError
-from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped
+from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
 
@@ -60,6 +70,9 @@ class Wrapper(ClientRule):
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         return self.inner_at(context).finish(context, params, scratch, steps)
 
+    def wire(self, upload: Upload) -> State | int:
+        return self.inner.wire(upload)
+
 
 class GradientWrapper(Wrapper):
     """A wrapper that changes every gradient: of a batch, and of a full pass."""
@@ -85,6 +98,17 @@ class ServerWrapper(ServerRule):
     """A server rule around another; subclasses override what they change."""
 
     inner: ServerRule
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.inner.needs
+
+    @property
+    def own_weights(self) -> bool:
+        return self.inner.own_weights
+
+    def weigh(self, state: State, clients: Tensor, weights: Tensor) -> Tensor:
+        return self.inner.weigh(state, clients, weights)
 
     def init(self, params: Tree) -> State:
         return self.inner.init(params)

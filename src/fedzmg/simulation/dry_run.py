@@ -14,19 +14,23 @@ from torch import Tensor
 
 from fedzmg.contract import Rule, bind, chain
 from fedzmg.errors import InputError
-from fedzmg.messages import ClientContext, Cohort, FullPass, Upload
+from fedzmg.messages import ClientContext, Cohort, FullPass, Rows, Upload
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 
 
-def dry_run(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
+def dry_run(
+    clients: PackedRule, servers: PackedRule, models: Tree, aggregators: PackedRule | None = None
+) -> None:
     """Run one step and the end of a round with the first trial's rules, on gradients of one."""
+    packed = [clients, servers, *([] if aggregators is None else [aggregators])]
 
-    def once(client: dict[str, Tensor], server: dict[str, Tensor], params: Tree) -> tuple[()]:
-        _round(bind(clients.rule, client), bind(servers.rule, server), params)
+    def once(numbers: list[dict[str, Tensor]], params: Tree) -> tuple[()]:
+        rules = (bind(own.rule, values) for own, values in zip(packed, numbers, strict=True))
+        _round(params, *rules)
         return ()
 
-    first = row((clients.numbers, servers.numbers, models), slice(0, 1))
+    first = row(([own.numbers for own in packed], models), slice(0, 1))
     try:
         # Mapped, as in an engine: numbers have no value there that Python could branch on.
         with torch.no_grad():
@@ -40,7 +44,7 @@ def dry_run(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
         raise InputError(f"{where}: {_reason(error)}") from error
 
 
-def _round(client: Any, server: Any, params: Tree) -> None:
+def _round(params: Tree, client: Any, server: Any, aggregator: Any = None) -> None:
     one = next(iter(params.values()))
     count = torch.ones((), dtype=torch.int64, device=one.device)
     grad = params.map(torch.ones_like)
@@ -64,8 +68,38 @@ def _round(client: Any, server: Any, params: Tree) -> None:
     upload, _ = _same(client, "finish", sent, (wanted, memory))
     # Averages are floating point numbers whatever was uploaded.
     floats = tree_map(lambda leaf: leaf.to(one.dtype), upload)
-    cohort = Cohort(floats.delta, floats.average, floats.total, count, count, count)
+    weights, clients = one.new_ones(1, dtype=torch.float64), count[None]
+    if aggregator is not None:
+        _aggregate(aggregator, client, upload, Rows(_flat(upload.delta)[None], weights))
+    if leaves(upload.weight):
+        _same(client, "finish", upload.weight, one.sum())
+    if server.own_weights:
+        _same(server, "weigh", server.weigh(state, clients, weights), weights)
+    cohort = Cohort(
+        *(floats.delta, floats.average, floats.total, count, count, count),
+        each=tree_map(lambda leaf: leaf[None], upload.each),
+        valid=clients > 0 if leaves(upload.each) or "client" in server.needs else (),
+        clients=clients if "client" in server.needs else (),
+        key=count if "key" in server.needs else (),
+    )
     _same(server, "update", server.update(params, state, cohort), (params, state))
+
+
+def _aggregate(aggregator: Any, client: Rule, upload: Upload, rows: Rows) -> None:
+    """Merge one update; refuse uploads that aggregators do not take."""
+    for name in ("average", "total", "each", "weight"):
+        if leaves(getattr(upload, name)):
+            raise InputError(
+                f"{_name(client)} uploads more than an update ({name}), which "
+                f"{_name(aggregator)} cannot merge: leave federation.aggregator out"
+            )
+    state = _state(aggregator, "init", aggregator.init(upload.delta))
+    merged = aggregator.aggregate(rows, state)
+    _same(aggregator, "aggregate", merged, (rows.deltas[0], state))
+
+
+def _flat(tree: Tree) -> Tensor:
+    return torch.cat([leaf.flatten() for leaf in tree.values()])
 
 
 def _state(rule: Rule, method: str, value: Any) -> Any:

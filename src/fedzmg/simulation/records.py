@@ -57,23 +57,32 @@ def message_size(stacked: Any, longest: int) -> Message:
 
 
 def message_sizes(
-    batches: list[ClientBatch], broadcast: Broadcast, uploads: Any, *, cohort: int, counts: bool
+    batches: list[ClientBatch],
+    broadcast: Broadcast,
+    uploads: Sequence[Any],
+    *,
+    cohort: int,
+    counts: bool,
 ) -> list[tuple[Message, Message]]:
     """Measure each trial's messages: down to its whole cohort, and up from one client.
 
-    ``counts``: clients also send their example counts.
+    ``uploads`` has stacked values that travel, or their bytes, for every trial. ``counts``: clients
+    also send their example counts.
     """
     longest = [0] * len(broadcast.round)
     for batch in batches:
         longest[batch.trial] = max(longest[batch.trial], len(batch.stream))
 
+    by_id = {id(upload): upload for upload in uploads}  # usually the same for all trials
+
     @functools.cache
-    def sizes(steps: int) -> tuple[Message, Message]:
-        up = message_size(uploads, steps)
+    def sizes(steps: int, which: int) -> tuple[Message, Message]:
+        sent = by_id[which]
+        up = Message(sent, 0, sent) if isinstance(sent, int) else message_size(sent, steps)
         down = message_size((broadcast.params, broadcast.shared), steps).times(cohort)
         return down, up._replace(scalars=up.scalars + EXAMPLE_COUNT * counts)
 
-    return [sizes(steps) for steps in longest]
+    return [sizes(steps, id(sent)) for steps, sent in zip(longest, uploads, strict=True)]
 
 
 def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream, sample_cohort
-from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast, Program
@@ -30,7 +29,7 @@ from fedzmg.models.kernels.precision import Precision, same_bits
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
 from fedzmg.simulation.records import RoundFacts, message_sizes
-from fedzmg.simulation.server import Checkpoint, Snapshot, next_snapshot, restored_snapshot
+from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, row, stack, tree_map
@@ -125,7 +124,6 @@ class Simulation:
         self.federation = federation or Federation()
         self._memory_places = memory_places
         shared = shared_algorithm(task, self.trials)
-        self.weights = shared.weights
         half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
         self.program = Program(
             rule=shared.client,
@@ -138,8 +136,12 @@ class Simulation:
         )
         self._test = task.test.to(device, dtype)
         fitted = [trial.algorithm.for_layout(task.model.layout) for trial in self.trials]
+        self._client_rules = [algorithm.client for algorithm in fitted]
         self._clients, self._servers = (
             PackedRule.of(side, shared, fitted, dtype, device) for side in ("client", "server")
+        )
+        self._server_side = ServerSide.of(
+            self._servers, self.federation, task, self.trials, dtype, device
         )
         self.planner = planner or RoundPlanner(task, [trial.seed for trial in self.trials])
         self.round = 0
@@ -156,7 +158,11 @@ class Simulation:
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
         with self._numerics():
             self.engines.plan(
-                self.program, self.probe, trials=len(self.trials), rounds_left=rounds - self.round
+                self.program,
+                self.probe,
+                trials=len(self.trials),
+                rounds_left=rounds - self.round,
+                rows=self._server_side.kept_rows,
             )
         self.engine = self.engines.build(self.program)
 
@@ -165,10 +171,11 @@ class Simulation:
         task, seeds = self.task, [trial.seed for trial in self.trials]
         starts = stack([initial_params(task.model, task.init, seed) for seed in seeds])
         params = starts.map(lambda leaf: leaf.to(self.device, self.dtype))
-        dry_run(self._clients, self._servers, params)
+        dry_run(self._clients, self._servers, params, self._server_side.aggregator)
         state = self._servers.map(lambda rule, p: rule.init(p), params)
         none = torch.zeros(len(seeds), dtype=torch.int64, device=self.device)
-        snapshot = Snapshot(params, state, none == 0, none, torch.stack([none, none], 1))
+        traffic, merging = torch.stack([none, none], 1), self._server_side.init(params)
+        snapshot = Snapshot(params, state, none == 0, none, traffic, merging)
         fresh = self._clients.map(lambda rule, p: rule.init_memory(p), params)
         memory = MemoryStore(fresh, len(self.task.train), self._memory_places)
         if restored is None:
@@ -286,9 +293,7 @@ class Simulation:
         # Plan, train and merge.
         batches = [b for b in self.planner.batches(round_) if b.trial not in self.stopped_trials]
         broadcast = self.broadcast(round_, before)
-        by_examples = self.weights == "examples"
-        guard = self.federation.guard
-        merger = Merger(batches, len(self.trials), by_examples=by_examples, guard=guard)
+        merger = self._server_side.merger(batches, before)
         memories: list[tuple[list[tuple[int, int]], State]] = []
         for chunk in self.engine.train(batches, broadcast, self.read_memory(batches)):
             merger.add(chunk)
@@ -301,7 +306,7 @@ class Simulation:
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
         # Server.
-        after = next_snapshot(self._servers, merger, len(self.task.train), broadcast.round, before)
+        after = self._server_side.next_snapshot(merger, round_, broadcast.round, before)
         # Evaluate.
         scores: list[Tensor] = []
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
@@ -310,7 +315,9 @@ class Simulation:
             after = after._replace(alive=after.alive & scores[0].isfinite())
         # Record.
         sums, cohort = merger.sums, self.task.protocol.cohort
-        sizes = message_sizes(batches, broadcast, merger.upload, cohort=cohort, counts=by_examples)
+        uploads = [rule.wire(merger.upload) for rule in self._client_rules]
+        counts = self._server_side.by_examples and not isinstance(merger.upload.weight, Tensor)
+        sizes = message_sizes(batches, broadcast, uploads, cohort=cohort, counts=counts)
         sent = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
         down, up = sent.to(self.device, non_blocking=True).T
         traffic = torch.stack([down, up * (sums.clients + sums.dropped)], 1)

@@ -114,4 +114,6 @@ def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:
 
 def _shape(task: Task, trial: Trial) -> Algorithm:
     own = trial.algorithm.for_layout(task.model.layout)
-    return replace(own, name="", client=structure(own.client), server=structure(own.server))
+    merged = own.aggregator and structure(own.aggregator)
+    client, server = structure(own.client), structure(own.server)
+    return replace(own, name="", client=client, server=server, aggregator=merged)

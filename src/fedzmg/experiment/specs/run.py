@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlia
 import pydantic
 import torch
 
-from fedzmg import algorithms, tasks
+from fedzmg import aggregators, algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, brief, unknown
@@ -168,10 +168,31 @@ class Stages(Strict):
     guard: bool = False
     """Reject updates whose norm is above 100 times the median of the cohort, instead of only
     flagging them; all uploads of a round are then in memory at once."""
+    aggregator: dict[str, Value] | None = None
+    """Way to merge updates: a name of ``fedzmg list --aggregators``, or a table of name and
+    options; by default the algorithm's, usually the weighted mean."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _whole_table(cls, given: Any) -> Any:
+        """Write all options of the aggregator out; ``aggregator.byzantine`` sets one of them."""
+        if not isinstance(given, Mapping):
+            return given
+        dotted = {k: v for k, v in given.items() if k.startswith("aggregator.")}
+        found = {k: v for k, v in given.items() if k not in dotted}
+        table = found.get("aggregator", {})
+        table = {"name": table} if isinstance(table, str) else table
+        if table is not None and not isinstance(table, Mapping):
+            raise InputError(f"aggregator = {brief(table)}: expected a name or a table")
+        if table or dotted:
+            own = {k.removeprefix("aggregator."): v for k, v in dotted.items()}
+            found["aggregator"] = aggregators.table_of(aggregators.build({**(table or {}), **own}))
+        return found
 
     def build(self) -> Federation:
         """Build the stages."""
-        return Federation(**self.model_dump())
+        merged = self.aggregator and aggregators.build(self.aggregator)
+        return Federation(**self.model_dump() | {"aggregator": merged})
 
 
 class Experiment(Strict):
