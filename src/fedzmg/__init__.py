@@ -37,7 +37,8 @@ __all__ = [
 
 _MODULES = {
     "ACCURACY": "evaluation", "Aggregator": "contract", "Algorithm": "contract",
-    "ClientRule": "contract", "Federation": "federation", "History": "simulation", "InputError": "errors",
+    "ClientRule": "contract", "Federation": "federation", "History": "simulation",
+    "InputError": "errors",
     "Metric": "evaluation", "Protocol": "tasks.task", "ServerRule": "contract",
     "StudyResult": "results.study_result", "Task": "tasks.task", "Tree": "tree",
     "Trial": "simulation", "Tuned": "experiment.grids.grid", "compare": "api",

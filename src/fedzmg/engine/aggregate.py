@@ -141,7 +141,7 @@ class Merger:
         norms = torch.stack([_largest(part).double() for part in parts if part.shape[1]])
         finite = norms.isfinite().all(0)
         for leaf in leaves(self.upload.each):
-            finite &= leaf.isfinite().flatten(1).all(1)
+            finite &= leaf.isfinite().reshape(len(leaf), -1).all(1)
         # Zero times a value that is not finite is not zero, so such a row is blanked first.
         for part in (averaged, total):
             if part.shape[1]:
@@ -267,7 +267,10 @@ class Merger:
         weights = torch.where(accepted, uploads.weights[places], 0.0)
         factors = weights.to(averaged.dtype)[:, :, None]
         sums = Sums(*(part[trials] for part in self.sums))
-        sums.weight.add_(weights.sum(0))
+        # Whole numbers have the same sum in any order, weights of rules do not.
+        rounds = self._weigh is not None or isinstance(self.upload.weight, Tensor)
+        for part in weights if rounds else [weights.sum(0)]:
+            sums.weight.add_(part)
         sums.clients.add_(accepted.sum(0))
         sums.dropped.add_((uploaded & ~accepted).sum(0))
         sums.steps.add_(torch.where(accepted, uploads.steps[places], 0).sum(0))
