@@ -15,7 +15,18 @@ TYPE_CHECKING = False  # typing itself is not loaded before a command can answer
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedzmg import aggregators, algorithms, data, diagnose, models, optim, tasks, trackers
+    from fedzmg import (
+        aggregators,
+        algorithms,
+        data,
+        diagnose,
+        draw,
+        models,
+        optim,
+        tasks,
+        testing,
+        trackers,
+    )
     from fedzmg.api import compare, tune
     from fedzmg.contract import Aggregator, Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
@@ -23,6 +34,8 @@ if TYPE_CHECKING:
     from fedzmg.experiment.grids.grid import Tuned
     from fedzmg.experiment.verify import verify
     from fedzmg.federation import Federation
+    from fedzmg.participation import Participation
+    from fedzmg.parts import Parts
     from fedzmg.results.study_result import StudyResult
     from fedzmg.simulation import History, Trial, simulate
     from fedzmg.tasks.task import Protocol, Task
@@ -30,16 +43,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCURACY", "Aggregator", "Algorithm", "ClientRule", "Federation", "History", "InputError",
-    "Metric", "Protocol", "ServerRule", "StudyResult", "Task", "Tree", "Trial", "Tuned",
-    "__version__", "aggregators", "algorithms", "compare", "data", "diagnose", "models", "optim",
-    "simulate", "tasks", "trackers", "tune", "verify",
+    "Metric", "Participation", "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree",
+    "Trial", "Tuned", "__version__", "aggregators", "algorithms", "compare", "data", "diagnose",
+    "draw", "models", "optim", "simulate", "tasks", "testing", "trackers", "tune", "verify",
 ]  # fmt: skip
 
 _MODULES = {
     "ACCURACY": "evaluation", "Aggregator": "contract", "Algorithm": "contract",
     "ClientRule": "contract", "Federation": "federation", "History": "simulation",
-    "InputError": "errors",
-    "Metric": "evaluation", "Protocol": "tasks.task", "ServerRule": "contract",
+    "InputError": "errors", "Metric": "evaluation", "Participation": "participation",
+    "Parts": "parts", "Protocol": "tasks.task", "ServerRule": "contract",
     "StudyResult": "results.study_result", "Task": "tasks.task", "Tree": "tree",
     "Trial": "simulation", "Tuned": "experiment.grids.grid", "compare": "api",
     "simulate": "simulation", "tune": "api", "verify": "experiment.verify",

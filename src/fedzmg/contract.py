@@ -51,34 +51,15 @@ from fedzmg.rule import (
 from fedzmg.tree import State, Tree
 
 __all__ = [
-    "Aggregator",
-    "Algorithm",
-    "AlgorithmInfo",
-    "ClientRule",
-    "Layout",
-    "Number",
-    "ParamInfo",
-    "Parts",
-    "Rule",
-    "ServerRule",
-    "bind",
-    "chain",
-    "check_rule",
-    "choice",
-    "flag",
-    "inner_rules",
-    "map_rule",
-    "number",
-    "numbers",
-    "replace_in_chain",
-    "structure",
-    "whole",
-]
+    "Aggregator", "Algorithm", "AlgorithmInfo", "ClientRule", "Layout", "Need", "Number",
+    "ParamInfo", "Parts", "Rule", "ServerRule", "bind", "chain", "check_rule", "choice", "flag",
+    "inner_rules", "map_rule", "number", "numbers", "replace_in_chain", "structure", "whole",
+]  # fmt: skip
 
 Weights = Literal["examples", "uniform"]
-WrapperKind = Literal["clip", "change", "project", "pull", "schedule"]
+WrapperKind = Literal["clip", "change", "project", "pull", "schedule", "parts"]
 """Effect of a wrapper on the rule inside: bound its gradients, change or project them, pull the
-model somewhere, or change its numbers from round to round."""
+model somewhere, change its numbers from round to round, or show it a part of the model."""
 Need = Literal["client", "key", "steps", "label_counts", "features"]
 """Values that a rule gets only if it asks for them; a value not asked for is ``()``."""
 
@@ -282,7 +263,9 @@ class Algorithm:
     def options(self) -> dict[str, Any]:
         """Return every option by key, such as ``{"client.lr": 0.1, "weights": "examples"}``."""
         fields = self.fields().items()
-        return {"weights": self.weights} | {k: getattr(rule, f.name) for k, (rule, f) in fields}
+        parts = {f"parts.{f.name}": getattr(self.parts, f.name) for f in dataclasses.fields(Parts)}
+        own = {"weights": self.weights} | (parts if self.parts else {})
+        return own | {key: getattr(rule, f.name) for key, (rule, f) in fields}
 
     def fields(self) -> dict[str, tuple[Rule, dataclasses.Field[Any]]]:
         """Return the rule and the field of every option but the weights, outermost rules first."""
@@ -298,7 +281,8 @@ class Algorithm:
     def with_options(self, options: Mapping[str, Any]) -> Algorithm:
         """Return a copy with fields changed: ``client.FIELD``, ``server.FIELD``, ``weights``.
 
-        A field of a wrapped rule is named as if it were the wrapper's own. An unknown key or a
+        A field of a wrapped rule is named as if it were the wrapper's own, one of the parts
+        ``parts.FIELD``. An unknown key or a
         value out of range is an InputError.
         """
         known = self.options()
@@ -310,6 +294,9 @@ class Algorithm:
             try:
                 if not side:
                     changed = dataclasses.replace(changed, weights=value)
+                elif side == "parts":
+                    parts = dataclasses.replace(changed.parts, **{field: value})
+                    changed = dataclasses.replace(changed, parts=parts)
                 else:
                     rule = replace_in_chain(getattr(changed, side), field, value)
                     changed = dataclasses.replace(changed, **{side: rule})
@@ -383,7 +370,7 @@ def _check_pairing(client: ClientRule, server: ServerRule) -> None:
 
 
 _ORDER: Mapping[WrapperKind, int] = {"clip": 0, "change": 1, "project": 1, "pull": 2}
-"""Order of wrappers from the loss to the step; a schedule may be anywhere."""
+"""Order of wrappers from the loss to the step; others may be anywhere."""
 
 
 def _check_wrappers(client: ClientRule) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fedzmg import aggregators
 from fedzmg.contract import Aggregator, check_rule
 from fedzmg.errors import InputError
+from fedzmg.participation import Participation
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class Federation:
 
     guard: bool = False
     """Reject updates whose norm is above 100 times the median of the cohort."""
+    participation: Participation = Participation()
+    """Clients of a round, and their local work."""
     aggregator: Aggregator | None = None
     """Way to merge updates, by default the algorithm's; a name of :mod:`fedzmg.aggregators` is
     accepted, too."""
@@ -22,6 +25,8 @@ class Federation:
     def __post_init__(self) -> None:
         if not isinstance(self.guard, bool):
             raise InputError(f"guard = {self.guard!r}: expected true or false")
+        if not isinstance(self.participation, Participation):
+            raise InputError(f"participation = {self.participation!r}: expected a Participation")
         if isinstance(self.aggregator, str):
             object.__setattr__(self, "aggregator", aggregators.get(self.aggregator))
         elif self.aggregator is not None:

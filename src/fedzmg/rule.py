@@ -88,11 +88,10 @@ class Rule:
             absent = value is None and field.default is None
             if "flag" in field.metadata and not isinstance(value, bool):
                 raise InputError(f"{field.name} = {value!r}: expected true or false")
-            least = field.metadata.get("whole")
-            is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-            if least is not None and not absent and not (is_whole and value >= least):
+            low = field.metadata.get("whole")
+            if low is not None and not absent and (type(value) is not int or value < low):
                 raise InputError(
-                    f"{field.name} = {value!r}: expected a whole number of at least {least}"
+                    f"{field.name} = {value!r}: expected a whole number of at least {low}"
                 )
             if limits is None or absent or isinstance(value, Tensor):
                 continue
@@ -109,6 +108,11 @@ class Rule:
     def for_layout(self, layout: Layout) -> Self:
         """Return this rule with the roles and input axes of a model's parameters."""
         inner = {name: rule.for_layout(layout) for name, rule in inner_rules(self).items()}
+        return dataclasses.replace(self, **inner) if inner else self  # type: ignore[type-var]
+
+    def for_parts(self, personal: tuple[str, ...]) -> Self:
+        """Return this rule with the names of a model's personal parameters."""
+        inner = {name: rule.for_parts(personal) for name, rule in inner_rules(self).items()}
         return dataclasses.replace(self, **inner) if inner else self  # type: ignore[type-var]
 
 

@@ -163,6 +163,16 @@ def tree_map(function: Callable[..., Any], value: T, *others: Any) -> T:
     return mapped
 
 
+def map_trees(function: Callable[[Tree], Tree], value: Any) -> Any:
+    """Apply ``function`` to every tree of nested tuples and named tuples."""
+    if isinstance(value, Tree):
+        return function(value)
+    if isinstance(value, tuple):
+        parts = [map_trees(function, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
 def leaves(value: Any) -> list[Tensor]:
     """Return every tensor of nested trees, tuples and named tuples, in a fixed order."""
     return pytree.tree_leaves(value)

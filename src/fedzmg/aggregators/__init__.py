@@ -27,6 +27,7 @@ __all__ = [
     "NormBound",
     "TrimmedMean",
     "build",
+    "describe",
     "get",
     "table_of",
 ]
@@ -100,6 +101,22 @@ def build(table: Mapping[str, Any]) -> Aggregator:
         return dataclasses.replace(aggregator, **options)  # type: ignore[type-var]
     except InputError as error:
         raise InputError(f"{name}, {error}") from None
+
+
+def describe() -> dict[str, dict[str, Any]]:
+    """Return all aggregators with their options, ready for JSON."""
+    return {
+        name: {
+            "summary": info.summary,
+            "source": info.source,
+            "fewest": info.aggregator.fewest,
+            "options": [
+                {"key": f.name, "default": f.default, "doc": f.metadata.get("doc", "")}
+                for f in dataclasses.fields(info.aggregator)  # type: ignore[arg-type]
+            ],
+        }
+        for name, info in AGGREGATORS.items()
+    }
 
 
 def table_of(aggregator: Aggregator) -> dict[str, Any]:

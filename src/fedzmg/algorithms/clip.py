@@ -28,7 +28,8 @@ from torch import Tensor
 
 from fedzmg.algorithms.wrapper import GradientWrapper
 from fedzmg.contract import Number, number
-from fedzmg.tree import Tree
+from fedzmg.messages import ClientContext, Stepped
+from fedzmg.tree import State, Tree
 
 
 def clip_norm(grad: Tree, bound: Number) -> Tree:
@@ -57,14 +58,23 @@ def clip_value(grad: Tensor, bound: Number) -> Tensor:
     return torch.where(grad.isfinite(), grad.clamp(-high, high), grad)
 
 
+class Clip(GradientWrapper):
+    """A wrapper that bounds the gradient of a step; points of other gradients are left alone."""
+
+    wrapper_kind = "clip"
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        return self.inner.next_point(context, params, scratch, grad)
+
+
 @final
 @dataclass(frozen=True)
-class ClipNorm(GradientWrapper):
+class ClipNorm(Clip):
     """Any client rule, on gradients of bounded Euclidean norm."""
 
     clip_norm: Number = number(1.0, above=0, doc="largest norm of a gradient, over all parameters")
-
-    wrapper_kind = "clip"
 
     def changed(self, grad: Tree) -> Tree:
         return clip_norm(grad, self.clip_norm)
@@ -72,12 +82,10 @@ class ClipNorm(GradientWrapper):
 
 @final
 @dataclass(frozen=True)
-class ClipValue(GradientWrapper):
+class ClipValue(Clip):
     """Any client rule, on gradients whose every entry is bounded."""
 
     clip_value: Number = number(1.0, above=0, doc="largest size of a gradient's entries")
-
-    wrapper_kind = "clip"
 
     def changed(self, grad: Tree) -> Tree:
         return grad.map(lambda leaf: clip_value(leaf, self.clip_value))

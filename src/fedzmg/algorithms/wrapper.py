@@ -27,7 +27,16 @@ from fedzmg.contract import (
     number,
 )
 from fedzmg.errors import InputError
-from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
+from fedzmg.messages import (
+    BatchOutputs,
+    ClientContext,
+    Cohort,
+    FullPass,
+    FullPassTiming,
+    Result,
+    Stepped,
+    Upload,
+)
 from fedzmg.tree import State, Tree
 
 
@@ -48,6 +57,10 @@ class Wrapper(ClientRule):
         return self.inner
 
     @property
+    def needs(self) -> frozenset[Need]:
+        return self.inner.needs
+
+    @property
     def full_pass(self) -> FullPassTiming:
         return self.inner.full_pass
 
@@ -55,8 +68,44 @@ class Wrapper(ClientRule):
     def uses_epoch_end(self) -> bool:
         return self.inner.uses_epoch_end
 
+    @property
+    def extra_epochs(self) -> int:
+        return self.inner.extra_epochs
+
+    @property
+    def gradients_per_step(self) -> int:
+        return self.inner.gradients_per_step
+
+    @property
+    def own_loss(self) -> bool:
+        return self.inner.own_loss
+
+    @property
+    def is_personal(self) -> bool:
+        return self.inner.is_personal
+
     def init_memory(self, params: Tree) -> State:
         return self.inner.init_memory(params)
+
+    def start(self, context: ClientContext) -> Tree:
+        return self.inner_at(context).start(context)
+
+    def references(self, context: ClientContext) -> tuple[Tree, ...]:
+        return self.inner_at(context).references(context)
+
+    def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
+        return self.inner_at(context).loss(context, batch)
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        return self.inner_at(context).next_point(context, params, scratch, grad)
+
+    def wire(self, upload: Upload) -> State | int:
+        return self.inner.wire(upload)
+
+    def personal_model(self, params: Tree, memory: State) -> Tree:
+        return self.inner.personal_model(params, memory)
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return self.inner_at(context).begin(context, full_pass)
@@ -69,9 +118,6 @@ class Wrapper(ClientRule):
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         return self.inner_at(context).finish(context, params, scratch, steps)
-
-    def wire(self, upload: Upload) -> State | int:
-        return self.inner.wire(upload)
 
 
 class GradientWrapper(Wrapper):
@@ -88,6 +134,11 @@ class GradientWrapper(Wrapper):
             else full_pass
         )
         return self.inner.begin(context, seen)
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        return self.inner.next_point(context, params, scratch, self.changed(grad))
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return self.inner.step(context, params, scratch, self.changed(grad))
@@ -107,11 +158,14 @@ class ServerWrapper(ServerRule):
     def own_weights(self) -> bool:
         return self.inner.own_weights
 
-    def weigh(self, state: State, clients: Tensor, weights: Tensor) -> Tensor:
-        return self.inner.weigh(state, clients, weights)
-
     def init(self, params: Tree) -> State:
         return self.inner.init(params)
+
+    def send(self, params: Tree, state: State) -> Tree:
+        return self.inner.send(params, state)
+
+    def weigh(self, state: State, clients: Tensor, weights: Tensor) -> Tensor:
+        return self.inner.weigh(state, clients, weights)
 
     def share(self, state: State) -> State:
         return self.inner.share(state)
@@ -145,6 +199,8 @@ class ServerDecay(ServerWrapper):
         if rate_of(self.inner) is None:
             name = type(chain(self.inner)[-1]).__name__
             raise InputError(f"decay is measured in units of lr, which {name} does not have")
+        if any(getattr(rule, "output", "last") != "last" for rule in chain(self.inner)):
+            raise InputError("decay acts on the model that is kept: set server.output=last")
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         after, state = self.inner.update(params, state, cohort)

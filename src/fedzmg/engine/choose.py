@@ -114,18 +114,20 @@ class EnginePlanner:
         *,
         trials: int,
         rounds_left: int,
+        clients: int | None = None,
         rows: int = 0,
     ) -> None:
         """Decide; a probe that does not fit on the device is repeated in smaller chunks.
 
-        ``rows``: copies of all updates of a round that are kept until they are merged.
+        ``clients`` is the largest number of clients that a round may have, by default the probe's.
+        ``rows`` copies of all their updates are kept until they are merged.
         """
         while True:
             try:
                 self.choice = self._choose(program, probe, trials, rounds_left)
                 if self.chunk is None and self.choice.path != "sequential":
                     own = probe()
-                    total = trials * len(own.batches)
+                    total = clients or trials * len(own.batches)
                     limit = clients_that_fit(program, own, rows * total)
                     if limit is not None and total > limit:
                         # The fewest chunks, of equal size: few widths to compile.

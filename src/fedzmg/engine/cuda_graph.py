@@ -28,7 +28,7 @@ from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
 from fedzmg.models.objective import Batch
-from fedzmg.tree import Tree, leaves, row, tree_map
+from fedzmg.tree import State, Tree, leaves, row, tree_map
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,9 +104,10 @@ class ClientState(NamedTuple):
 
 
 class _Code(NamedTuple):
-    """The two halves of a step, which are compiled one at a time."""
+    """The parts of a step, which are compiled one at a time."""
 
     loss: Callable[..., Tensor]
+    next_point: Callable[..., Any]
     advance: Callable[..., None]
 
 
@@ -198,7 +199,7 @@ class StepGraphs:
 
     def _capture(self, buffers: _Buffers, width: int) -> Callable[[], None]:
         state, plan = row(buffers.state, slice(width)), row(buffers.plan, slice(width))
-        plain = _Code(_loss_function(self._program), _advance(self._program.rule))
+        plain = _code(self._program)
         if self._program.device.type != "cuda":  # the same step, called instead of replayed
             code = self._compile(plain, plan) if self._compiled else plain
             return lambda: _step(self._program, code, state, plan, buffers.time)
@@ -227,7 +228,8 @@ class StepGraphs:
         program, goal = self._program, self._program.objective
         shapes = tuple(part.shape for part in (plan.indices, *program.data.examples))
         task = goal.model.source, goal.loss, goal.layers_in, program.prepare, program.dtype
-        key = (*task, program.device, shapes, precision(), bits_are_kept())
+        own = program.rule if program.rule.own_loss else None
+        key = (*task, program.device, shapes, precision(), bits_are_kept(), own)
         try:
             loss = _LOSSES.pop(key, None) or compile_apart(plain.loss)
             _LOSSES[key] = loss
@@ -235,7 +237,7 @@ class StepGraphs:
             loss = compile_apart(plain.loss)
         if len(_LOSSES) > MOST_LOSSES:
             del _LOSSES[next(iter(_LOSSES))]
-        return _Code(loss, compile_apart(plain.advance))
+        return _Code(loss, compile_apart(plain.next_point), compile_apart(plain.advance))
 
 
 def _copy_all(targets: list[Tensor], values: list[Tensor]) -> None:
@@ -257,22 +259,44 @@ def _upload(array: npt.NDArray[Any], target: Tensor) -> None:
 
 def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: Tensor) -> None:
     """Run one step on buffers, in place."""
-    losses, grad = local.eager_gradient(
-        lambda params, _: code.loss(dict(params.items()), plan, time, *program.data.examples),
-        state.work.params,
-        None,
-    )
+    own = (state.numbers, state.context) if program.rule.own_loss else ()
+
+    def gradient(point: Tree) -> tuple[Tensor, Tree]:
+        return local.eager_gradient(
+            lambda p, _: code.loss(dict(p.items()), plan, time, *program.data.examples, *own),
+            point,
+            None,
+        )
+
+    losses, grad = gradient(state.work.params)
+    changed: tuple[State, ...] = ()
     with torch.no_grad():
-        code.advance(state.numbers, state.context, state.work, grad, losses, plan.lengths, time)
+        for _ in range(program.rule.gradients_per_step - 1):
+            scratch = changed[0] if changed else state.work.scratch
+            point, scratch = code.next_point(
+                state.numbers, state.context, state.work.params, scratch, grad
+            )
+            changed = (scratch,)
+            with torch.enable_grad():
+                grad = gradient(point)[1]
+        known = state.numbers, state.context, state.work, grad, losses, plan.lengths, time
+        code.advance(*known, *changed)
         time.add_(1)
 
 
-def _loss_function(program: Program) -> Callable[..., Tensor]:
-    """Build the function of the clients' losses on the batches of step ``time``."""
-    objective, prepare, dtype = program.objective, program.prepare, program.dtype
-    keyed = objective.model.needs_key
+def _code(program: Program) -> _Code:
+    """Build the parts of a step."""
+    rule, objective, prepare, dtype = (
+        program.rule,
+        program.objective,
+        program.prepare,
+        program.dtype,
+    )
+    keyed, mapped = objective.model.needs_key, local.mapped_losses(program)
 
-    def losses(params: dict[str, Tensor], plan: Plan, time: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def losses(
+        params: dict[str, Tensor], plan: Plan, time: Tensor, x: Tensor, y: Tensor, *own: Any
+    ) -> Tensor:
         at = time.reshape(1)
         indices = plan.indices.index_select(1, at).squeeze(1)
         weights = plan.weights.index_select(1, at).squeeze(1)
@@ -281,9 +305,12 @@ def _loss_function(program: Program) -> Callable[..., Tensor]:
         # Compiled layers swap themselves: the compiler cannot trace all that the mode sees.
         swaps = contextlib.nullcontext() if torch.compiler.is_compiling() else MappedLayers()
         with swaps:
-            return torch.vmap(objective.train)(Tree(params), batch)
+            return mapped(Tree(params), batch, *own)
 
-    return losses
+    def next_point(numbers: Any, *own: Any) -> Any:
+        return map_rule(rule, local.next_point, numbers, *own)
+
+    return _Code(losses, next_point, _advance(rule))
 
 
 def _advance(rule: ClientRule) -> Callable[..., None]:
@@ -297,9 +324,12 @@ def _advance(rule: ClientRule) -> Callable[..., None]:
         loss: Tensor,
         lengths: Tensor,
         time: Any,
+        *changed: State,
     ) -> None:
         active = (lengths > time) & work.active
-        own = context, work.params, work.scratch, grad, active
+        own: tuple[Any, ...] = (context, work.params, work.scratch, grad, active)
+        if changed:  # by the first gradients of the batch
+            own = (context, work.params, *changed, grad, active, work.scratch)
         params, scratch = map_rule(rule, local.step, numbers, *own)
         after = local.count(work, loss, params, scratch, active)
         tree_map(lambda old, new: old.copy_(new), work, after)

@@ -7,17 +7,17 @@ un-padded batches; ``vectorized`` maps them over clients. The gradient is taken 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, bind
+from fedzmg.contract import ClientRule, bind, map_rule
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
-from fedzmg.messages import ClientContext, FullPass, FullPassTiming, Upload
+from fedzmg.messages import Asked, BatchOutputs, ClientContext, FullPass, FullPassTiming, Upload
 from fedzmg.models.objective import Batch, Objective, PrepareFunction
 from fedzmg.tree import State, Tree, row, tree_map
 
@@ -64,9 +64,9 @@ def add_full_pass(
     timing: FullPassTiming,
 ) -> FullPass:
     """Add losses to ``start``, and gradients unless the rule needs the loss alone."""
-    grad = Tree({}) if timing == "epochs" else params.zeros()
+    grad = params.zeros() if timing == "start" else Tree({})
     for batch in batches:
-        if timing == "epochs":
+        if timing != "start":
             with torch.no_grad():
                 start = start + loss(params, batch)
         else:
@@ -75,17 +75,44 @@ def add_full_pass(
     return FullPass(start, grad)
 
 
+def first_model(rule: ClientRule, context: ClientContext) -> Tree:
+    """Return the model at which a client's local training starts."""
+    return rule.start(context)
+
+
 def start(rule: ClientRule, context: ClientContext, full_pass: FullPass | tuple[()]) -> Work:
-    """Begin a client's local training at the global model."""
+    """Begin a client's local training."""
     zero = torch.zeros_like(context.num_examples)
     no_loss = next(iter(context.params.values())).new_zeros(())
     scratch = rule.begin(context, full_pass)
-    return Work(context.params, scratch, zero, no_loss, zero, no_loss, zero == 0)
+    return Work(rule.start(context), scratch, zero, no_loss, zero, no_loss, zero == 0)
 
 
 def keep(active: Tensor, new: T, old: T) -> T:
     """Take ``new`` for active clients and ``old`` for the others, without a branch."""
     return tree_map(lambda n, o: torch.where(active, n, o), new, old)
+
+
+def client_loss(
+    rule: ClientRule, objective: Objective, context: ClientContext, params: Tree, batch: Batch
+) -> Tensor:
+    """Compute the rule's own loss of a batch."""
+    compute = objective.with_features if "features" in rule.needs else objective.without_features
+    outputs, features = compute(params, batch.x, batch.key, train=True)
+    with torch.no_grad():
+        models = [model.map(Tensor.detach) for model in rule.references(context)]
+        others = [compute(model, batch.x) for model in models]
+    references = tuple(zip(*others, strict=True)) or ((), ())
+    losses = objective.loss(outputs, batch.y)
+    own = BatchOutputs(losses, outputs, batch.y, features, *references)
+    return (rule.loss(context, own) * batch.weights).sum()
+
+
+def next_point(
+    rule: ClientRule, context: ClientContext, params: Tree, scratch: State, grad: Tree
+) -> tuple[Tree, State]:
+    """Return the point of the next gradient of a batch."""
+    return rule.next_point(context, params, scratch, grad)
 
 
 def step(
@@ -95,10 +122,37 @@ def step(
     scratch: State,
     grad: Tree,
     active: Tensor | None = None,
+    before: State = None,
 ) -> tuple[Tree, State]:
-    """Run one local step; ``active=None`` promises that the client is active."""
+    """Run one local step; ``active=None`` promises that the client is active.
+
+    ``before`` is the state before the batch, if its first gradients have changed it.
+    """
     after = rule.step(context, params, scratch, grad)
-    return after if active is None else keep(active, after, (params, scratch))
+    if active is None:
+        return after
+    return keep(active, after, (params, scratch if before is None else before))
+
+
+def full_step(
+    rule: ClientRule,
+    apply: Callable[..., Any],
+    gradient: Callable[[Tree], tuple[Tensor, Tree]],
+    context: ClientContext,
+    params: Tree,
+    scratch: State,
+    *active: Tensor,
+) -> tuple[Tensor, Tree, State]:
+    """Compute the gradients of a batch and run a step; ``apply`` calls functions of a rule."""
+    loss, grad = gradient(params)
+    if rule.gradients_per_step == 1:
+        return loss, *apply(step, context, params, scratch, grad, *active)
+    state = scratch
+    for _ in range(rule.gradients_per_step - 1):
+        point, state = apply(next_point, context, params, state, grad)
+        grad = gradient(point)[1]
+    mask = (*active, scratch) if active else ()
+    return loss, *apply(step, context, params, state, grad, *mask)
 
 
 def count(
@@ -162,11 +216,50 @@ class Program:
     full_pass_size: int = 256
     longest: int = 0
     """Steps of the longest stream that any client can have."""
+    label_counts: Tensor | tuple[()] = ()
+    """Examples of each class by client, for rules that need them."""
 
     def batch_inputs(self, indices: Tensor) -> Examples:
         """Gather examples by position and convert stored inputs to model inputs."""
         x, y = self.data.examples
         return Examples(self.prepare(x[indices], self.dtype), y[indices])
+
+    def context(self, broadcast: Broadcast, memory: State, facts: Tensor) -> ClientContext:
+        """Put together what clients know; ``facts`` are rows of :func:`client_facts`."""
+        needs = self.rule.needs
+        examples, client, key, steps = facts.unbind()
+        asked: Asked | tuple[()] = ()
+        if needs:
+            asked = Asked(
+                client=client if "client" in needs else (),
+                key=key if "key" in needs else (),
+                steps=steps if "steps" in needs else (),
+                label_counts=self.label_counts[client] if "label_counts" in needs else (),
+            )
+        known = broadcast.params, broadcast.shared, memory, broadcast.round
+        return ClientContext(*known, examples, asked)
+
+
+def mapped_losses(program: Program) -> Callable[..., Tensor]:
+    """Build the function of all clients' losses; their own ones need numbers and context."""
+    rule, objective = program.rule, program.objective
+    if not rule.own_loss:
+        return torch.vmap(objective.train)
+
+    def one(rule: ClientRule, *own: Any) -> Tensor:
+        return client_loss(rule, objective, *own)
+
+    def mapped(params: Tree, batch: Batch, numbers: Any, context: Any) -> Tensor:
+        found: Tensor = map_rule(rule, one, numbers, context, params, batch)
+        return found
+
+    return mapped
+
+
+def client_facts(batches: Sequence[ClientBatch]) -> list[list[int]]:
+    """Return numbers of examples, numbers of clients, keys and planned steps."""
+    facts = [(b.examples, b.client, b.key, len(b.stream)) for b in batches]
+    return [list(column) for column in zip(*facts, strict=True)]
 
 
 class Broadcast(NamedTuple):
@@ -217,15 +310,28 @@ class Sequential:
     def _train_one(self, batch: ClientBatch, broadcast: Broadcast, memory: State) -> Outcome:
         program, stream = self.program, batch.stream
         rule = bind(program.rule, broadcast.numbers)
-        size = torch.tensor(batch.examples, device=program.device)
-        context = ClientContext(broadcast.params, broadcast.shared, memory, broadcast.round, size)
-        full_pass = self._full_pass(batch, context.params) if rule.full_pass != "never" else ()
+        facts = torch.tensor(client_facts([batch]), device=program.device)[:, 0]
+        context = program.context(broadcast, memory, facts)
+        full_pass: FullPass | tuple[()] = ()
+        if rule.full_pass != "never":
+            full_pass = self._full_pass(batch, first_model(rule, context))
         work = start(rule, context, full_pass)
+
+        def loss_of(params: Tree, examples: Batch) -> Tensor:
+            if rule.own_loss:
+                return client_loss(rule, program.objective, context, params, examples)
+            return program.objective.train(params, examples)
+
         for t in range(len(stream)):
-            loss, grad = eager_gradient(
-                program.objective.train, work.params, self._batch(stream, t, int(stream.counts[t]))
+            examples = self._batch(stream, t, int(stream.counts[t]))
+            loss, *after = full_step(
+                rule,
+                lambda function, *args: function(rule, *args),
+                lambda params, e=examples: eager_gradient(loss_of, params, e),  # type: ignore[misc]
+                context,
+                work.params,
+                work.scratch,
             )
-            after = step(rule, context, work.params, work.scratch, grad)
             work = count(work, loss, *after)
             if rule.uses_epoch_end and stream.closes[t]:
                 full = rule.full_pass == "epochs"

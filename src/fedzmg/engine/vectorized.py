@@ -22,8 +22,8 @@ from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
-from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
-from fedzmg.messages import ClientContext, FullPass
+from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work, client_facts
+from fedzmg.messages import FullPass
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
@@ -88,14 +88,14 @@ class Vectorized:
     ) -> Outcome:
         program = self.program
         # One transfer that does not wait for what the device is still busy with.
-        facts = torch.tensor([[b.trial for b in batches], [b.examples for b in batches]])
-        trial, counts = facts.to(program.device, non_blocking=True)
-        own: Broadcast = tree_map(lambda leaf: leaf[trial], broadcast)
-        context = ClientContext(own.params, own.shared, memory, own.round, counts)
-        numbers = dict(own.numbers)
+        facts = torch.tensor([[b.trial for b in batches], *client_facts(batches)])
+        facts = facts.to(program.device, non_blocking=True)
+        own: Broadcast = tree_map(lambda leaf: leaf[facts[0]], broadcast)
+        context, numbers = program.context(own, memory, facts[1:]), dict(own.numbers)
         full_pass: FullPass | tuple[()] = ()
         if program.rule.full_pass != "never":
-            full_pass = self._full_pass(batches, context.params)
+            begin = self._map(local.first_model, numbers, context)
+            full_pass = self._full_pass(batches, begin)
         work = self._map(local.start, numbers, context, full_pass)
         run = self._replay if self.cuda_graph else self._run
         work = run(batches, ClientState(numbers, context, work))
@@ -193,17 +193,23 @@ class Vectorized:
 
 
 def eager_step(program: Program) -> MappedStep:
-    """Build a mapped step whose gradient is one ordinary backward pass over all clients."""
-    losses = torch.vmap(program.objective.train)
+    """Build a mapped step whose gradients are ordinary backward passes over all clients."""
+    losses = local.mapped_losses(program)
 
     def mapped(
         numbers: Any, context: Any, params: Tree, scratch: Any, batch: Batch, *active: Tensor
     ) -> tuple[Tensor, Tree, State]:
-        with MappedLayers():
-            loss, grad = local.eager_gradient(losses, params, batch)
-        with torch.no_grad():
-            own = context, params, scratch, grad, *active
-            return loss, *map_rule(program.rule, local.step, numbers, *own)
+        def apply(function: Callable[..., Any], *own: Any) -> Any:
+            with torch.no_grad():
+                return map_rule(program.rule, function, numbers, *own)
+
+        own_loss = (numbers, context) if program.rule.own_loss else ()
+
+        def gradient(point: Tree) -> tuple[Tensor, Tree]:
+            with MappedLayers():
+                return local.eager_gradient(lambda p, b: losses(p, b, *own_loss), point, batch)
+
+        return local.full_step(program.rule, apply, gradient, context, params, scratch, *active)
 
     return mapped
 
@@ -215,10 +221,18 @@ def compiled_step(program: Program) -> MappedStep:
         rule: ClientRule, context: Any, params: Tree, scratch: Any, batch: Batch, active: Tensor
     ) -> tuple[Tensor, Tree, State]:
         def loss_of(tensors: dict[str, Tensor]) -> Tensor:
+            if rule.own_loss:
+                return local.client_loss(rule, program.objective, context, Tree(tensors), batch)
             return program.objective.train(Tree(tensors), batch)
 
-        grad, loss = torch.func.grad_and_value(loss_of)(dict(params.items()))
-        return loss, *local.step(rule, context, params, scratch, Tree(grad), active)
+        def gradient(point: Tree) -> tuple[Tensor, Tree]:
+            grad, loss = torch.func.grad_and_value(loss_of)(dict(point.items()))
+            return loss, Tree(grad)
+
+        def apply(function: Callable[..., Any], *own: Any) -> Any:
+            return function(rule, *own)
+
+        return local.full_step(rule, apply, gradient, context, params, scratch, active)
 
     def mapped(numbers: Any, *args: Any) -> Any:
         return map_rule(program.rule, one, numbers, *args)

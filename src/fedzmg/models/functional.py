@@ -171,11 +171,26 @@ class FunctionalModel:
                 "and plain values in it; for weight norm, use torch.nn.utils.parametrizations"
             ) from None
         self.layer_keys = swap_layers(self.module)
+        self._halves: tuple[str, Call, dict[bool, Call]] | None = None
+        """Name of the last layer, the layer, and all before it by mode."""
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
         self._training = Call(copy.deepcopy(self.module).train())
         self._evaluating = Call(copy.deepcopy(self.module).eval())
+        if self._halves is not None:
+            self.split_head()
+
+    def split_head(self) -> None:
+        """Prepare to compute the inputs of the last layer apart from its outputs."""
+        name = list(self.layout)[-1].rpartition(".")[0]
+        bodies = {}
+        for training in (True, False):
+            body = copy.deepcopy(self.module).train(training)
+            if name:
+                body.set_submodule(name, nn.Identity())
+            bodies[training] = Call(body if name else nn.Identity())
+        self._halves = name, Call(copy.deepcopy(self.module.get_submodule(name))), bodies
 
     @property
     def needs_key(self) -> bool:
@@ -202,6 +217,40 @@ class FunctionalModel:
     def evaluate(self, params: Tree, x: Tensor) -> Tensor:
         """Compute outputs with dropout off."""
         return self._evaluating(dict(params.items()), x)
+
+    def features(
+        self, params: Tree, x: Tensor, key: Tensor | tuple[()] = (), *, train: bool = False
+    ) -> Tensor:
+        """Compute the inputs of the last layer."""
+        assert self._halves is not None, "split_head comes first"
+        name, _, bodies = self._halves
+        inputs = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != name}
+        if isinstance(key, Tensor):
+            inputs |= dict.fromkeys(self.layer_keys, key)
+        return bodies[train](inputs, x)
+
+    def head(self, params: Tree, features: Tensor) -> Tensor:
+        """Compute outputs from the inputs of the last layer."""
+        assert self._halves is not None, "split_head comes first"
+        name, layer, _ = self._halves
+        own = {n.rpartition(".")[2]: w for n, w in params.items() if n.rpartition(".")[0] == name}
+        return layer(own, features)
+
+    def check_features(self, params: Tree, x: Tensor) -> None:
+        """Prepare to compute features; reject a model whose outputs are not its last layer's."""
+        self.split_head()
+        with torch.no_grad():
+            outputs = self.evaluate(params, x)
+            try:
+                same = torch.allclose(self.head(params, self.features(params, x)), outputs)
+            except RuntimeError:
+                same = False
+        if not same:
+            name = list(self.layout)[-1].rpartition(".")[0]
+            raise InputError(
+                f"features are the inputs of the model's last layer with parameters ({name!r}), "
+                "whose outputs are not the model's: put it last"
+            )
 
     def try_out(self, params: Tree, x: Tensor) -> Tensor:
         """Compute outputs with dropout off, and check the model on a few examples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -47,6 +48,21 @@ class Objective:
     def outputs(self, params: Tree, x: Tensor) -> Tensor:
         """Compute predictions, dropout off."""
         return self._outputs(self.model.evaluate, params, x)
+
+    def without_features(
+        self, params: Tree, x: Tensor, key: Tensor | tuple[()] = (), *, train: bool = False
+    ) -> tuple[Tensor, tuple[()]]:
+        """Compute outputs, dropout off unless in training, and nothing in place of features."""
+        if train:
+            return self._outputs(self.model.train, params, x, key), ()
+        return self.outputs(params, x), ()
+
+    def with_features(
+        self, params: Tree, x: Tensor, key: Tensor | tuple[()] = (), *, train: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Compute outputs, dropout off unless in training, and inputs of the last layer."""
+        inputs = self._outputs(functools.partial(self.model.features, train=train), params, x, key)
+        return self._outputs(self.model.head, params, inputs), inputs
 
     def _outputs(self, model: Callable[..., Tensor], *inputs: object) -> Tensor:
         if self.layers_in is None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.parts import travelling
 from fedzmg.contract import Algorithm, structure
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
@@ -101,7 +102,8 @@ class ServerSide(NamedTuple):
         """Return the aggregator's state before the first round."""
         if self.aggregator is None:
             return ()
-        return self.aggregator.map(lambda rule, p: rule.init(p), params)
+        sent = travelling(self.rule.rule, params)
+        return self.aggregator.map(lambda rule, p: rule.init(p), sent)
 
     def merger(self, batches: list[ClientBatch], old: Snapshot) -> Merger:
         """Make the merger of a round."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedzmg import algorithms
 from fedzmg.algorithms.options import configure
+from fedzmg.algorithms.parts import fit
 from fedzmg.contract import Algorithm, map_rule, numbers, structure
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
@@ -113,7 +114,7 @@ def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:
 
 
 def _shape(task: Task, trial: Trial) -> Algorithm:
-    own = trial.algorithm.for_layout(task.model.layout)
+    own = fit(trial.algorithm, task.model.layout, task.parts)
     merged = own.aggregator and structure(own.aggregator)
     client, server = structure(own.client), structure(own.server)
     return replace(own, name="", client=client, server=server, aggregator=merged)

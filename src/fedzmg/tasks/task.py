@@ -29,6 +29,7 @@ from fedzmg.models.objective import (
     cross_entropy,
     masked_cross_entropy,
 )
+from fedzmg.parts import Parts
 from fedzmg.tree import num_bytes
 
 
@@ -122,6 +123,8 @@ class Task:
     test example belongs to a training client."""
     notes: tuple[str, ...] = ()
     """Notes on the data, such as counts that differ from the official."""
+    parts: Parts = Parts()
+    """Personal and frozen parts of the model, besides those of the algorithm."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -140,6 +143,7 @@ class Task:
         check_text("name", self.name)
         check_text("metric.name", self.metric.name)
         check_scheme(self.init)
+        self.parts.split(self.model.layout)
         clients, protocol = len(self.train), self.protocol
         if protocol.cohort > clients and not protocol.replacement:
             raise InputError(
@@ -234,6 +238,7 @@ class Task:
         init: Initializer = "torch",
         axes: Mapping[str, tuple[int, ...]] | None = None,
         client_names: Sequence[Any] | None = None,
+        parts: Parts | None = None,
         **protocol: Any,
     ) -> Task:
         """Build a task from a module and arrays.
@@ -252,6 +257,7 @@ class Task:
             init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
             axes: input axes of parameters of your own modules, by name.
             client_names: all client ids, if order or completeness matters.
+            parts: personal and frozen parts of the model, ``Parts(personal=("last:1",))``.
             **protocol: fields of :class:`Protocol`, such as ``cohort=5``.
 
         Raises:
@@ -263,6 +269,7 @@ class Task:
             FederatedData.from_arrays(x, y, clients, client_names),
             examples(*_pair(test, "test"), what="test data"),
             loss, metric, prepare, init, Protocol().with_options(protocol), tuning,
+            parts=parts or Parts(),
         )  # fmt: skip
 
     @classmethod

@@ -1,0 +1,29 @@
+"""Values of a task that rules may ask for: label counts, and features of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedzmg.contract import ClientRule, chain
+from fedzmg.errors import InputError
+from fedzmg.tasks.task import Task
+
+
+def label_counts(task: Task, rule: ClientRule, device: torch.device) -> Tensor | tuple[()]:
+    """Count the examples of each class by client, if a rule needs it; check its other needs."""
+    params, (x, y) = task.model.params(), task.train.examples
+    few = task.prepare(x[:2].clone(), next(iter(params.values())).dtype)
+    if "features" in rule.needs:
+        task.model.check_features(params, few)
+    if "label_counts" not in rule.needs:
+        return ()
+    outputs = task.model.evaluate(params, few)
+    if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 2:
+        name = type(chain(rule)[-1]).__name__
+        raise InputError(f"{name} counts labels, but this task has no class for every example")
+    owners = torch.from_numpy(np.repeat(np.arange(len(task.train)), task.train.counts))
+    found = torch.zeros(len(task.train), outputs.shape[1], dtype=torch.int64)
+    found.index_put_((owners, y.cpu()), torch.tensor(1), accumulate=True)
+    return found.to(device)
