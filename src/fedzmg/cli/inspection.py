@@ -119,6 +119,9 @@ def verify(
 def list_(
     name: Annotated[str | None, Argument(help="Algorithm or task to describe.")] = None,
     task: Annotated[str | None, opt("Show costs in bytes for this task.")] = None,
+    aggregators: Annotated[
+        bool, Option("--aggregators", help="List ways to merge updates, with their options.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List algorithms and tasks, or describe one of them."""
@@ -126,6 +129,12 @@ def list_(
     from fedzmg.algorithms.options import card
     from fedzmg.terminal import views
 
+    if aggregators:
+        from fedzmg.aggregators import describe
+
+        found = describe()
+        common.show(found, lambda width: views.aggregators(found, width), as_json)
+        return
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     if name in tasks.TASKS:
         data = tasks.info(name).describe()

@@ -27,7 +27,8 @@ FACT = "rules_sha256"
 
 def rules_sha256(algorithm: Algorithm) -> str | None:
     """Hash an algorithm's rules; None if a source cannot be read, as at a prompt."""
-    rules = (*chain(algorithm.client), *chain(algorithm.server))
+    merged = chain(algorithm.aggregator) if algorithm.aggregator is not None else []
+    rules = (*chain(algorithm.client), *chain(algorithm.server), *merged)
     return _hash(tuple(type(rule) for rule in rules))
 
 

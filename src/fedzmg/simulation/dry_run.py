@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.parts import travelling
-from fedzmg.contract import ClientRule, Rule, ServerRule, bind, chain
+from fedzmg.contract import Aggregator, ClientRule, Rule, ServerRule, bind, chain
 from fedzmg.errors import InputError
-from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Upload
+from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Rows, Upload
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 
@@ -44,30 +44,35 @@ class Returned(NamedTuple):
     value: Any
 
 
-def dry_run(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
+def dry_run(
+    clients: PackedRule, servers: PackedRule, models: Tree, aggregators: PackedRule | None = None
+) -> None:
     """Run one step and the end of a round with the first trial's rules, on gradients of one.
 
     A user's rules are run method by method and twice, to see that they are pure functions. Rules of
     this package are known to be.
     """
-    clients, servers = (p._replace(numbers=row(p.numbers, slice(0, 1))) for p in (clients, servers))
+    packed = [clients, servers, *([] if aggregators is None else [aggregators])]
+    packed = [p._replace(numbers=row(p.numbers, slice(0, 1))) for p in packed]
     first = row(models, slice(0, 1))
-    if any(_is_foreign(rule) for p in (clients, servers) for rule in chain(p.rule)):
-        check_pure(clients, servers, first)
+    if any(_is_foreign(rule) for p in packed for rule in chain(p.rule)):
+        check_pure(packed[0], packed[1], first, 1.0, *packed[2:])
         return
 
-    def once(client: dict[str, Tensor], server: dict[str, Tensor], params: Tree) -> tuple[()]:
-        bound = bind(clients.rule, client), bind(servers.rule, server)
-        _round(_call, *bound, params, 1.0, ())
+    def once(numbers: list[dict[str, Tensor]], params: Tree) -> tuple[()]:
+        bound: list[Any] = [bind(p.rule, own) for p, own in zip(packed, numbers, strict=True)]
+        _round(_call, bound[0], bound[1], params, 1.0, (), *bound[2:])
         return ()
 
     with torch.no_grad(), _named_errors():
-        torch.vmap(once)(clients.numbers, servers.numbers, first)
+        torch.vmap(once)([p.numbers for p in packed], first)
 
 
-def check_pure(clients: PackedRule, servers: PackedRule, models: Tree, grad: float = 1.0) -> None:
+def check_pure(
+    clients: PackedRule, servers: PackedRule, models: Tree, grad: float = 1.0, *merging: PackedRule
+) -> None:
     """Reject rules that change their arguments, draw random numbers or return NaN."""
-    calls = [rehearse(clients, servers, models, grad) for _ in range(2)]
+    calls = [rehearse(clients, servers, models, grad, *merging) for _ in range(2)]
     for one, two in zip(*calls, strict=True):
         if not same(one.value, two.value):
             raise InputError(
@@ -85,7 +90,7 @@ def same(one: Any, two: Any) -> bool:
 
 
 def rehearse(
-    clients: PackedRule, servers: PackedRule, models: Tree, grad: float = 1.0
+    clients: PackedRule, servers: PackedRule, models: Tree, grad: float = 1.0, *merging: PackedRule
 ) -> list[Returned]:
     """Map every method of a round on its own, check its effects, and return the values.
 
@@ -94,6 +99,7 @@ def rehearse(
         servers: server rule and numbers of the same trials.
         models: one row per trial.
         grad: value of every gradient, and of the loss.
+        *merging: aggregator, a way to merge updates, if it is not their mean.
     """
     calls: list[Returned] = []
     rows = torch.zeros(len(next(iter(models.values()))))
@@ -107,7 +113,7 @@ def rehearse(
         calls.append(Returned(packed.rule, method, value))
         return value
 
-    _round(call, clients, servers, models, grad, rows.shape)
+    _round(call, clients, servers, models, grad, rows.shape, *merging)
     return calls
 
 
@@ -122,10 +128,13 @@ def _round(
     params: Tree,
     grad: float,
     rows: tuple[int, ...],
+    aggregator: Any = None,
 ) -> None:
     """Call every method of a round; ``rows`` is the shape of a number."""
     some = next(iter(params.values()))
-    rule = client.rule if isinstance(client, PackedRule) else client
+    rule, server_rule = (
+        side.rule if isinstance(side, PackedRule) else side for side in (client, server)
+    )
 
     def count(value: int) -> Tensor:
         return torch.full(rows, value, dtype=torch.int64, device=some.device)
@@ -156,6 +165,15 @@ def _round(
     floats = tree_map(lambda leaf: leaf.to(some.dtype), upload)
     merged = floats.delta, floats.average, floats.total
     each, valid, clients = tree_map(lambda leaf: leaf[..., None], (floats.each, one > 0, one - 1))
+    weights = valid.double()
+    if server_rule.own_weights:
+        call(server, "weigh", _weights, state, clients, weights)
+    if aggregator is not None:
+        _check_upload(rule, upload)
+        before = call(aggregator, "init", _state, upload.delta)
+        flat = torch.cat([leaf.flatten(len(rows)) for leaf in upload.delta.values()], -1)
+        given = Rows(flat.unsqueeze(len(rows)), weights)
+        call(aggregator, "aggregate", _aggregated, given, before)
     cohort = Cohort(*merged, count(SIZE), count(POPULATION), one, each, valid, clients, one)
     call(server, "update", _updated, params, state, cohort)
 
@@ -185,7 +203,8 @@ def _before(args: Any) -> tuple[list[list[int]], list[Any]]:
 
 def _check_call(packed: PackedRule, method: str, args: Any, value: Any, before: Any) -> None:
     """Reject changed arguments, used random generators, and NaN from moderate numbers."""
-    rule, base = packed.rule, ClientRule if isinstance(packed.rule, ClientRule) else ServerRule
+    rule = packed.rule
+    base = next(kind for kind in (ClientRule, ServerRule, Aggregator) if isinstance(rule, kind))
     versions, states = _before(args)
     names = list(inspect.signature(getattr(base, method)).parameters)[1:]
     if changed := [n for n, a, b in zip(names, before[0], versions, strict=True) if a != b]:
@@ -257,6 +276,25 @@ def _sent(rule: Rule, method: str, value: Any, args: Any) -> Any:
     params = travelling(rule, context.params)
     wanted = upload._replace(delta=params) if isinstance(upload, Upload) else Upload(params)
     return _same(rule, method, value, (wanted, context.memory))
+
+
+def _weights(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    return _same(rule, method, value, args[2])
+
+
+def _aggregated(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    rows, state = args
+    return _same(rule, method, value, (rows.deltas[0], state))
+
+
+def _check_upload(rule: Rule, upload: Upload) -> None:
+    """Refuse uploads that aggregators cannot merge."""
+    for name in ("average", "total", "each", "weight"):
+        if leaves(getattr(upload, name)):
+            raise InputError(
+                f"{type(_culprit(rule)).__name__} uploads more than an update ({name}), which an "
+                "aggregator cannot merge: leave federation.aggregator out"
+            )
 
 
 def _updated(rule: Rule, method: str, value: Any, args: Any) -> Any:

@@ -115,4 +115,6 @@ def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:
 
 def _shape(task: Task, trial: Trial) -> Algorithm:
     own = fit(trial.algorithm, task.model.layout, task.parts, len(task.train))
-    return replace(own, name="", client=structure(own.client), server=structure(own.server))
+    merged = own.aggregator and structure(own.aggregator)
+    client, server = structure(own.client), structure(own.server)
+    return replace(own, name="", client=client, server=server, aggregator=merged)

@@ -200,6 +200,23 @@ def tables(data: Mapping[str, Any], width: int) -> RenderableType:
     return render(parts, width)
 
 
+def aggregators(data: Mapping[str, Any], width: int) -> RenderableType:
+    """Show the aggregators of ``fedzmg list --aggregators --json``."""
+    rows = [(name, one["summary"], one["source"]) for name, one in data.items()]
+    options = [
+        (f"{name}: {o['key']}", "absent" if o["default"] is None else str(o["default"]), o["doc"])
+        for name, one in data.items()
+        for o in one["options"]
+    ]
+    parts = [
+        Table.of("Aggregators (--set federation.aggregator=NAME)",
+                 ("name", "what it is", "source"), rows, words=3),
+        Table.of("Options (--set federation.aggregator.KEY=VALUE)",
+                 ("key", "default", "what it is"), options, words=3),
+    ]  # fmt: skip
+    return render(parts, width)
+
+
 def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
     """Show the card that :func:`fedzmg.algorithms.options` makes."""
     options = [
