@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedzmg.experiment.grids.grid import Tuned
     from fedzmg.experiment.verify import verify
     from fedzmg.federation import Federation
+    from fedzmg.participation import Participation
     from fedzmg.parts import Parts
     from fedzmg.results.study_result import StudyResult
     from fedzmg.simulation import History, Trial, simulate
@@ -31,15 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCURACY", "Algorithm", "ClientRule", "Federation", "History", "InputError", "Metric",
-    "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree", "Trial", "Tuned",
-    "__version__", "algorithms", "compare", "data", "diagnose", "draw", "models", "optim",
+    "Participation", "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree", "Trial",
+    "Tuned", "__version__", "algorithms", "compare", "data", "diagnose", "draw", "models", "optim",
     "simulate", "tasks", "trackers", "tune", "verify",
 ]  # fmt: skip
 
 _MODULES = {
     "ACCURACY": "evaluation", "Algorithm": "contract", "ClientRule": "contract",
     "Federation": "federation", "History": "simulation", "InputError": "errors",
-    "Metric": "evaluation", "Parts": "parts", "Protocol": "tasks.task", "ServerRule": "contract",
+    "Metric": "evaluation", "Participation": "participation", "Parts": "parts",
+    "Protocol": "tasks.task", "ServerRule": "contract",
     "StudyResult": "results.study_result", "Task": "tasks.task", "Tree": "tree",
     "Trial": "simulation", "Tuned": "experiment.grids.grid", "compare": "api",
     "simulate": "simulation", "tune": "api", "verify": "experiment.verify",

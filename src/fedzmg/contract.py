@@ -45,6 +45,7 @@ from fedzmg.rule import (
     numbers,
     replace_in_chain,
     structure,
+    whole,
 )
 from fedzmg.tree import State, Tree
 
@@ -69,6 +70,7 @@ __all__ = [
     "numbers",
     "replace_in_chain",
     "structure",
+    "whole",
 ]
 
 Weights = Literal["examples", "uniform"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedzmg.errors import InputError
+from fedzmg.participation import Participation
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,11 @@ class Federation:
 
     guard: bool = False
     """Reject updates whose norm is above 100 times the median of the cohort."""
+    participation: Participation = Participation()
+    """Clients of a round, and their local work."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.guard, bool):
             raise InputError(f"guard = {self.guard!r}: expected true or false")
+        if not isinstance(self.participation, Participation):
+            raise InputError(f"participation = {self.participation!r}: expected a Participation")

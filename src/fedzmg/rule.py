@@ -57,6 +57,11 @@ def choice(*words: str, default: str | None = None, doc: str = "") -> Any:
     return dataclasses.field(default=chosen, metadata={"words": words, "doc": doc})
 
 
+def whole(default: int, *, low: int = 0, doc: str) -> Any:
+    """Declare a rule's field that holds a whole number; trials of a pack share it."""
+    return dataclasses.field(default=default, metadata={"whole": low, "doc": doc})
+
+
 def _range_text(limits: Mapping[str, float]) -> str:
     signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
     parts = [f"{sign} {limits[k]:g}" for k, sign in signs.items() if math.isfinite(limits[k])]
@@ -75,6 +80,11 @@ class Rule:
             value = getattr(self, field.name)
             if words is not None and value not in words:
                 raise unknown(field.name, str(value), words)
+            low = field.metadata.get("whole")
+            if low is not None and (type(value) is not int or value < low):
+                raise InputError(
+                    f"{field.name} = {value!r}: expected a whole number of at least {low}"
+                )
             absent = value is None and field.default is None
             if limits is None or absent or isinstance(value, Tensor):
                 continue
@@ -91,6 +101,11 @@ class Rule:
     def for_layout(self, layout: Layout) -> Self:
         """Return this rule with the roles and input axes of a model's parameters."""
         inner = {name: rule.for_layout(layout) for name, rule in inner_rules(self).items()}
+        return dataclasses.replace(self, **inner) if inner else self  # type: ignore[type-var]
+
+    def for_parts(self, personal: tuple[str, ...]) -> Self:
+        """Return this rule with the names of a model's personal parameters."""
+        inner = {name: rule.for_parts(personal) for name, rule in inner_rules(self).items()}
         return dataclasses.replace(self, **inner) if inner else self  # type: ignore[type-var]
 
 

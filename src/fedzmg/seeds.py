@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Purpose = Literal["init", "cohort", "order", "dropout", "partition", "probe", "rule", "server"]
+Purpose = Literal[
+    "init", "cohort", "order", "dropout", "partition", "probe", "work", "rule", "server"
+]
 Place = int | str
 
 _MASK63 = (1 << 63) - 1

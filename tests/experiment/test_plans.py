@@ -164,7 +164,7 @@ def test_settings_reach_every_part() -> None:
         with pytest.raises(InputError, match=message):
             plan.with_settings(parse_settings(wrong.split()))
     with pytest.raises(InputError, match="a word or a list of them"):
-        parse_settings(["seeds=[[1]]"])
+        parse_settings(["seeds=[[[1]]]"])
 
 
 def test_stopping_is_off_unless_a_file_says_so(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verify import verify
+from fedzmg.participation import Participation
 from fedzmg.simulation import RoundReport, Simulation
 from fedzmg.storage.files import log_marks
 from fedzmg.storage.formats import file_sha256
@@ -103,7 +104,7 @@ def test_all_clients_at_once_is_a_width_on_a_gpu(
     device: str, recorded: int | None, chunk: int | None
 ) -> None:
     facts = {"device": device, "chunk": recorded}
-    assert run_directory.clients_at_once(facts, toy(), trials=5) == chunk, (
+    assert run_directory.clients_at_once(facts, toy(), 5, Participation()) == chunk, (
         "five trials of three clients"
     )
 

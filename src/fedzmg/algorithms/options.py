@@ -142,6 +142,8 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
 
 def _range(field: dataclasses.Field[Any]) -> str:
     limits = field.metadata.get("number")
+    if "whole" in field.metadata:
+        return f"{field.metadata['whole']}, {field.metadata['whole'] + 1}, ..."
     if limits is None:
         return ", ".join(field.metadata.get("words", ()))
     low, above, high, below = (limits[name] for name in ("low", "above", "high", "below"))

@@ -26,8 +26,8 @@ def fit(algorithm: Algorithm, layout: Layout, parts: Parts) -> Algorithm:
     if not parts:
         return fitted
     split = parts.split(layout)
-    client, server = PartsClient(fitted.client, split), PartsServer(fitted.server, split)
-    return replace(fitted, client=client, server=server)
+    client = PartsClient(fitted.client.for_parts(split.personal), split)
+    return replace(fitted, client=client, server=PartsServer(fitted.server, split))
 
 
 def pick(tree: Tree, names: Iterable[str]) -> Tree:
@@ -35,7 +35,7 @@ def pick(tree: Tree, names: Iterable[str]) -> Tree:
     return Tree({name: leaf for name, leaf in tree.items() if name in names})
 
 
-def whole(part: Tree, full: Tree) -> Tree:
+def filled(part: Tree, full: Tree) -> Tree:
     """Return a full tree with some of its tensors replaced."""
     return Tree({name: part.get(name, leaf) for name, leaf in full.items()})
 
@@ -59,7 +59,7 @@ class PartsClient(Wrapper):
     def _inside(self, context: ClientContext) -> ClientContext:
         """Return the context of the rule inside; shared values of personal parameters are zero."""
         personal, memory = context.memory
-        params = whole(personal, self._trained(context.params))
+        params = filled(personal, self._trained(context.params))
 
         def extended(tree: Tree) -> Tree:
             if set(tree) != set(self.split.shared):
@@ -74,7 +74,7 @@ class PartsClient(Wrapper):
         return pick(trained, self.split.personal), self.inner.init_memory(trained)
 
     def start(self, context: ClientContext) -> Tree:
-        return whole(self.inner.start(self._inside(context)), context.params)
+        return filled(self.inner.start(self._inside(context)), context.params)
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         if isinstance(full_pass, FullPass):
@@ -83,7 +83,7 @@ class PartsClient(Wrapper):
 
     def references(self, context: ClientContext) -> tuple[Tree, ...]:
         models = self.inner.references(self._inside(context))
-        return tuple(whole(model, context.params) for model in models)
+        return tuple(filled(model, context.params) for model in models)
 
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
         return self.inner.loss(self._inside(context), batch)
@@ -93,12 +93,12 @@ class PartsClient(Wrapper):
     ) -> Stepped:
         own = self._inside(context), self._trained(params), scratch, self._trained(grad)
         point, scratch = self.inner.next_point(*own)
-        return whole(point, params), scratch
+        return filled(point, params), scratch
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         own = self._inside(context), self._trained(params), scratch, self._trained(grad)
         moved, scratch = self.inner.step(*own)
-        return whole(moved, params), scratch
+        return filled(moved, params), scratch
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         trained = self._trained(params)
@@ -112,8 +112,8 @@ class PartsClient(Wrapper):
 
     def personal_model(self, params: Tree, memory: State) -> Tree:
         personal, inside = memory
-        own = whole(personal, self._trained(params))
-        return whole(self.inner.personal_model(own, inside), params)
+        own = filled(personal, self._trained(params))
+        return filled(self.inner.personal_model(own, inside), params)
 
 
 @final
@@ -130,11 +130,11 @@ class PartsServer(ServerWrapper):
         return self.inner.init(self._shared(params))
 
     def send(self, params: Tree, state: State) -> Tree:
-        return whole(self.inner.send(self._shared(params), state), params)
+        return filled(self.inner.send(self._shared(params), state), params)
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         moved, state = self.inner.update(self._shared(params), state, cohort)
-        return whole(moved, params), state
+        return filled(moved, params), state
 
 
 def sent_down(server: Any, params: Tree) -> Tree:

@@ -6,15 +6,17 @@ function of (seed, round, client), made on the host before the round runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.errors import InputError
-from fedzmg.seeds import step_keys, stream
+from fedzmg.errors import InputError, brief
+from fedzmg.participation import LARGEST_WORK, Participation, Work, function_name, is_number
+from fedzmg.seeds import key, step_keys, stream
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,83 @@ def sample_cohort(
     """Sample the clients of a round, the same for every algorithm under this seed."""
     rng = stream(seed, "cohort", round_)
     return rng.choice(population, size=size, replace=replacement)
+
+
+class LocalWork:
+    """Amount of local work: the protocol's epochs, or those or the steps of a participation.
+
+    A client with examples takes at least one step. Part of an epoch is rounded to whole steps.
+    """
+
+    def __init__(
+        self, participation: Participation, batching: Batching, extra_epochs: int = 0
+    ) -> None:
+        steps = participation.steps
+        self._amount: Work | None = participation.epochs if steps is None else steps
+        self._in_steps, self._extra = steps is not None, extra_epochs
+        self._batching = batching
+        self._usual = replace(batching, epochs=batching.epochs + extra_epochs)
+
+    def plan(self, seed: int, round_: int, client: int, count: int) -> tuple[Batching, int | None]:
+        """Return the batching of a client with ``count`` examples, and its steps; None: all."""
+        if self._amount is None:
+            return self._usual, None
+        return self._fitted(self._drawn(seed, round_, client, count), count)
+
+    def most_steps(self, count: int) -> int:
+        """Return the largest number of steps of a client; of a function, a guess."""
+        bounds = self._amount if isinstance(self._amount, tuple) else (self._amount,)
+        return self._steps(None if callable(bounds[-1]) else bounds[-1], count)
+
+    def mean_steps(self, count: int) -> int:
+        """Return the steps of a client with the mean amount of work; of a function, a guess."""
+        amount = self._amount
+        if isinstance(amount, tuple):
+            amount = sum(amount) / 2
+        return self._steps(None if callable(amount) else amount, count)
+
+    def _steps(self, amount: float | None, count: int) -> int:
+        return self._usual.steps(count) if amount is None else self._fitted(amount, count)[1]
+
+    def _fitted(self, amount: float, count: int) -> tuple[Batching, int]:
+        """Return whole epochs that contain an amount of work, and the steps to take of them."""
+        if not count:
+            return self._batching, 0
+        batching = self._batching
+        once = (
+            count / batching.size if batching.straddle else replace(batching, epochs=1).steps(count)
+        )
+        if not once:  # the only batch is not full
+            batching, once = replace(batching, keep_partial=True), 1
+        extra = self._extra
+        wanted = amount + extra * once if self._in_steps else (amount + extra) * once
+        whole = replace(batching, epochs=max(1, math.ceil(wanted / once)))
+        if not whole.steps(count):
+            whole = replace(whole, keep_partial=True)
+        most = whole.steps(count)
+        if not self._in_steps and amount == int(amount):
+            return whole, most
+        return whole, min(most, max(1, math.floor(wanted + 0.5)))
+
+    def _drawn(self, seed: int, round_: int, client: int, count: int) -> float:
+        """Return a client's amount of work, by the address (seed, round, client)."""
+        amount = self._amount
+        if isinstance(amount, tuple):
+            rng, (low, high) = stream(seed, "work", round_, client), amount
+            if isinstance(low, int) and isinstance(high, int):
+                return int(rng.integers(low, high, endpoint=True))
+            return float(rng.uniform(low, high))
+        if not callable(amount):
+            assert amount is not None
+            return amount
+        found: Any = amount(client, round_, count, key(seed, "work", round_, client))
+        unit = "steps" if self._in_steps else "epochs"
+        if not is_number(found, whole=self._in_steps) or not 0 <= found <= LARGEST_WORK[unit]:
+            kind = "a whole number" if self._in_steps else "a number"
+            expected = f"{kind} of {unit} up to {LARGEST_WORK[unit]}"
+            source = f"{function_name(amount)}, client {client}, round {round_}"
+            raise InputError(f"{source}: {brief(found)}: expected {expected}")
+        return int(found) if self._in_steps else float(found)
 
 
 def local_stream(

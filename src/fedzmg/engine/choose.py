@@ -108,15 +108,25 @@ class EnginePlanner:
         self.trainings, self.backend = trainings, backend
 
     def plan(
-        self, program: Program, probe: Callable[[], Probe], *, trials: int, rounds_left: int
+        self,
+        program: Program,
+        probe: Callable[[], Probe],
+        *,
+        trials: int,
+        rounds_left: int,
+        clients: int | None = None,
     ) -> None:
-        """Decide; a probe that does not fit on the device is repeated in smaller chunks."""
+        """Decide; a probe that does not fit on the device is repeated in smaller chunks.
+
+        ``clients`` is the largest number of clients that a round may have, by default the probe's.
+        """
         while True:
             try:
                 self.choice = self._choose(program, probe, trials, rounds_left)
                 if self.chunk is None and self.choice.path != "sequential":
                     own = probe()
                     total, limit = trials * len(own.batches), clients_that_fit(program, own)
+                    total = clients or total
                     if limit is not None and total > limit:
                         # The fewest chunks, of equal size: few widths to compile.
                         self.chunk = math.ceil(total / math.ceil(total / limit))

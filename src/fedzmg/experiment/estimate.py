@@ -15,6 +15,8 @@ import torch
 
 from fedzmg import algorithms, tasks
 from fedzmg.data.federated import Examples, FederatedData
+from fedzmg.data.plan import LocalWork
+from fedzmg.data.sampling import inclusion_probabilities
 from fedzmg.evaluation import evaluate
 from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.specs.files import GridSpec, Spec
@@ -42,15 +44,18 @@ def estimate(spec: Spec) -> dict[str, Any]:
     ``disk_bytes`` includes client memory if every client is visited. ``guard_bytes`` are uploads
     that ``federation.guard`` keeps in memory. ``missing`` is the command
     that downloads the data; without data, the later facts are None. ``steps`` depend on the
-    cohorts, all other counts are exact. ``probe`` describes the measurement; it is
-    ``extrapolated`` if less than a whole cohort was measured.
+    cohorts, and bytes on their sizes if these vary; all other counts are exact. ``probe`` describes
+    the measurement; it is ``extrapolated`` if less than a whole cohort was measured.
     """
     preset = tasks.info(spec.task).with_options(spec.preset)
     task = None if preset.missing else spec.build_task()
+    if task is not None:
+        spec.check_participation(task)
     first, counts = _trials(spec, task)
     top = {key: getattr(spec, key) for key in ("rounds", "eval_every") if hasattr(spec, key)}
     protocol = preset.protocol.with_options({**spec.protocol, **top})
-    cohort, rounds = protocol.cohort, protocol.rounds
+    participation, rounds = spec.federation.build().participation, protocol.rounds
+    cohort = participation.mean_clients(protocol.cohort)
     # A run is evaluated after rounds 1, 1 + N, ... and the last.
     evaluations = -(-rounds // protocol.eval_every) + ((rounds - 1) % protocol.eval_every > 0)
     if isinstance(spec, GridSpec):
@@ -89,8 +94,12 @@ def estimate(spec: Spec) -> dict[str, Any]:
     }
     if task is None:
         return found
-    per_client = [protocol.batching.steps(int(n)) for n in task.train.counts]
-    steps = found["trials"] * rounds * cohort * sum(per_client) / len(per_client)
+    own = LocalWork(participation, protocol.batching, first.algorithm.client.extra_epochs)
+    per_client = np.array([own.mean_steps(int(n)) for n in task.train.counts])
+    drawn = np.full(len(per_client), cohort / len(per_client))
+    if participation.sampler == "examples" and not protocol.replacement:
+        drawn = inclusion_probabilities(task.train.counts, protocol.cohort)
+    steps = found["trials"] * rounds * float(drawn @ per_client)
     task = choosing(task, spec) if isinstance(spec, GridSpec) else task
     task, trials = replace(task, protocol=protocol), [first] * min(TRIALS, counts[0][1])
     evaluated = found["trials"] * evaluations * task.test.size

@@ -86,6 +86,7 @@ def run_pack(
     progress = progress or Silent()
     runs = [spec.resolve(task) for spec in specs]
     first = runs[0].spec
+    first.check_participation(task)
     label = label or first.algorithm
     task = replace(task, protocol=first.build_protocol(task))
     rounds = task.protocol.rounds

@@ -37,6 +37,7 @@ from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.errors import InputError
 from fedzmg.experiment.rules_hash import FACT, rules_sha256
 from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.participation import Participation
 from fedzmg.provenance import provenance
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
 from fedzmg.storage import checkpoint as stored
@@ -285,12 +286,15 @@ def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
     change_manifest(directory, **{name: [*kept, change]})
 
 
-def clients_at_once(facts: Mapping[str, Any], task: Task, trials: int) -> int | None:
+def clients_at_once(
+    facts: Mapping[str, Any], task: Task, trials: int, participation: Participation
+) -> int | None:
     """Return the number of clients that trained at once; None if it does not affect results.
 
     On a GPU another width changes the last bits, so all clients at once is a number there.
     """
-    everyone = trials * task.protocol.cohort if facts["device"] == "cuda" else None
+    most = participation.most_clients(task.protocol.cohort, len(task.train))
+    everyone = trials * most if facts["device"] == "cuda" else None
     return facts["chunk"] if facts.get("chunk") is not None else everyone
 
 

@@ -310,7 +310,8 @@ def build_simulation(
     number of clients that train at once. ``trainings`` simulations share compiled code.
     """
     if chunk is None and facts:
-        chunk = run_directory.clients_at_once(facts, task, len(trials))
+        participation = spec.federation.build().participation
+        chunk = run_directory.clients_at_once(facts, task, len(trials), participation)
     engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"]) if facts else spec.engine
     return Simulation(
         task,

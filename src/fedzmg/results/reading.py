@@ -77,6 +77,13 @@ class Study:
         return dict(self.runs[0].spec.get("protocol", {}))
 
     @property
+    def participation(self) -> Mapping[str, Any]:
+        """Choice of clients and local work that all runs share, unless it is the default."""
+        # A run in memory does not know it, its plan does.
+        own: dict[str, Any] = self.plan.get("federation", {}).get("participation", {})
+        return self.runs[0].participation or own
+
+    @property
     def pairs(self) -> list[tuple[str, str]]:
         """Labels that are tested against each other."""
         labels = list(self.members)

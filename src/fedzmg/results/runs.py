@@ -94,14 +94,22 @@ class Run:
     @property
     def variant(self) -> dict[str, Any]:
         """Settings that distinguish runs of one algorithm, by dotted key."""
-        keys = ("client", "server", "weights", "federation", "dtype", "precision")
-        return flat({key: self.spec[key] for key in keys if key in self.spec})
+        keys = ("client", "server", "weights", "dtype", "precision")
+        stages = {k: v for k, v in self.spec.get("federation", {}).items() if k != "participation"}
+        return flat({**{k: self.spec[k] for k in keys if k in self.spec}, "federation": stages})
+
+    @property
+    def participation(self) -> dict[str, Any]:
+        """Choice of clients and local work, as far as it is not the default."""
+        return dict(self.spec.get("federation", {}).get("participation", {}))
 
     @property
     def shared(self) -> dict[str, Any]:
         """Settings and data that all runs of one study share."""
         hashes = {name: self.manifest.get(name) for name in ("data_sha256", "task_sha256")}
         tables = {name: self.spec.get(name, {}) for name in ("preset", "protocol")}
+        # Runs of other cohorts are not paired.
+        tables["participation"] = self.participation
         return {"task": self.spec["task"], **tables, **hashes}
 
     @classmethod

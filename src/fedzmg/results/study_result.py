@@ -192,6 +192,7 @@ class StudyResult:
             "seeds": study.seeds,
             "rounds": protocol.get("rounds"),
             "eval_every": protocol.get("eval_every"),
+            **({"participation": dict(study.participation)} if study.participation else {}),
             "window": study.window,
             "precision": plan.get("precision"),
             "reference": study.reference,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fedzmg.engine.choose import EngineName, EnginePlanner
 from fedzmg.simulation.history import ClientMetrics, History, Record
-from fedzmg.simulation.rounds import RoundPlanner, RoundReport, Simulation
+from fedzmg.simulation.planner import RoundPlanner
+from fedzmg.simulation.rounds import RoundReport, Simulation
 from fedzmg.simulation.server import Checkpoint, Snapshot
 from fedzmg.simulation.training import Device, Observer, resolve_device, simulate
 from fedzmg.simulation.trial import Trial, packs

@@ -57,23 +57,24 @@ def message_size(stacked: Any, longest: int) -> Message:
 
 
 def message_sizes(
-    batches: list[ClientBatch], broadcast: Broadcast, uploads: Any, *, cohort: int, counts: bool
+    batches: list[ClientBatch], broadcast: Broadcast, uploads: Any, *, counts: bool
 ) -> list[tuple[Message, Message]]:
-    """Measure each trial's messages: down to its whole cohort, and up from one client.
+    """Measure each trial's messages: down to all of its clients, and up from one client.
 
     ``counts``: clients also send their example counts.
     """
-    longest = [0] * len(broadcast.round)
+    longest, sent = [0] * len(broadcast.round), [0] * len(broadcast.round)
     for batch in batches:
         longest[batch.trial] = max(longest[batch.trial], len(batch.stream))
+        sent[batch.trial] += 1
 
     @functools.cache
-    def sizes(steps: int) -> tuple[Message, Message]:
+    def sizes(steps: int, clients: int) -> tuple[Message, Message]:
         up = message_size(uploads, steps)
-        down = message_size((broadcast.params, broadcast.shared), steps).times(cohort)
+        down = message_size((broadcast.params, broadcast.shared), steps).times(clients)
         return down, up._replace(scalars=up.scalars + EXAMPLE_COUNT * counts)
 
-    return [sizes(steps) for steps in longest]
+    return [sizes(*trial) for trial in zip(longest, sent, strict=True)]
 
 
 def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:

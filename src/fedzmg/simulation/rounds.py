@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.parts import fit, sent_down
 from fedzmg.data.federated import Examples
-from fedzmg.data.plan import ClientBatch, local_stream, sample_cohort
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
@@ -28,57 +26,18 @@ from fedzmg.federation import Federation
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.precision import Precision, same_bits
-from fedzmg.seeds import key
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
 from fedzmg.simulation.labels import label_counts
+from fedzmg.simulation.planner import RoundPlanner
 from fedzmg.simulation.records import RoundFacts, message_sizes
 from fedzmg.simulation.server import Checkpoint, Snapshot, next_snapshot, restored_snapshot
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, row, stack, tree_map
 
-_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan")
-
-
-class RoundPlanner:
-    """Plans the rounds of trials; trials of one seed share cohorts and batches."""
-
-    def __init__(self, task: Task, seeds: Sequence[int]) -> None:
-        self._task, self._seeds = task, list(seeds)
-        self._ahead: tuple[int, Future[list[ClientBatch]]] | None = None
-
-    def plan_ahead(self, round_: int) -> None:
-        """Begin to plan a round in another thread, while a device is busy."""
-        self._ahead = round_, _thread.submit(self._plan, round_)
-
-    def batches(self, round_: int) -> list[ClientBatch]:
-        """Return the client batches of a round, trial after trial."""
-        if self._ahead is not None and self._ahead[0] == round_:
-            return self._ahead[1].result()
-        return self._plan(round_)
-
-    def _plan(self, round_: int) -> list[ClientBatch]:
-        planned = {seed: self._plan_seed(seed, round_) for seed in set(self._seeds)}
-        return [
-            batch._replace(trial=i) for i, seed in enumerate(self._seeds) for batch in planned[seed]
-        ]
-
-    def _plan_seed(self, seed: int, round_: int) -> list[ClientBatch]:
-        protocol, data = self._task.protocol, self._task.train
-        cohort = sample_cohort(
-            seed, round_, len(data), protocol.cohort, replacement=protocol.replacement
-        ).tolist()
-        drawn: Counter[int] = Counter()
-        batches = []
-        for client in cohort:
-            first, last = (int(o) for o in data.offsets[client : client + 2])
-            address = (seed, round_, client, drawn[client])
-            stream = local_stream(protocol.batching, *address, first, last - first)
-            own = key(seed, "rule", *address[1:])
-            batches.append(ClientBatch(0, client, last - first, stream, own))
-            drawn[client] += 1
-        return batches
+PROBED_ROUNDS = 100
+"""Rounds that are searched for one with clients."""
 
 
 class _Launched(NamedTuple):
@@ -130,6 +89,12 @@ class Simulation:
         self._memory_places = memory_places
         shared = shared_algorithm(task, self.trials)
         self.weights = shared.weights
+        self.planner = planner or RoundPlanner(
+            task,
+            [trial.seed for trial in self.trials],
+            self.federation.participation,
+            shared.client.extra_epochs,
+        )
         half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
         labels = label_counts(task, shared.client, device)
         self.program = Program(
@@ -139,7 +104,7 @@ class Simulation:
             prepare=task.prepare,
             dtype=dtype,
             device=device,
-            longest=task.protocol.batching.steps(int(task.train.counts.max())),
+            longest=self.planner.longest,
             label_counts=labels,
         )
         self._test = task.test.to(device, dtype)
@@ -147,7 +112,6 @@ class Simulation:
         self._clients, self._servers = (
             PackedRule.of(side, shared, fitted, dtype, device) for side in ("client", "server")
         )
-        self.planner = planner or RoundPlanner(task, [trial.seed for trial in self.trials])
         self.round = 0
         self.snapshot, self.memory = self._begin(restored)
         self._computed, self._useful = 0, 0
@@ -162,7 +126,11 @@ class Simulation:
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
         with self._numerics():
             self.engines.plan(
-                self.program, self.probe, trials=len(self.trials), rounds_left=rounds - self.round
+                self.program,
+                self.probe,
+                trials=len(self.trials),
+                rounds_left=rounds - self.round,
+                clients=self.planner.most_clients,
             )
         self.engine = self.engines.build(self.program)
 
@@ -219,8 +187,10 @@ class Simulation:
         return Checkpoint.of(self.round, self.snapshot, trial, copied)
 
     def probe(self) -> Probe:
-        """Plan one trial's first round, on which engines are timed."""
-        batches = [b for b in self.planner.batches(1) if b.trial == 0]
+        """Plan one trial's first round with clients, on which engines are timed."""
+        planned = (self.planner.batches(i) for i in range(1, min(self.rounds, PROBED_ROUNDS) + 1))
+        owned = ([b for b in batches if b.trial == 0] for batches in planned)
+        batches = next(filter(None, owned), None) or [self.planner.absent()]
         return Probe(batches, self.broadcast(1, self.snapshot), self.read_memory(batches))
 
     def broadcast(self, round_: int, now: Snapshot) -> Broadcast:
@@ -281,7 +251,7 @@ class Simulation:
                 return self._launch_once(round_, before)
             except torch.OutOfMemoryError:
                 # Nothing of the round has been kept.
-                self.engines.halve(len(self.trials) * self.task.protocol.cohort, self.device)
+                self.engines.halve(len(self.planner.batches(round_)), self.device)
                 self._rebuild()
 
     def _rebuild(self) -> None:
@@ -292,7 +262,8 @@ class Simulation:
 
     def _launch_once(self, round_: int, before: Snapshot) -> _Launched:
         # Plan, train and merge.
-        batches = [b for b in self.planner.batches(round_) if b.trial not in self.stopped_trials]
+        sent = [b for b in self.planner.batches(round_) if b.trial not in self.stopped_trials]
+        batches = sent or [self.planner.absent()]
         broadcast = self.broadcast(round_, before)
         by_examples = self.weights == "examples"
         guard = self.federation.guard
@@ -317,11 +288,11 @@ class Simulation:
             # A loss that is not finite ends the trial.
             after = after._replace(alive=after.alive & scores[0].isfinite())
         # Record.
-        sums, cohort = merger.sums, self.task.protocol.cohort
-        sent = broadcast._replace(params=sent_down(self._servers.rule, broadcast.params))
-        sizes = message_sizes(batches, sent, merger.upload, cohort=cohort, counts=by_examples)
-        size = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
-        down, up = size.to(self.device, non_blocking=True).T
+        sums = merger.sums
+        travels = broadcast._replace(params=sent_down(self._servers.rule, broadcast.params))
+        sizes = message_sizes(sent, travels, merger.upload, counts=by_examples)
+        totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
+        down, up = totals.to(self.device, non_blocking=True).T
         traffic = torch.stack([down, up * (sums.clients + sums.dropped)], 1)
         after = after._replace(traffic=before.traffic + traffic)
         columns = [after.alive, sums.clients, sums.dropped, sums.steps, sums.loss]

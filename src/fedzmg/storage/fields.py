@@ -39,6 +39,19 @@ class Protocol(TypedDict, total=False):
     threshold: Number
 
 
+class Participation(TypedDict, total=False):
+    """Table of a specification."""
+
+    sampler: str
+    schedule: list[list[int | str]]
+
+
+class Stages(TypedDict, total=False):
+    """Table of a specification."""
+
+    participation: Participation
+
+
 class Run(TypedDict, total=False):
     """Content of ``spec.toml``."""
 
@@ -48,6 +61,7 @@ class Run(TypedDict, total=False):
     weights: str
     preset: dict[str, Value]
     protocol: Protocol
+    federation: Stages
     client: dict[str, Value]
     server: dict[str, Value]
 
@@ -72,6 +86,7 @@ class PlanFields(TypedDict, total=False):
     rounds: Round
     algorithms: list[str] | dict[str, Variant]
     axes: PlanAxes
+    federation: Stages
     rates: str
     precision: str
     thresholds: list[Number]

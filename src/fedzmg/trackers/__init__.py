@@ -167,7 +167,7 @@ def values(record: Record, metric: str) -> dict[str, float]:
 
 def settings(simulation: Simulation, trial: Trial) -> dict[str, Any]:
     """Collect a trial's settings, with flat keys."""
-    task = simulation.task
+    task, participation = simulation.task, simulation.federation.participation.describe()
     return {
         "task": task.name,
         "algorithm": trial.algorithm.name,
@@ -175,6 +175,7 @@ def settings(simulation: Simulation, trial: Trial) -> dict[str, Any]:
         **trial.algorithm.options(),
         **{f"preset.{key}": value for key, value in task.preset.items()},
         **{f"protocol.{key}": value for key, value in vars(task.protocol).items()},
+        **{f"participation.{key}": value for key, value in participation.items()},
         "engine": simulation.choice.path,
         "device": simulation.device.type,
         "dtype": str(simulation.dtype).removeprefix("torch."),

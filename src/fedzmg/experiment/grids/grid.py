@@ -69,6 +69,7 @@ def run_grid(
     spec.check(task)
     whole = task or spec.build_task()
     task = choosing(whole, spec)
+    spec.check_participation(task)
     reporting = whole.test if spec.also_by_test else None
     folders = {name: out / spec.folder(name) for name in spec.algorithms}
     with claimed(out, spec, "grid.toml", progress.say) as (held, _):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
 
@@ -15,9 +15,11 @@ import torch
 from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
+from fedzmg.data.sampling import Sampler
 from fedzmg.errors import InputError, brief, unknown
 from fedzmg.federation import Federation
 from fedzmg.models.kernels.precision import Precision
+from fedzmg.participation import Participation
 from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.storage.formats import flat, read_toml
 from fedzmg.tasks.preset import tuned
@@ -28,7 +30,7 @@ COUNT = LARGEST["rounds"]
 """Largest interval or number of rounds in a file."""
 Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
 Value: TypeAlias = bool | int | float | str
-Setting: TypeAlias = Value | list[Value]
+Setting: TypeAlias = Value | list[Value] | list[list[Value]]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WORDS = {
@@ -153,6 +155,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
         except ValueError:  # not TOML, or a number of thousands of digits
             value = given
         parts = value if isinstance(value, list) else [value]
+        parts = [p for part in parts for p in (part if isinstance(part, list) else [part])]
         if not (key and equals and all(isinstance(p, bool | int | float | str) for p in parts)):
             raise InputError(
                 f"--set {brief(text)}: expected KEY=VALUE, such as client.lr=0.03; a value is a "
@@ -162,16 +165,51 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
     return found
 
 
+class Participants(Strict):
+    """Fields of :class:`Participation`."""
+
+    sampler: Literal["uniform", "examples", "poisson", "schedule"] = "uniform"
+    """Clients of a round: a cohort of fixed size, uniform or in proportion to their examples; every
+    client independently with probability cohort / population; or the lists of ``schedule``."""
+    schedule: list[list[int | str]] | None = None
+    """Clients of every round by number or name, repeated from the start."""
+    epochs: int | float | list[int | float] | None = None
+    """Local epochs in place of the protocol's: a number, or a range to draw from for every client
+    and round."""
+    steps: int | list[int] | None = None
+    """Local steps in place of epochs: a number, or a range."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _checked(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.keys() <= cls.model_fields.keys():
+            Participation(**given)
+        return given
+
+    def build(self) -> Participation:
+        """Build the setting of a federation."""
+        return Participation(**self.model_dump())
+
+
 class Stages(Strict):
     """Fields of :class:`Federation`."""
 
     guard: bool = False
     """Reject updates whose norm is above 100 times the median of the cohort, instead of only
     flagging them; all uploads of a round are then in memory at once."""
+    participation: Participants = Participants()
+    """Clients of a round, and their local work."""
+
+    @pydantic.model_serializer(mode="wrap")
+    def _written(self, written: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        # Defaults are not written: earlier versions read the file, too.
+        unset = {"participation"} if self.participation == Participants() else set()
+        return {key: value for key, value in written(self).items() if key not in unset}
 
     def build(self) -> Federation:
         """Build the stages."""
-        return Federation(**self.model_dump())
+        values = self.model_dump()
+        return Federation(**{**values, "participation": self.participation.build()})
 
 
 class Experiment(Strict):
@@ -210,6 +248,12 @@ class Experiment(Strict):
         """Build the preset with the user's changes."""
         return tasks.get(self.task, self.preset)
 
+    def check_participation(self, task: Task) -> None:
+        """Refuse a choice of clients that does not fit the data."""
+        protocol = task.protocol.with_options(self.protocol)
+        chosen = self.federation.participation.build()
+        Sampler(chosen, task.train, protocol.cohort, replacement=protocol.replacement)
+
     def with_settings(self, settings: Mapping[str, Setting]) -> Self:
         """Copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` in tables."""
         values = self.model_dump(exclude_none=True)
@@ -233,7 +277,8 @@ class Experiment(Strict):
         """Return the places that a key sets, each as names of tables; none if it is unknown."""
         table, _, name = key.partition(".")
         is_known = table in (self.tables if name else type(self).model_fields)
-        return [(table, name) if name else (key,)] if is_known else []
+        nested = tuple(key.split(".")) if table == "federation" else (table, name)
+        return [nested if name else (key,)] if is_known else []
 
     def _known_keys(self) -> list[str]:
         entry = tasks.TASKS.get(self.task)
@@ -242,6 +287,8 @@ class Experiment(Strict):
         keys += [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
         tables = [name for name in ("federation", "stop") if name in self.tables]
         keys += [f"{table}.{name}" for table in tables for name in self.keys_of([table])]
+        nested = ("federation", "participation")
+        keys += [".".join([*nested, name]) for name in self.keys_of(nested)]
         bases = [algorithms.get(name) for name in self.bases() if name in algorithms.ALGORITHMS]
         return keys + [key for base in bases for key in known_options(base)]
 

@@ -64,6 +64,7 @@ def run_study(
     progress, end = progress or Silent(), deadline(max_minutes)
     spec.check(task)
     task, runs = _planned(spec, task or spec.build_task())
+    spec.check_participation(task)
     # Every mistake is found before the first round is trained.
     together = _packs(spec, task, runs)
     plan, part = spec.model_dump(exclude_none=True), False

@@ -86,6 +86,7 @@ def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
     yield Block("table", tables.traffic(result), "Traffic of one run", folded=True)
     spec = result.study.runs[0].spec
     used = {**spec.get("preset", {}), **spec.get("protocol", {})}
+    used |= {f"participation: {key}": v for key, v in result.study.participation.items()}
     pairs = [(name.replace("_", " "), fmt.setting_text(value)) for name, value in used.items()]
     yield Block("pairs", pairs, "Settings")
     yield Block("table", tables.settings(result), "Hyper-parameters used")
@@ -99,9 +100,21 @@ def _facts(study: Study) -> str:
         fmt.count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
         fmt.count_text(len(study.seeds), "paired seed" if begun > 1 else "seed"),
         f"{rounds:,} rounds" if rounds else "",
-        f"{cohort} of {population:,} clients a round" if population and cohort else "",
+        f"{_cohort(study, cohort)} of {population:,} clients a round"
+        if population and cohort
+        else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _cohort(study: Study, cohort: int) -> str:
+    """Describe the number of clients of a round, and their choice unless it is uniform."""
+    sampler = study.participation.get("sampler", "uniform")
+    lists = study.participation.get("schedule") or [[]]
+    if sampler == "schedule":
+        return f"{min(map(len, lists))} to {max(map(len, lists))} scheduled"
+    words = {"uniform": "{}", "examples": "{} (drawn by examples)", "poisson": "about {} (Poisson)"}
+    return words.get(sampler, "{}").format(cohort)
 
 
 def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:

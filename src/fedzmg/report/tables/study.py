@@ -380,6 +380,7 @@ def _paper_caption(study: Study, dataset: paper.Dataset) -> Iterator[str]:
         for key, value in paper.PROTOCOL.items()
         if study.protocol.get(key, value) != value
     ]
+    differing += [f"participation.{key} {value}" for key, value in study.participation.items()]
     seeds = max(len(runs) for runs in study.members.values())
     if seeds != paper.SEEDS:
         differing.append(f"{seeds} seeds instead of {paper.SEEDS}")

@@ -1,0 +1,103 @@
+"""APFL (Deng et al. 2020): every client mixes the common model with one of its own.
+
+With ``w_k`` the client's copy of the common model, ``v_k`` its own, and ``m = alpha_k v_k +
+(1 - alpha_k) w_k``, everything right of the arrows at its old value::
+
+    client:  w_k     <- w_k - lr g(w_k)                                   uploaded, as FedAvg
+             v_k     <- v_k - lr alpha_k g(m)                             kept
+             alpha_k <- clip(alpha_k - alpha_lr <v_k - w_k, g(m)>, 0, 1)  in the first step (adapt)
+    server:  w <- w - server_lr sum_k p_k (w - w_k)
+
+Travels down: the model. Travels up: the model difference. Client state: v_k and alpha_k. A client
+uses ``alpha_k v_k + (1 - alpha_k) w`` with the newest common model w. Two gradients per step.
+
+Differences from the authors' code: models are mixed, not their outputs, and the gradient of
+``alpha_k`` has no further term. The newest common model takes the place of the client's own copy in
+the mixture that is evaluated.
+Degenerate cases: ``alpha = 0`` without adapting is FedAvg, ``alpha = 1`` local training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final, get_args
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.ditto import no_own_model, own_model
+from fedzmg.algorithms.fedavg import Average
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, choice, number
+from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
+from fedzmg.tree import State, Tree
+
+Adapt = Literal["first_step", "every_step", "never"]
+
+
+def mixture(alpha: Tensor, own: Tree, common: Tree) -> Tree:
+    """Return ``alpha own + (1 - alpha) common``."""
+    return alpha * own + (1 - alpha) * common
+
+
+@final
+@dataclass(frozen=True)
+class APFL(ClientRule):
+    """SGD on the common model, and SGD on an own one through their mixture."""
+
+    lr: Number = number(0.1, above=0, doc="client learning rate")
+    alpha: Number = number(0.5, low=0, high=1, doc="share of the own model at first")
+    alpha_lr: Number = number(0.1, low=0, doc="learning rate of the share")
+    adapt: Adapt = choice(*get_args(Adapt), doc="steps of a round that change the share")
+
+    @property
+    def gradients_per_step(self) -> int:
+        return 2
+
+    @property
+    def is_personal(self) -> bool:
+        return True
+
+    def init_memory(self, params: Tree) -> State:
+        own, exists = no_own_model(params)
+        return own, exists, exists + self.alpha
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        own, exists, alpha = context.memory
+        first = torch.ones_like(exists)
+        return own_model(context.params, (own, exists)), alpha, first, context.params.zeros()
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        own, alpha, first, _ = scratch
+        return mixture(alpha, own, params), (own, alpha, first, grad)
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        own, alpha, first, common = scratch
+        new = alpha
+        if self.adapt != "never":
+            apart = ((own - params) * grad).map(torch.sum)
+            slope = torch.stack(list(apart.values())).sum()
+            moved = (alpha - self.alpha_lr * slope).clamp(0, 1)
+            new = torch.where(first > 0, moved, alpha) if self.adapt == "first_step" else moved
+        scratch = own - self.lr * alpha * grad, new, torch.zeros_like(first), common
+        return params - self.lr * common, scratch
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        own, alpha, _, _ = scratch
+        return Upload(context.params - params), (own, torch.ones_like(alpha), alpha)
+
+    def personal_model(self, params: Tree, memory: State) -> Tree:
+        own, exists, alpha = memory
+        return mixture(alpha, own_model(params, (own, exists)), params)
+
+
+FAMILY = "personal models"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("apfl", APFL(), Average()),
+        summary="FedAvg, and an adaptive mixture with an own model per client",
+        source="Deng et al. 2020",
+        client_keeps=1,
+    ),
+)

@@ -1,0 +1,92 @@
+"""Ditto (Li et al. 2021): FedAvg, and a personal model of every client that is pulled to it.
+
+With ``w`` the received model, ``w_k`` the client's copy and ``v_k`` its personal model::
+
+    client:  w_k <- w_k - lr g(w_k)                              uploaded, as FedAvg
+             v_k <- v_k - personal_lr (g(v_k) + lam (v_k - w))   kept
+    server:  w   <- w - server_lr sum_k p_k (w - w_k)
+
+Travels down: the model. Travels up: the model difference. Client state: v_k, which starts at the
+model that the client receives first. Two gradients per step, on the same batch.
+
+Differences from the paper: the personal model of a client starts at the received model instead of
+the initial one, and both models take the same number of steps.
+Degenerate cases: ``lam = 0`` is local training; for a large ``lam`` the personal models stay at w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.fedavg import Average
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, number
+from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
+from fedzmg.tree import State, Tree
+
+
+def no_own_model(params: Tree) -> tuple[Tree, Tensor]:
+    """Return the memory of a client without a model of its own: zeros, and a flag."""
+    return params.zeros(), next(iter(params.values())).new_zeros(())
+
+
+def own_model(params: Tree, memory: tuple[Tree, Tensor]) -> Tree:
+    """Return a client's own model, or the given one if it has none yet."""
+    model, exists = memory
+    return model.map(lambda own, other: torch.where(exists > 0, own, other), params)
+
+
+@final
+@dataclass(frozen=True)
+class Ditto(ClientRule):
+    """SGD on the common model, and SGD on a personal one that is pulled to the received model."""
+
+    lr: Number = number(0.1, above=0, doc="client learning rate")
+    lam: Number = number(1.0, low=0, doc="strength of the pull to the received model")
+    personal_lr: Number | None = number(None, above=0, doc="of the personal model; absent: lr")
+
+    @property
+    def gradients_per_step(self) -> int:
+        return 2
+
+    @property
+    def is_personal(self) -> bool:
+        return True
+
+    def init_memory(self, params: Tree) -> State:
+        return no_own_model(params)
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        return own_model(context.params, context.memory), context.params.zeros()
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        return scratch[0], (scratch[0], grad)
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        own, common = scratch
+        rate = self.lr if self.personal_lr is None else self.personal_lr
+        moved = own - rate * (grad + self.lam * (own - context.params))
+        return params - self.lr * common, (moved, common)
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        exists = torch.ones_like(context.memory[1])
+        return Upload(context.params - params), (scratch[0], exists)
+
+    def personal_model(self, params: Tree, memory: State) -> Tree:
+        return own_model(params, memory)
+
+
+FAMILY = "personal models"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("ditto", Ditto(), Average()),
+        summary="FedAvg, and a personal model per client that is pulled to it",
+        source="Li et al. 2021",
+        client_keeps=1,
+    ),
+)

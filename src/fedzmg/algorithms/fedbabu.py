@@ -1,0 +1,29 @@
+"""FedBABU (Oh et al. 2022): the body is trained together, the head is not trained at all.
+
+::
+
+    client:  phi_k <- phi_k - lr g           K steps; the head keeps its initial values
+    server:  phi   <- phi - server_lr sum_k p_k (phi - phi_k)
+
+Travels down: phi. Travels up: the difference of phi. State: none. Every client is meant to
+fine-tune the model: compare clients after fine-tuning.
+``parts.frozen`` says which layers are frozen: ``last:1``, the last one, by default.
+
+Differences from the paper: none. The authors' code sets the head's learning rate to zero; here the
+head is no part of the gradient, so neither momentum nor decay can move it.
+Degenerate cases: with no frozen layer it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from fedzmg.algorithms.fedavg import SGD, Average
+from fedzmg.contract import Algorithm, AlgorithmInfo, Parts
+
+FAMILY = "personal models"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("fedbabu", SGD(), Average(), parts=Parts(frozen=("last:1",))),
+        summary="local SGD on all but the last layer, which is never trained",
+        source="Oh et al. 2022",
+    ),
+)

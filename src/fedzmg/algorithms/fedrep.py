@@ -1,0 +1,90 @@
+"""FedRep (Collins et al. 2021): clients train their own head first, then the common body.
+
+With ``phi`` the shared part of the model and ``h_k`` the client's personal one::
+
+    client:  h_k   <- h_k - lr g_h           head_epochs, phi fixed
+             phi_k <- phi_k - lr g_phi       then the epochs of the protocol, the new h_k fixed
+    server:  phi   <- phi - server_lr sum_k p_k (phi - phi_k)
+
+Travels down: phi. Travels up: the difference of phi. Client state: h_k.
+``parts.personal`` says which layers are personal: ``last:1``, the last one, by default.
+
+Differences from the paper: all heads start from the same initial values.
+Degenerate cases: with ``head_epochs = 0`` the heads keep their initial values, as in FedBABU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.fedavg import SGD, Average
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import Algorithm, AlgorithmInfo, Parts, whole
+from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext, FullPass, Result, Stepped
+from fedzmg.tree import State, Tree
+
+
+@final
+@dataclass(frozen=True)
+class HeadFirst(Wrapper):
+    """Any client rule, on the personal parameters first and on the shared ones afterwards."""
+
+    head_epochs: int = whole(4, doc="epochs for the head, before those of the protocol")
+    personal: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
+    """Names of the personal parameters, once the model is known."""
+
+    def for_parts(self, personal: tuple[str, ...]) -> Self:
+        return replace(super().for_parts(personal), personal=personal)
+
+    @property
+    def uses_epoch_end(self) -> bool:
+        return True
+
+    @property
+    def extra_epochs(self) -> int:
+        return self.head_epochs + self.inner.extra_epochs
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        if self.personal is None:
+            raise InputError("FedRep needs personal parameters: set parts.personal, such as last:1")
+        epochs = torch.zeros_like(context.num_examples)
+        return epochs, self.inner.begin(context, full_pass)
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        epochs, inside = scratch
+        is_head = epochs < self.head_epochs
+        moved, after = self.inner.step(context, params, inside, grad)
+        return self._chosen(is_head, moved, params), (epochs, self._chosen(is_head, after, inside))
+
+    def _chosen(self, is_head: Tensor, new: State, old: State) -> State:
+        """Take new values of the part that trains, by name; of all others, without a name."""
+        if isinstance(new, Tree):
+            trains = {n: is_head if n in (self.personal or ()) else ~is_head for n in new}
+            return Tree({n: torch.where(trains[n], w, old[n]) for n, w in new.items()})
+        if isinstance(new, tuple):
+            parts = [self._chosen(is_head, n, o) for n, o in zip(new, old, strict=True)]
+            return type(new)(*parts) if hasattr(new, "_fields") else tuple(parts)
+        return new
+
+    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
+        epochs, inside = scratch
+        after, proceeds = self.inner.end_epoch(inside, loss)
+        return (epochs + 1, after), proceeds
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        return self.inner.finish(context, params, scratch[1], steps)
+
+
+FAMILY = "personal models"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("fedrep", HeadFirst(SGD()), Average(), parts=Parts(personal=("last:1",))),
+        summary="clients train a personal last layer first, then the layers that are averaged",
+        source="Collins et al. 2021",
+    ),
+)

@@ -1,0 +1,109 @@
+"""Per-FedAvg (Fallah et al. 2020): a common start from which one step adapts to every client.
+
+One meta step, each gradient on the next batch of the client::
+
+    u   <- w_k - alpha g(w_k)                                                  inner step
+    w_k <- w_k - lr g(u)                                                       perfedavg (FO)
+    w_k <- w_k - lr (g(u) - alpha d)                                           perfedavg:hf
+    d    = (g(w_k + delta g(u)) - g(w_k - delta g(u))) / (2 delta)
+    server:  w <- w - server_lr sum_k p_k (w - w_k)
+
+Travels down: the model. Travels up: the model difference. State: none. A meta step takes two
+batches (FO) or three (HF, with two gradients of the third). Batches left at the end are unused.
+Compare clients after fine-tuning by one step.
+
+Differences from the paper: a client with too few batches for a meta step takes plain steps.
+Degenerate cases: ``alpha = 0`` is FedAvg on every second batch. On quadratic losses HF is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.fedavg import Average
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, Number, choice, number
+from fedzmg.messages import ClientContext, FullPass, Result, Stepped
+from fedzmg.tree import State, Tree
+
+Order = Literal["first", "hessian_free"]
+
+
+def _pick(choose: Tensor, new: Tree, old: Tree) -> Tree:
+    return new.map(lambda a, b: torch.where(choose, a, b), old)
+
+
+@final
+@dataclass(frozen=True)
+class PerFedAvg(ClientRule):
+    """Meta steps: the gradient after an inner step moves the model."""
+
+    lr: Number = number(0.1, above=0, doc="learning rate of meta steps")
+    alpha: Number = number(0.01, low=0, doc="learning rate of the inner step")
+    delta: Number = number(1e-3, above=0, doc="length of the difference, in gradients (HF)")
+    order: Order = choice("first", "hessian_free", doc="second derivatives: none, or differences")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset(("steps",))
+
+    @property
+    def gradients_per_step(self) -> int:
+        return 1 if self.order == "first" else 2
+
+    @property
+    def _batches(self) -> int:
+        return 2 if self.order == "first" else 3
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        zero = torch.zeros_like(context.num_examples)
+        if self.order == "first":
+            return zero, context.params
+        return zero, context.params, context.params.zeros(), context.params.zeros()
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        phase, anchor, slope, _ = scratch
+        # The second gradient matters in the last phase only.
+        return anchor - self.delta * slope, (phase, anchor, slope, grad)
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        if self.order == "first":
+            phase, anchor = scratch
+            inner, moved = params - self.alpha * grad, anchor - self.lr * grad
+            # While a client has too few batches, every phase is a plain step.
+            first = (phase == 0) & (context.steps >= self._batches)
+            after = _pick(first, inner, moved)
+            return after, (torch.where(first, 1, 0), _pick(first, anchor, moved))
+        phase, anchor, slope, grad1 = scratch
+        few = context.steps < self._batches
+        curved = (grad1 - grad) / (2 * self.delta)
+        meta = anchor - self.lr * (slope - self.alpha * curved)
+        plain = params - self.lr * grad1
+        inner, probe = params - self.alpha * grad1, anchor + self.delta * grad1
+        after = _pick(phase == 0, inner, _pick(phase == 1, probe, meta))
+        anchor = _pick(few, plain, _pick(phase == 2, meta, anchor))
+        phase = torch.where(few, 0, (phase + 1) % 3)
+        return _pick(few, plain, after), (phase, anchor, _pick(phase == 2, grad1, slope), grad1)
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        return super().finish(context, scratch[1], scratch, steps)
+
+
+def _info(name: str, order: Order, summary: str) -> AlgorithmInfo:
+    return AlgorithmInfo(
+        Algorithm(name, PerFedAvg(order=order), Average(), weights="uniform"),
+        summary=summary,
+        source="Fallah et al. 2020",
+    )
+
+
+FAMILY = "personal models"
+ALGORITHMS = (
+    _info("perfedavg", "first", "meta-learning of a start for one step per client, first order"),
+    _info("perfedavg:hf", "hessian_free", "the same with differences of gradients (Hessian-free)"),
+)

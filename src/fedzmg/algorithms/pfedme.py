@@ -1,0 +1,91 @@
+"""pFedMe (T. Dinh et al. 2020): clients train the Moreau envelope of their losses.
+
+With ``theta`` the personal model; ``w_k`` and ``theta`` start at the received ``w``::
+
+    client:  theta <- theta - personal_lr (g(theta) + lam (theta - w_k))    inner_steps per batch
+             w_k   <- w_k - lr lam (w_k - theta)                            once per batch
+    server:  w     <- (1 - beta) w + beta sum_k p_k w_k
+
+``server.lr`` is the paper's beta. Travels down: the model. Travels up: the model difference. Client
+state: theta, with which the client is evaluated. ``inner_steps`` gradients per step.
+
+Differences from the authors' code: only the cohort trains, there is no weight decay in the inner
+steps, and theta is a copy, where the code evaluates ``w_k`` instead.
+Degenerate cases: ``lam = 0`` never moves the common model; ``lr lam = 1`` makes ``w_k = theta``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final, get_args
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.ditto import no_own_model, own_model
+from fedzmg.algorithms.fedavg import Average
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, choice, number, whole
+from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
+from fedzmg.tree import State, Tree
+
+InnerStart = Literal["continue", "restart"]
+
+
+@final
+@dataclass(frozen=True)
+class PFedMe(ClientRule):
+    """Proximal steps of a personal model, and steps of the common one towards it."""
+
+    lr: Number = number(0.005, above=0, doc="client learning rate")
+    lam: Number = number(15.0, low=0, doc="strength of the pull between the two models")
+    personal_lr: Number = number(0.09, above=0, doc="learning rate of the inner steps")
+    inner_steps: int = whole(5, low=1, doc="inner steps per batch")
+    inner_start: InnerStart = choice(
+        *get_args(InnerStart), doc="inner steps of a batch: go on, or restart at the common model"
+    )
+
+    @property
+    def gradients_per_step(self) -> int:
+        return self.inner_steps
+
+    @property
+    def is_personal(self) -> bool:
+        return True
+
+    def init_memory(self, params: Tree) -> State:
+        return no_own_model(params)
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        # Common model, inner iterate, and the personal model after the last batch.
+        return context.params, context.params, context.params
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        common, theta, _ = scratch
+        theta = theta - self.personal_lr * (grad + self.lam * (theta - common))
+        return theta, (common, theta, theta)
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        theta, (common, _, _) = self.next_point(context, params, scratch, grad)
+        common = common - self.lr * self.lam * (common - theta)
+        first = common if self.inner_start == "restart" else theta
+        return first, (common, first, theta)
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        exists = torch.ones_like(context.memory[1])
+        return Upload(context.params - scratch[0]), (scratch[2], exists)
+
+    def personal_model(self, params: Tree, memory: State) -> Tree:
+        return own_model(params, memory)
+
+
+FAMILY = "personal models"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("pfedme", PFedMe(), Average()),
+        summary="clients train Moreau envelopes with personal proximal models",
+        source="T. Dinh et al. 2020",
+        client_keeps=1,
+    ),
+)

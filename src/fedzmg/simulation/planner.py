@@ -1,0 +1,79 @@
+"""Plan of every round of a pack: cohorts and batches, from the seeds alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from fedzmg.data.plan import ClientBatch, LocalWork, local_stream
+from fedzmg.data.sampling import Sampler
+from fedzmg.participation import Participation
+from fedzmg.seeds import key
+from fedzmg.tasks.task import Task
+
+_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan")
+
+
+class RoundPlanner:
+    """Plans the rounds of trials; trials of one seed share cohorts and batches."""
+
+    def __init__(
+        self,
+        task: Task,
+        seeds: Sequence[int],
+        participation: Participation | None = None,
+        extra_epochs: int = 0,
+    ) -> None:
+        protocol, self._task, self._seeds = task.protocol, task, list(seeds)
+        chosen = participation or Participation()
+        self._sampler = Sampler(
+            chosen, task.train, protocol.cohort, replacement=protocol.replacement
+        )
+        self.most_clients = len(self._seeds) * chosen.most_clients(protocol.cohort, len(task.train))
+        """Largest number of clients that a round of all trials may have."""
+        self._work = LocalWork(chosen, protocol.batching, extra_epochs)
+        self._ahead: tuple[int, Future[list[ClientBatch]]] | None = None
+
+    def plan_ahead(self, round_: int) -> None:
+        """Begin to plan a round in another thread, while a device is busy."""
+        self._ahead = round_, _thread.submit(self._plan, round_)
+
+    def batches(self, round_: int) -> list[ClientBatch]:
+        """Return the client batches of a round, trial after trial."""
+        if self._ahead is not None and self._ahead[0] == round_:
+            return self._ahead[1].result()
+        return self._plan(round_)
+
+    def _plan(self, round_: int) -> list[ClientBatch]:
+        planned = {seed: self._plan_seed(seed, round_) for seed in set(self._seeds)}
+        return [
+            batch._replace(trial=i) for i, seed in enumerate(self._seeds) for batch in planned[seed]
+        ]
+
+    def _plan_seed(self, seed: int, round_: int) -> list[ClientBatch]:
+        drawn: Counter[int] = Counter()
+        batches = []
+        for client in self._sampler.draw(seed, round_):
+            batches.append(self._batch(seed, round_, client, drawn[client]))
+            drawn[client] += 1
+        return batches
+
+    def _batch(self, seed: int, round_: int, client: int, occurrence: int) -> ClientBatch:
+        first, last = (int(o) for o in self._task.train.offsets[client : client + 2])
+        batching, steps = self._work.plan(seed, round_, client, last - first)
+        stream = local_stream(batching, seed, round_, client, occurrence, first, last - first)
+        own = key(seed, "rule", round_, client, occurrence)
+        planned = stream if steps is None else stream[:steps]
+        return ClientBatch(0, client, last - first, planned, own)
+
+    def absent(self) -> ClientBatch:
+        """Return a client without a step, which stands for an empty cohort: it has no upload."""
+        first, last = (int(o) for o in self._task.train.offsets[:2])
+        stream = local_stream(self._task.protocol.batching, 0, 0, 0, 0, first, last - first)
+        return ClientBatch(0, 0, last - first, stream[:0])
+
+    @property
+    def longest(self) -> int:
+        """Steps of the longest stream that any client can have; with a user's function a guess."""
+        return self._work.most_steps(int(self._task.train.counts.max()))
