@@ -265,11 +265,15 @@ class Algorithm:
             if needed is not None and self.weights != needed:
                 raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
 
-    def for_layout(self, layout: Layout) -> Algorithm:
-        """Return a copy whose rules know a model's layout."""
-        return dataclasses.replace(
-            self, client=self.client.for_layout(layout), server=self.server.for_layout(layout)
-        )
+    def for_layout(self, layout: Layout, population: int | None = None) -> Algorithm:
+        """Return a copy whose rules know a model's layout.
+
+        A server rule with a field ``population`` gets the number of clients there.
+        """
+        client, server = self.client.for_layout(layout), self.server.for_layout(layout)
+        if any(hasattr(rule, "population") for rule in chain(server)):
+            server = replace_in_chain(server, "population", population)
+        return dataclasses.replace(self, client=client, server=server)
 
     def options(self) -> dict[str, Any]:
         """Return every option by key, such as ``{"client.lr": 0.1, "weights": "examples"}``."""

@@ -75,7 +75,7 @@ def _round(client: Any, server: Any, params: Tree) -> None:
     upload, _ = _same(client, "finish", sent, (wanted, memory))
     # Averages are floating point numbers whatever was uploaded.
     floats = tree_map(lambda leaf: leaf.to(one.dtype), upload)
-    one_row = tree_map(lambda leaf: leaf[None], (floats.each, count > 0, count))
+    one_row = tree_map(lambda leaf: leaf[None], (floats.each, count > 0, count - 1))
     each, valid, clients = one_row
     cohort = Cohort(
         floats.delta, floats.average, floats.total, count, count, count, each, valid, clients, count

@@ -108,7 +108,8 @@ class Simulation:
             label_counts=labels,
         )
         self._test = task.test.to(device, dtype)
-        fitted = [fit(trial.algorithm, task.model.layout, task.parts) for trial in self.trials]
+        known = task.model.layout, task.parts, len(task.train)
+        fitted = [fit(trial.algorithm, *known) for trial in self.trials]
         self._clients, self._servers = (
             PackedRule.of(side, shared, fitted, dtype, device) for side in ("client", "server")
         )

@@ -114,5 +114,5 @@ def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:
 
 
 def _shape(task: Task, trial: Trial) -> Algorithm:
-    own = fit(trial.algorithm, task.model.layout, task.parts)
+    own = fit(trial.algorithm, task.model.layout, task.parts, len(task.train))
     return replace(own, name="", client=structure(own.client), server=structure(own.server))
