@@ -91,8 +91,8 @@ ENTRIES: dict[str, Algorithm] = {
     "fedsam": named("fedsam"),
     "fedsam_uniform": named("fedsam", weights="uniform"),
     "mofedsam": named("mofedsam"),
-    "mofedsam_cold_start": named("mofedsam", client_first_round="gradient"),
-    "mofedsam_beta1_equals_fedsam_uniform": named("mofedsam", client_beta=1.0),
+    "mofedsam_cold_start": named("mofedsam:cold-start"),
+    "mofedsam_beta1_equals_fedsam_uniform": named("mofedsam", client_alpha=1.0),
     "fedspeed": named("fedspeed", **SPEED),
     "fedspeed_unit": named("fedspeed", client_alpha=1.0, client_perturbation="unit"),
     "fedspeed_no_perturbation": named("fedspeed", client_alpha=None, client_lam=1.0),
@@ -237,9 +237,10 @@ FEDAVG, FEDDYN = named("fedavg"), named("feddyn", client_alpha=0.5)
 HALF = {"client_lam": 2.0}
 SAME: dict[str, tuple[fedzmg.Task, Algorithm, Algorithm]] = {
     "FedSAM, rho 0": (CLASSES, named("fedsam", client_rho=0.0), FEDAVG),
-    "MoFedSAM, beta 1": (
+    "MoFedSAM, rho 0": (CLASSES, named("mofedsam", client_rho=0.0), named("fedcm")),
+    "MoFedSAM, alpha 1": (
         CLASSES,
-        named("mofedsam", client_beta=1.0),
+        named("mofedsam", client_alpha=1.0),
         named("fedsam", weights="uniform"),
     ),
     "FedSpeed, no alpha": (P2_TASK, named("fedspeed", client_alpha=None, **HALF), FEDDYN),

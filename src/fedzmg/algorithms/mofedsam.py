@@ -2,95 +2,63 @@
 
 With ``g2`` the second gradient of FedSAM and ``K_k`` the steps that a client did::
 
-    client:  w_k <- w_k - lr (beta g2 + (1 - beta) m)             m is fixed during the round
+    client:  w_k <- w_k - lr (alpha g2 + (1 - alpha) m)           m is fixed during the round
     server:  m   <- mean_k (w - w_k) / (K_k lr)                   m = 0 before the first round
              w   <- w - server_lr mean_k (w - w_k)
 
-So ``m`` is an exponential average of perturbed gradients over about ``1 / beta`` rounds. Note that
-``beta`` is the weight of the new gradient.
+It is ``SAM`` around FedCM's clients, with FedCM's server. ``alpha``, the weight of the new
+gradient, is the paper's beta; ``m`` is an average of gradients over about ``1 / alpha`` rounds.
+The first round moves by ``alpha`` times a normal step, because m is zero. ``mofedsam:cold-start``
+takes ``alpha = 1`` in that round.
 
-Travels down: the model and m. Travels up: the model difference; the number of steps and lr, from
-which the server computes the client's part of m, are scalars. Server state: m.
-The first round moves by ``beta`` times a normal step, because m is zero;
-``client.first_round = "gradient"`` takes ``beta = 1`` there.
-
+Travels down: the model and m. Travels up: the model difference, and K_k as a scalar. Server state:
+m. Weights are uniform.
 Differences from the paper: it writes the server's step as ``eta_g m``, that is
-``server_lr = eta_g / (K lr)``. A learning rate that changes and unequal numbers of steps are taken
-into account client by client. The FL-Simulator divides by the steps of the first client for all.
-Degenerate cases: ``beta = 1`` is FedSAM with equal weights; ``rho = 0`` is FedCM.
+``server_lr = eta_g / (K lr)``. Unequal numbers of steps and a learning rate that changes are taken
+into account client by client; the FL-Simulator divides by the steps of the first client for all.
+Degenerate cases: ``alpha = 1`` is FedSAM with equal weights; ``rho = 0`` is FedCM.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
-from torch import Tensor
 
+from fedzmg.algorithms.fedcm import FedCM, FedCMServer
 from fedzmg.algorithms.fedsam import SAM
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, choice, number
-from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
-from fedzmg.tree import State, Tree
-
-FirstRound = Literal["mixed", "gradient"]
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule
+from fedzmg.messages import ClientContext
 
 
 @final
 @dataclass(frozen=True)
-class MixedDirection(ClientRule):
-    """SGD along its own gradient and the last cohort's mean direction."""
+class ColdStart(Wrapper):
+    """FedCM's client that uses its own gradient alone in the first round."""
 
-    pairing = "mofedsam"
+    inner: FedCM = FedCM()
 
-    lr: Number = number(0.1, above=0, doc="client learning rate")
-    beta: Number = number(0.1, above=0, high=1, doc="weight of the client's own gradient")
-    first_round: FirstRound = choice(
-        *get_args(FirstRound), doc="first round: mixed with m = 0, or the gradient alone"
-    )
-
-    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        own: Number = self.beta
-        if self.first_round == "gradient":
-            leaf = next(iter(params.values()))
-            own = torch.where(context.round == 1, leaf.new_ones(()), leaf.new_ones(()) * self.beta)
-        return params - self.lr * (own * grad + (1 - own) * context.shared), scratch
-
-    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        delta = context.params - params
-        return Upload(delta, average=delta / self.lr / steps.clamp(min=1)), context.memory
-
-    def wire(self, upload: Upload) -> State:
-        return upload.delta  # the server computes the rest from scalars
+    def inner_at(self, context: ClientContext) -> ClientRule:
+        one = next(iter(context.params.values())).new_ones(())
+        alpha = torch.where(context.round == 1, one, one * self.inner.alpha)
+        return replace(self.inner, alpha=alpha)
 
 
-@final
-@dataclass(frozen=True)
-class MixedDirectionServer(ServerRule):
-    """The average, and the cohort's mean direction for the next one."""
-
-    pairing = "mofedsam"
-
-    lr: Number = number(1.0, above=0, doc="server learning rate")
-
-    def init(self, params: Tree) -> Tree:
-        return params.zeros()
-
-    def share(self, state: Tree) -> Tree:
-        return state
-
-    def update(self, params: Tree, state: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-        return params - self.lr * cohort.delta, cohort.average
-
-
-FAMILY = "second gradients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("mofedsam", SAM(MixedDirection()), MixedDirectionServer(), weights="uniform"),
-        summary="FedSAM's gradients mixed with the last cohort's direction; server average",
+def _info(name: str, client: ClientRule, first: str) -> AlgorithmInfo:
+    return AlgorithmInfo(
+        Algorithm(name, SAM(client), FedCMServer(), weights="uniform"),
+        summary=f"FedSAM's gradients mixed with the last cohort's direction{first}",
         source="Qu et al. 2022",
         down=2,
         server_keeps=1,
         inferred="the scale of the server's step",
-    ),
+    )
+
+
+FAMILY = "second gradients"
+ALGORITHMS = (
+    _info("mofedsam", FedCM(), "; server average"),
+    _info("mofedsam:cold-start", ColdStart(), ", but not in the first round"),
 )
