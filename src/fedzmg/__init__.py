@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # typing itself is not loaded before a command can answer
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedzmg import algorithms, data, diagnose, draw, models, optim, tasks, trackers
+    from fedzmg import algorithms, data, diagnose, draw, models, optim, tasks, testing, trackers
     from fedzmg.api import compare, tune
     from fedzmg.contract import Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
@@ -34,7 +34,7 @@ __all__ = [
     "ACCURACY", "Algorithm", "ClientRule", "Federation", "History", "InputError", "Metric",
     "Participation", "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree", "Trial",
     "Tuned", "__version__", "algorithms", "compare", "data", "diagnose", "draw", "models", "optim",
-    "simulate", "tasks", "trackers", "tune", "verify",
+    "simulate", "tasks", "testing", "trackers", "tune", "verify",
 ]  # fmt: skip
 
 _MODULES = {

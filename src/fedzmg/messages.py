@@ -25,11 +25,17 @@ class FullPass(NamedTuple):
     """Empty unless the rule asks for ``start``: the loss alone is a third of the work."""
 
 
-class ClientContext(NamedTuple):
-    """Everything a client knows before it trains; constant during the round.
+class Asked(NamedTuple):
+    """Optional values of a context, each ``()`` unless the rule's ``needs`` name it."""
 
-    The fields with a default are ``()`` unless the rule's ``needs`` name them.
-    """
+    client: Any = ()
+    key: Any = ()
+    steps: Any = ()
+    label_counts: Any = ()
+
+
+class ClientContext(NamedTuple):
+    """Everything a client knows before it trains; constant during the round."""
 
     params: Tree
     """Model that the server sent."""
@@ -39,14 +45,28 @@ class ClientContext(NamedTuple):
     round: Tensor
     """Number of the round, from 1."""
     num_examples: Tensor
-    client: Any = ()
-    """Number of the client."""
-    key: Any = ()
-    """Key for random numbers (:mod:`fedzmg.draw`), different for every client and round."""
-    steps: Any = ()
-    """Local steps that are planned."""
-    label_counts: Any = ()
-    """Examples of each class."""
+    asked: Any = ()
+    """An :class:`Asked`, whose fields can be read from the context itself."""
+
+    @property
+    def client(self) -> Any:
+        """Number of the client, if the rule needs it."""
+        return self.asked.client
+
+    @property
+    def key(self) -> Any:
+        """Key for random numbers (:mod:`fedzmg.draw`), different for every client and round."""
+        return self.asked.key
+
+    @property
+    def steps(self) -> Any:
+        """Number of local steps that are planned."""
+        return self.asked.steps
+
+    @property
+    def label_counts(self) -> Any:
+        """Number of examples of each class."""
+        return self.asked.label_counts
 
 
 class BatchOutputs(NamedTuple):

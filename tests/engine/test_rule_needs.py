@@ -14,7 +14,16 @@ from fedzmg import InputError, Parts, Task, Trial, draw
 from fedzmg.algorithms import Average, ZeroMean
 from fedzmg.contract import Algorithm, ClientRule, Need, Number, ServerRule, number
 from fedzmg.engine.choose import EnginePlanner
-from fedzmg.messages import BatchOutputs, ClientContext, Cohort, FullPass, Result, Stepped, Upload
+from fedzmg.messages import (
+    Asked,
+    BatchOutputs,
+    ClientContext,
+    Cohort,
+    FullPass,
+    Result,
+    Stepped,
+    Upload,
+)
 from fedzmg.simulation import Simulation
 from fedzmg.tree import State, Tree, leaves
 from golden_problems import random_task
@@ -173,7 +182,7 @@ def test_own_loss_by_hand() -> None:
     by_hand = losses + nn.functional.cross_entropy(shifted, y, reduction="none")
     by_hand = by_hand + 0.01 * outputs.square().sum(1)
     none = torch.zeros(())
-    context = ClientContext(Tree({}), (), (), none, none, label_counts=counts)
+    context = ClientContext(Tree({}), (), (), none, none, Asked(label_counts=counts))
     batch = BatchOutputs(
         losses, outputs, y, features, (outputs, torch.zeros_like(outputs)), (features, features)
     )

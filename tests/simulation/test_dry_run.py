@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +55,16 @@ def client(name: str, step: Callable[..., Any] | None = None, **methods: Any) ->
     return rule(Mine, name, **({"step": step} if step else {}), **methods)()
 
 
+GENERATOR, COUNTER = np.random.default_rng(0), itertools.count()
+
+
+def first_is_zero(leaf: torch.Tensor) -> torch.Tensor:
+    leaf[0] = 0
+    return leaf
+
+
+HERE = r"^\S*test_dry_run.py:\d+: "
+"""File and line of the rule that is to blame."""
 without_state = client("WithoutState", lambda self, _, params, scratch, grad: params - grad)
 misspells = client("Misspells", lambda self, _, params, scratch, grad: (self.rate, scratch))
 around = rule(Wrapper, "Around", step=lambda self, c, p, s, grad: self.inner.step(c, p, s, None))
@@ -87,12 +99,32 @@ CLIENTS = {
     ZeroMean(Prox(without_state)): r"WithoutState.step returned a Tree",
     ZeroMean(misspells): r"Misspells.step: AttributeError",
     around(SGD()): r"Around.step: ",
+    client("Mutates", lambda self, _, params, s, grad: (grad.map(lambda g: g.add_(1)), s)):
+        r"Mutates.step changed its argument grad in place: ",
+    client("Assigns", lambda self, _, params, s, grad: (params.map(first_is_zero), s)):
+        r"Assigns.step changed its argument context in place: ",
+    client("Draws", lambda self, _, params, s, grad: (params.map(torch.randn_like), s)):
+        r"Draws.step uses the random generator of torch: ",
+    client("Seeds", begin=lambda self, *_: torch.manual_seed(0) and ()):
+        r"Seeds.begin uses the random generator of torch: ",
+    client("Rolls", lambda self, _, params, s, grad: (params * random.random(), s)):
+        r"Rolls.step uses the random generator of Python: ",
+    client("Normal", lambda self, _, params, s, grad: (params + np.random.normal(), s)):  # noqa: NPY002
+        r"Normal.step uses the random generator of NumPy: ",
+    client("Own", lambda self, _, params, s, grad: (params + GENERATOR.normal(), s)):
+        r"Own.step returned different values for the same arguments: ",
+    client("Counts", lambda self, _, params, s, grad: (params * next(COUNTER), s)):
+        r"Counts.step returned different values for the same arguments: ",
+    client("Roots", lambda self, _, params, s, grad: ((params - 9).sqrt(), s)):
+        r"Roots.step returned NaN or infinity ",
+    client("Divides", finish=lambda self, c, p, s, n: (Upload((c.params - p) / (n - 1)), c.memory)):
+        r"Divides.finish returned NaN or infinity ",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("mistaken", CLIENTS, ids=repr)
 def test_mistake_of_a_client_rule_is_named(mistaken: ClientRule) -> None:
-    with pytest.raises(InputError, match=f"^{CLIENTS[mistaken]}") as error:
+    with pytest.raises(InputError, match=f"{HERE}{CLIENTS[mistaken]}") as error:
         simulate(task(), Trial(Algorithm("mine", mistaken, Average())))
     assert "\n" not in str(error.value)
 
@@ -111,7 +143,7 @@ SERVERS = {
 
 @pytest.mark.parametrize("mistaken", SERVERS, ids=repr)
 def test_mistake_of_a_server_rule_is_named(mistaken: ServerRule) -> None:
-    with pytest.raises(InputError, match=f"^{SERVERS[mistaken]}"):
+    with pytest.raises(InputError, match=f"{HERE}{SERVERS[mistaken]}"):
         simulate(task(), Trial(Algorithm("mine", SGD(), mistaken)))
 
 
@@ -126,3 +158,12 @@ def test_numbers_that_a_layout_changes_are_used() -> None:
     mine = simulate(task(), Trial(Algorithm("mine", halved(), Own())), engine="sequential")
     ours = simulate(task(), Trial.of("fedavg", client_lr=0.05), engine="sequential")
     assert torch.equal(mine[0].params["weight"], ours[0].params["weight"])
+
+
+def test_huge_learning_rates_and_infinite_states_are_not_mistakes() -> None:
+    waits = rule(Own, "Waits", init=lambda self, params: params["bias"].sum() + torch.inf)()
+    for algorithm in (
+        Algorithm("mine", Mine(lr=1e38), Own(lr=1e38)),
+        Algorithm("mine", Mine(), waits),
+    ):
+        assert simulate(task(), Trial(algorithm), engine="sequential")

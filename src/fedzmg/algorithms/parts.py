@@ -107,8 +107,8 @@ class PartsClient(Wrapper):
         def without_personal(tree: Tree) -> Tree:
             return pick(tree, self.split.shared) if set(tree) == set(trained) else tree
 
-        sent: Upload = map_trees(without_personal, upload)
-        return sent, (pick(trained, self.split.personal), memory)
+        travels: Upload = map_trees(without_personal, upload)
+        return travels, (pick(trained, self.split.personal), memory)
 
     def personal_model(self, params: Tree, memory: State) -> Tree:
         personal, inside = memory
@@ -137,6 +137,7 @@ class PartsServer(ServerWrapper):
         return filled(moved, params), state
 
 
-def sent_down(server: Any, params: Tree) -> Tree:
-    """Return the parameters that travel to the clients."""
-    return pick(params, server.split.shared) if isinstance(server, PartsServer) else params
+def travelling(rule: Any, params: Tree) -> Tree:
+    """Return the parameters that travel between this rule's side and the other one."""
+    parts = isinstance(rule, PartsClient | PartsServer)
+    return pick(params, rule.split.shared) if parts else params

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedzmg.contract import ClientRule, bind, map_rule
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
-from fedzmg.messages import BatchOutputs, ClientContext, FullPass, FullPassTiming, Upload
+from fedzmg.messages import Asked, BatchOutputs, ClientContext, FullPass, FullPassTiming, Upload
 from fedzmg.models.objective import Batch, Objective, PrepareFunction
 from fedzmg.tree import State, Tree, row, tree_map
 
@@ -228,17 +228,16 @@ class Program:
         """Put together what clients know; ``facts`` are rows of :func:`client_facts`."""
         needs = self.rule.needs
         examples, client, key, steps = facts.unbind()
-        return ClientContext(
-            broadcast.params,
-            broadcast.shared,
-            memory,
-            broadcast.round,
-            examples,
-            client=client if "client" in needs else (),
-            key=key if "key" in needs else (),
-            steps=steps if "steps" in needs else (),
-            label_counts=self.label_counts[client] if "label_counts" in needs else (),
-        )
+        asked: Asked | tuple[()] = ()
+        if needs:
+            asked = Asked(
+                client=client if "client" in needs else (),
+                key=key if "key" in needs else (),
+                steps=steps if "steps" in needs else (),
+                label_counts=self.label_counts[client] if "label_counts" in needs else (),
+            )
+        known = broadcast.params, broadcast.shared, memory, broadcast.round
+        return ClientContext(*known, examples, asked)
 
 
 def mapped_losses(program: Program) -> Callable[..., Tensor]:

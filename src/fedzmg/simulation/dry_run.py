@@ -1,96 +1,266 @@
-"""Run one round of the rules alone before training, to report mistakes by rule and method.
+"""Run one round of the rules alone before training, to report mistakes by file, rule and method.
 
 Inside an engine, which maps, compiles and replays rules, a forgotten state would end in an error
-about something else. Only the structure of returned values is checked.
+about something else. Methods are mapped, as in an engine: numbers have no value there that Python
+could branch on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import math
+import os
+import random
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.parts import sent_down
-from fedzmg.contract import Rule, bind, chain
+from fedzmg.algorithms.parts import travelling
+from fedzmg.contract import ClientRule, Rule, ServerRule, bind, chain
 from fedzmg.errors import InputError
-from fedzmg.messages import ClientContext, Cohort, FullPass, Upload
+from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Upload
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 
+EXAMPLES, SIZE, POPULATION = 10, 3, 7
+"""Examples of the client, size of the cohort, and number of clients."""
+_MODERATE = 1e4
+"""Numbers of this size must not lead to NaN; larger ones, such as a huge learning rate, may."""
+
+
+_Check: TypeAlias = Callable[[Rule, str, Any, tuple[Any, ...]], Any]
+
+
+class Returned(NamedTuple):
+    """Value that a method of a rule returned, one row per trial."""
+
+    rule: Rule
+    method: str
+    value: Any
+
 
 def dry_run(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
-    """Run one step and the end of a round with the first trial's rules, on gradients of one."""
+    """Run one step and the end of a round with the first trial's rules, on gradients of one.
+
+    A user's rules are run method by method and twice, to see that they are pure functions. Rules of
+    this package are known to be.
+    """
+    clients, servers = (p._replace(numbers=row(p.numbers, slice(0, 1))) for p in (clients, servers))
+    first = row(models, slice(0, 1))
+    if any(_is_foreign(rule) for p in (clients, servers) for rule in chain(p.rule)):
+        check_pure(clients, servers, first)
+        return
 
     def once(client: dict[str, Tensor], server: dict[str, Tensor], params: Tree) -> tuple[()]:
-        _round(bind(clients.rule, client), bind(servers.rule, server), params)
+        bound = bind(clients.rule, client), bind(servers.rule, server)
+        _round(_call, *bound, params, 1.0, ())
         return ()
 
-    first = row((clients.numbers, servers.numbers, models), slice(0, 1))
+    with torch.no_grad(), _named_errors():
+        torch.vmap(once)(clients.numbers, servers.numbers, first)
+
+
+def check_pure(clients: PackedRule, servers: PackedRule, models: Tree, grad: float = 1.0) -> None:
+    """Reject rules that change their arguments, draw random numbers or return NaN."""
+    calls = [rehearse(clients, servers, models, grad) for _ in range(2)]
+    for one, two in zip(*calls, strict=True):
+        if not same(one.value, two.value):
+            raise InputError(
+                f"{where(one.rule, one.method)} returned different values for the same arguments: "
+                "compute with the arguments and fields alone, and keep state in what is returned"
+            )
+
+
+def same(one: Any, two: Any) -> bool:
+    """Compare tensors bit for bit; NaN equals itself."""
+    pairs = zip(leaves(one), leaves(two), strict=True)
+    return all(
+        torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs
+    )
+
+
+def rehearse(
+    clients: PackedRule, servers: PackedRule, models: Tree, grad: float = 1.0
+) -> list[Returned]:
+    """Map every method of a round on its own, check its effects, and return the values.
+
+    Args:
+        clients: client rule and numbers of one trial or several.
+        servers: server rule and numbers of the same trials.
+        models: one row per trial.
+        grad: value of every gradient, and of the loss.
+    """
+    calls: list[Returned] = []
+    rows = torch.zeros(len(next(iter(models.values()))))
+
+    def call(packed: PackedRule, method: str, check: _Check, *args: Any) -> Any:
+        before = _before(args)
+        with _named_errors():
+            # The rows are there to be mapped over: other arguments may be empty.
+            value = packed.map(lambda rule, _, *a: _call(rule, method, check, *a), rows, *args)
+        _check_call(packed, method, args, value, before)
+        calls.append(Returned(packed.rule, method, value))
+        return value
+
+    _round(call, clients, servers, models, grad, rows.shape)
+    return calls
+
+
+def _call(rule: Any, method: str, check: _Check, *args: Any) -> Any:
+    return check(rule, method, getattr(rule, method)(*args), args)
+
+
+def _round(
+    call: Callable[..., Any],
+    client: Any,
+    server: Any,
+    params: Tree,
+    grad: float,
+    rows: tuple[int, ...],
+) -> None:
+    """Call every method of a round; ``rows`` is the shape of a number."""
+    some = next(iter(params.values()))
+    rule = client.rule if isinstance(client, PackedRule) else client
+
+    def count(value: int) -> Tensor:
+        return torch.full(rows, value, dtype=torch.int64, device=some.device)
+
+    one, loss = count(1), some.new_full(rows, grad)
+    grads = params.map(lambda leaf: torch.full_like(leaf, grad))
+    state = call(server, "init", _state, params)
+    shared = call(server, "share", _state, state)
+    memory = call(client, "init_memory", _state, params)
+    sent = call(server, "send", _model, params, state)
+    known = {name: one for name in ("client", "key", "steps") if name in rule.needs}
+    if "label_counts" in rule.needs:
+        known["label_counts"] = torch.stack([one, one], -1)
+    asked = Asked(**known) if known else ()
+    context = ClientContext(sent, shared, memory, one, count(EXAMPLES), asked)
+    begin = call(client, "start", _model_of_context, context)
+    full_pass: FullPass | tuple[()] = ()
+    if rule.full_pass != "never":
+        full_pass = FullPass(loss, grads if rule.full_pass == "start" else Tree({}))
+    scratch = call(client, "begin", _state, context, full_pass)
+    for _ in range(rule.gradients_per_step - 1):
+        _, scratch = call(client, "next_point", _stepped, context, begin, scratch, grads)
+    moved, after = call(client, "step", _stepped, context, begin, scratch, grads)
+    if rule.uses_epoch_end:
+        after, _ = call(client, "end_epoch", _ended, after, loss)
+    upload, _ = call(client, "finish", _sent, context, moved, after, one)
+    # Averages are floating point numbers whatever was uploaded.
+    floats = tree_map(lambda leaf: leaf.to(some.dtype), upload)
+    merged = floats.delta, floats.average, floats.total
+    each, valid, clients = tree_map(lambda leaf: leaf[..., None], (floats.each, one > 0, one - 1))
+    cohort = Cohort(*merged, count(SIZE), count(POPULATION), one, each, valid, clients, one)
+    call(server, "update", _updated, params, state, cohort)
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    """Name the rule, the method and the line of an error in a rule."""
     try:
-        # Mapped, as in an engine: numbers have no value there that Python could branch on.
-        with torch.no_grad():
-            torch.vmap(once)(*first)
+        yield
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        where = _failing_method(error.__traceback__)
-        if where is None:
+        place = failing_method(error.__traceback__)
+        if place is None:
             raise
-        raise InputError(f"{where}: {_reason(error)}") from error
+        if "random operation" in str(error):
+            raise InputError(_randomness(place, "torch")) from error
+        raise InputError(f"{place}: {_reason(error)}") from error
 
 
-def _round(client: Any, server: Any, params: Tree) -> None:
-    one = next(iter(params.values()))
-    count = torch.ones((), dtype=torch.int64, device=one.device)
-    grad = params.map(torch.ones_like)
-    state = _state(server, "init", server.init(params))
-    shared = _state(server, "share", server.share(state))
-    memory = _state(client, "init_memory", client.init_memory(params))
-    sent = _same(server, "send", server.send(params, state), params)
-    known = {name: count for name in ("client", "key", "steps") if name in client.needs}
-    if "label_counts" in client.needs:
-        known["label_counts"] = count.expand(2)
-    context = ClientContext(sent, shared, memory, count, count, **known)
-    begin = _same(client, "start", client.start(context), params)
-    full_pass: FullPass | tuple[()] = ()
-    if client.full_pass != "never":
-        full_pass = FullPass(one.sum(), grad if client.full_pass == "start" else Tree({}))
-    scratch = _state(client, "begin", client.begin(context, full_pass))
-    later = scratch
-    for _ in range(client.gradients_per_step - 1):
-        point = client.next_point(context, begin, later, grad)
-        _, later = _same(client, "next_point", point, (params, scratch))
-    stepped = client.step(context, begin, later, grad)
-    moved, after = _same(client, "step", stepped, (params, scratch))
-    if client.uses_epoch_end:
-        ended = client.end_epoch(after, one.sum())
-        proceed = ended[1] if isinstance(ended, tuple) and len(ended) == 2 else True
-        after, _ = _same(client, "end_epoch", ended, (scratch, proceed))
-    sent = client.finish(context, moved, after, count)
-    upload = sent[0] if isinstance(sent, tuple) and len(sent) == 2 else ()
-    travels = sent_down(server, params)
-    wanted = upload._replace(delta=travels) if isinstance(upload, Upload) else Upload(travels)
-    upload, _ = _same(client, "finish", sent, (wanted, memory))
-    # Averages are floating point numbers whatever was uploaded.
-    floats = tree_map(lambda leaf: leaf.to(one.dtype), upload)
-    one_row = tree_map(lambda leaf: leaf[None], (floats.each, count > 0, count - 1))
-    each, valid, clients = one_row
-    cohort = Cohort(
-        floats.delta, floats.average, floats.total, count, count, count, each, valid, clients, count
+def _before(args: Any) -> tuple[list[list[int]], list[Any]]:
+    """Return the versions of the arguments' tensors, and the states of random generators."""
+    versions = [[leaf._version for leaf in leaves(arg)] for arg in args]
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return versions, [(torch.get_rng_state(),), random.getstate(), numpy[1:3]]
+
+
+def _check_call(packed: PackedRule, method: str, args: Any, value: Any, before: Any) -> None:
+    """Reject changed arguments, used random generators, and NaN from moderate numbers."""
+    rule, base = packed.rule, ClientRule if isinstance(packed.rule, ClientRule) else ServerRule
+    versions, states = _before(args)
+    names = list(inspect.signature(getattr(base, method)).parameters)[1:]
+    if changed := [n for n, a, b in zip(names, before[0], versions, strict=True) if a != b]:
+        raise InputError(
+            f"{where(rule, method)} changed its argument {changed[0]} in place: return new tensors "
+            "instead, without methods such as add_ and assignments to elements"
+        )
+    for owner, old, new in zip(("torch", "Python", "NumPy"), before[1], states, strict=True):
+        if not all(np.array_equal(a, b) for a, b in zip(old, new, strict=True)):
+            raise InputError(_randomness(where(rule, method), owner))
+    results = value[0] if method in ("step", "finish", "update") else ()
+    if not _is_nan(value) and all(map(math.isfinite, _sums(results))):
+        return
+    if all(float(leaf.abs().max()) < _MODERATE for leaf in leaves((args, packed.numbers))):
+        raise InputError(
+            f"{where(rule, method)} returned NaN or infinity for finite arguments: look for a "
+            "division by zero or the square root of a negative number"
+        )
+
+
+def _sums(value: Any) -> list[float]:
+    """Return the sum of every tensor, which is finite only if its elements are."""
+    return [float(leaf.sum()) for leaf in leaves(value)]
+
+
+def _is_nan(value: Any) -> bool:
+    return any(bool(leaf.isnan().any()) for leaf in leaves(value))
+
+
+def _randomness(place: str, owner: str) -> str:
+    return (
+        f"{place} uses the random generator of {owner}: results would depend on the order of "
+        "clients and could not be repeated"
     )
-    _same(server, "update", server.update(params, state, cohort), (params, state))
 
 
-def _state(rule: Rule, method: str, value: Any) -> Any:
+def _state(rule: Rule, method: str, value: Any, _: Any) -> Any:
     """Return a state; reject anything else."""
     if all(isinstance(leaf, Tensor) for leaf in leaves(value)):
         return value
     raise InputError(
-        f"{_name(rule)}.{method} returned {_describe(value)}: expected tensors, trees or tuples of "
+        f"{where(rule, method)} returned {_describe(value)}: expected tensors, trees or tuples of "
         "them; () for nothing"
     )
+
+
+def _model(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    return _same(rule, method, value, args[0])
+
+
+def _model_of_context(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    return _same(rule, method, value, args[0].params)
+
+
+def _stepped(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    _, params, scratch, _ = args
+    return _same(rule, method, value, (params, scratch))
+
+
+def _ended(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    proceed = value[1] if isinstance(value, tuple) and len(value) == 2 else True
+    scratch, proceed = _same(rule, method, value, (args[0], proceed))
+    return scratch, torch.as_tensor(proceed)
+
+
+def _sent(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    context = args[0]
+    upload = value[0] if isinstance(value, tuple) and len(value) == 2 else ()
+    params = travelling(rule, context.params)
+    wanted = upload._replace(delta=params) if isinstance(upload, Upload) else Upload(params)
+    return _same(rule, method, value, (wanted, context.memory))
+
+
+def _updated(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    return _same(rule, method, value, args[:2])
 
 
 def _same(rule: Rule, method: str, value: Any, wanted: Any) -> Any:
@@ -98,7 +268,7 @@ def _same(rule: Rule, method: str, value: Any, wanted: Any) -> Any:
     if _form(value) == _form(wanted):
         return value
     found, expected = _describe(value, wanted), _describe(wanted, value)
-    raise InputError(f"{_name(rule)}.{method} returned {found}: expected {expected}")
+    raise InputError(f"{where(rule, method)} returned {found}: expected {expected}")
 
 
 def _form(value: Any) -> Any:
@@ -136,21 +306,46 @@ def _is_foreign(rule: Rule) -> bool:
     return not type(rule).__module__.startswith("fedzmg.")
 
 
-def _name(rule: Rule) -> str:
-    """Name the outermost user rule of a chain; the rule itself if there is none."""
-    return type(next(filter(_is_foreign, chain(rule)), rule)).__name__
+def _culprit(rule: Rule) -> Rule:
+    """Return the outermost user rule of a chain; the rule itself if there is none."""
+    return next(filter(_is_foreign, chain(rule)), rule)
 
 
-def _failing_method(trace: TracebackType | None) -> str | None:
-    """Name the rule's method in which an error arose; None: it was in none.
+def where(rule: Rule, method: str) -> str:
+    """Name a user rule's method with file and line; a built-in rule's without."""
+    kind = type(_culprit(rule))
+    name = f"{kind.__name__}.{method}"
+    code = getattr(vars(kind).get(method), "__code__", None)
+    if code is not None:
+        file, line = code.co_filename, code.co_firstlineno
+    else:  # an inherited method
+        try:
+            file, line = inspect.getfile(kind), inspect.getsourcelines(kind)[1]
+        except (OSError, TypeError):  # written at a prompt
+            return name
+    return f"{_short(file)}:{line}: {name}" if _is_foreign(_culprit(rule)) else name
+
+
+def _short(file: str) -> str:
+    """Return a path as seen from the current directory if it is inside."""
+    inside = os.path.relpath(file) if os.path.exists(file) else file
+    return file if inside.startswith(os.pardir) else inside
+
+
+def failing_method(trace: TracebackType | None) -> str | None:
+    """Name the rule's method in which an error arose, and its line; None: it was in none.
 
     The innermost method of a user rule wins: built-in rules fail on values that it returned.
     """
     found: dict[bool, str] = {}
     while trace is not None:
-        rule = trace.tb_frame.f_locals.get("self")
+        rule, code = trace.tb_frame.f_locals.get("self"), trace.tb_frame.f_code
         if isinstance(rule, Rule):
-            found[_is_foreign(rule)] = f"{_name(rule)}.{trace.tb_frame.f_code.co_name}"
+            user = _culprit(rule)
+            name = f"{type(user).__name__}.{code.co_name}"
+            own = _is_foreign(user) and user is rule
+            place = f"{_short(code.co_filename)}:{trace.tb_lineno}: " if own else ""
+            found[_is_foreign(rule)] = f"{place}{name}"
         trace = trace.tb_next
     return found.get(True, found.get(False))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.parts import fit, sent_down
+from fedzmg.algorithms.parts import fit, travelling
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
@@ -290,7 +290,7 @@ class Simulation:
             after = after._replace(alive=after.alive & scores[0].isfinite())
         # Record.
         sums = merger.sums
-        travels = broadcast._replace(params=sent_down(self._servers.rule, broadcast.params))
+        travels = broadcast._replace(params=travelling(self._servers.rule, broadcast.params))
         sizes = message_sizes(sent, travels, merger.upload, counts=by_examples)
         totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
         down, up = totals.to(self.device, non_blocking=True).T

@@ -1,0 +1,102 @@
+"""Result of a conformance check: rows, a table in plain text, and user tracebacks."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedzmg.errors import InputError
+from fedzmg.simulation.dry_run import failing_method
+
+_LIBRARIES = tuple(str(Path(str(m)).parent) for m in (torch.__file__, Path(__file__).parent))
+
+
+class Violation(Exception):
+    """A property that does not hold; the message has the numbers."""
+
+
+class CheckRow(NamedTuple):
+    """Result of one property."""
+
+    property: str
+    passed: bool
+    seconds: float
+    detail: str = ""
+    """One line: numbers, or the reason of a failure."""
+    traceback: str = ""
+    """User code that raised an error."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Result of :func:`fedzmg.testing.check`."""
+
+    algorithm: str
+    rows: tuple[CheckRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        """All properties hold."""
+        return all(row.passed for row in self.rows)
+
+    @property
+    def summary(self) -> str:
+        """Number of properties that hold, in words."""
+        passed = sum(row.passed for row in self.rows)
+        return f"{self.algorithm}: {passed} of {len(self.rows)} properties hold"
+
+    def table(self) -> list[tuple[str, str, str, str]]:
+        """Return the rows as texts; a detail that was shown before is not repeated."""
+        seen: set[str] = set()
+        shown = []
+        for row in self.rows:
+            detail = "the same error" if row.detail in seen and not row.passed else row.detail
+            seen.add(row.detail)
+            passed = "passed" if row.passed else "FAILED"
+            shown.append((row.property, passed, f"{row.seconds:.1f} s", detail))
+        return shown
+
+    def tracebacks(self) -> list[str]:
+        """Return user tracebacks without repetitions."""
+        return list(dict.fromkeys(row.traceback for row in self.rows if row.traceback))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        rows = [row._asdict() for row in self.rows]
+        return {"algorithm": self.algorithm, "ok": self.ok, "rows": rows}
+
+    def __str__(self) -> str:
+        table = [("property", "result", "time", ""), *self.table()]
+        widths = [max(len(line[i]) for line in table) for i in range(3)]
+        lines = [
+            "  ".join([*(t.ljust(w) for t, w in zip(line, widths, strict=False)), line[3]]).rstrip()
+            for line in table
+        ]
+        return "\n".join([*lines, *self.tracebacks(), self.summary])
+
+
+def failed_row(name: str, seconds: float, error: Exception) -> CheckRow:
+    """Describe an error: a violated property, or a mistake in a rule with file and method."""
+    if isinstance(error, Violation):
+        return CheckRow(name, False, seconds, str(error))
+    cause = error.__cause__ if isinstance(error, InputError) else error
+    trace = "" if cause is None else _user_traceback(cause)
+    if isinstance(error, InputError):
+        return CheckRow(name, False, seconds, str(error), trace)
+    place = failing_method(error.__traceback__)
+    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return CheckRow(name, False, seconds, f"{place}: {reason}" if place else reason, trace)
+
+
+def _user_traceback(error: BaseException) -> str:
+    """Format the frames outside of torch and this package, or all if there are no others."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    if not own:
+        return "".join(traceback.format_exception(error)).rstrip()
+    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+    return "Traceback (most recent call last):\n" + "".join(lines).rstrip()
