@@ -34,7 +34,7 @@ from fedzmg.algorithms.fedmuon import newton_schulz, polar
 from fedzmg.algorithms.moon import OwnModel
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError
-from fedzmg.messages import BatchOutputs
+from fedzmg.messages import Asked, BatchOutputs
 from fedzmg.models.objective import cross_entropy
 from fedzmg.tree import Tree, row
 from golden_problems import (
@@ -158,7 +158,7 @@ def own_loss(rule: Any, context: Any, references: int = 1) -> tuple[Tensor, Tens
 
 
 SENT = Tree({"w": torch.zeros(1, dtype=torch.float64)})
-COUNTED = make_context(SENT)._replace(label_counts=BATCH["client_label_counts"].long())
+COUNTED = make_context(SENT)._replace(asked=Asked(label_counts=BATCH["client_label_counts"].long()))
 KNOWN = make_context(SENT, memory=OwnModel(SENT, torch.tensor(1.0)))
 NEW = make_context(SENT, memory=Moon(SGD()).init_memory(SENT))
 LOSS_ENTRIES: dict[str, tuple[Any, Any]] = {
@@ -412,7 +412,7 @@ def test_last_step_is_scaled_with_the_learning_rate_and_shared_by_all_steps() ->
     w = Tree({"weight": double(Q34["W0"])})
     algorithm = muon("fedmuon", client_gamma=0.25)
     server = algorithm.server.init(w)._replace(step=w, lr=double(0.2))
-    context = make_context(w, shared=server)._replace(steps=torch.tensor(4))
+    context = make_context(w, shared=server)._replace(asked=Asked(steps=torch.tensor(4)))
     rule = dataclasses.replace(algorithm.client)
     assert isinstance(rule, Aligned)
     params, scratch = w, rule.begin(context, ())
