@@ -21,7 +21,7 @@ from fedzmg.experiment.grids.grid import Tuned, run_grid
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.plan import MOST_SEEDS
-from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.run import SIDES, RunSpec
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.plain_text import plain
 from fedzmg.results.study_result import StudyResult
@@ -88,7 +88,7 @@ def comparison_spec(
     for name, key in itertools.product(algorithms, settings):
         own = key.removeprefix(f"{name}.")
         table = own.partition(".")[0]
-        if own == key or table in ("client", "server", "weights"):
+        if own == key or table in (*SIDES, "weights"):
             continue
         if table in RunSpec.model_fields:
             raise InputError(f"{own} cannot be set for one algorithm ({name}), only for all")

@@ -278,8 +278,7 @@ class Algorithm:
     def options(self) -> dict[str, Any]:
         """Return every option by key, such as ``{"client.lr": 0.1, "weights": "examples"}``."""
         fields = self.fields().items()
-        parts = {f"parts.{f.name}": getattr(self.parts, f.name) for f in dataclasses.fields(Parts)}
-        own = {"weights": self.weights} | (parts if self.parts else {})
+        own: dict[str, Any] = {"weights": self.weights, **self.parts.options()}
         return own | {key: getattr(rule, f.name) for key, (rule, f) in fields}
 
     def fields(self) -> dict[str, tuple[Rule, dataclasses.Field[Any]]]:

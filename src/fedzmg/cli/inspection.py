@@ -199,8 +199,12 @@ def keep(
 def export(
     run_directory: Annotated[Path, Argument(help="A run directory.")],
     to: Annotated[Path | None, opt("File to write.", "RUN/model.safetensors")] = None,
+    round_: Annotated[
+        int | None,
+        Option("--round", min=1, help="Round of the model, if kept.", show_default="the last"),
+    ] = None,
 ) -> None:
     """Write a run's trained model as a plain state dict in safetensors."""
     from fedzmg.experiment.run_directory import export_model
 
-    print_line(export_model(run_directory, to))
+    print_line(export_model(run_directory, to, round_))

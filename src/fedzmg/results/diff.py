@@ -22,7 +22,7 @@ ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 ``versions``: of programs, machine and execution path; ``data``: fingerprints of task and data;
 ``runs``: runs that only one side has."""
 
-OPTIONS = ("algorithm", "weights", "client", "server", "algorithms", "axes")
+OPTIONS = ("algorithm", "weights", "client", "server", "parts", "algorithms", "axes")
 DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
 TIME = "seconds"
 NEVER_EQUAL = ("started", "finished", "engine_reason", "command", "logs", "spec_sha256", TIME)

@@ -27,6 +27,8 @@ QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Shares of a cohort at which its training losses are recorded."""
 EXAMPLE_COUNT = 8
 """Bytes of the example count that weights a client's upload."""
+MOST_NAMED, LONGEST_NAME = 50, 100
+"""Clients that a record names at most, and characters of a name: a line of a log is bounded."""
 
 
 class Message(NamedTuple):
@@ -106,10 +108,17 @@ def unusual_uploads(
         return ()
     ratios = ratios_to_median(torch.tensor(parts, dtype=torch.float64)).tolist()
     return tuple(
-        (names[owner], math.inf if math.isnan(ratio) else float(f"{ratio:.6g}"))
+        (names[owner][:LONGEST_NAME], math.inf if math.isnan(ratio) else float(f"{ratio:.6g}"))
         for owner, ratio in zip(owners, ratios, strict=True)
         if owner is not None and not ratio <= OUTLIER
     )
+
+
+def _largest(uploads: list[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    """Return the largest of too many uploads for a line of a log."""
+    if len(uploads) > MOST_NAMED:
+        uploads = sorted(uploads, key=lambda upload: -upload[1])[:MOST_NAMED]
+    return tuple(uploads)
 
 
 class Reading:
@@ -159,7 +168,8 @@ class RoundFacts:
             split = self._width + len(owners)
             # The uploads of a diverged model say nothing about their clients.
             unusual = unusual_uploads(values[split:], owners, task.train.names) if alive else ()
-            rejected = tuple(one for one in unusual if guard or math.isinf(one[1]))
+            rejected = [one for one in unusual if guard or math.isinf(one[1])]
+            flagged = [one for one in unusual if one not in rejected]
             records.append(
                 Record(
                     round=round_,
@@ -180,8 +190,8 @@ class RoundFacts:
                     metric=(score[1] if alive else task.metric.worst) if score else None,
                     diverged=not alive,
                     client_loss=loss_quantiles(values[self._width : split]),
-                    rejected=rejected,
-                    flagged=tuple(one for one in unusual if one not in rejected),
+                    rejected=_largest(rejected),
+                    flagged=_largest(flagged),
                 )
             )
         return records

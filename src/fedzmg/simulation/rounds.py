@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedzmg.algorithms.parts import fit, travelling
 from fedzmg.data.federated import Examples
-from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
@@ -29,6 +28,7 @@ from fedzmg.models.kernels.precision import Precision, same_bits
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
 from fedzmg.simulation.labels import label_counts
+from fedzmg.simulation.personal import own_metrics
 from fedzmg.simulation.planner import RoundPlanner
 from fedzmg.simulation.records import RoundFacts, message_sizes
 from fedzmg.simulation.server import Checkpoint, Snapshot, next_snapshot, restored_snapshot
@@ -192,7 +192,11 @@ class Simulation:
         planned = (self.planner.batches(i) for i in range(1, min(self.rounds, PROBED_ROUNDS) + 1))
         owned = ([b for b in batches if b.trial == 0] for batches in planned)
         batches = next(filter(None, owned), None) or [self.planner.absent()]
-        return Probe(batches, self.broadcast(1, self.snapshot), self.read_memory(batches))
+        return Probe(
+            batches,
+            self.broadcast(1, self.snapshot),
+            self.read_memory([(b.trial, b.client) for b in batches]),
+        )
 
     def broadcast(self, round_: int, now: Snapshot) -> Broadcast:
         """Make the message of every server to its clients."""
@@ -202,9 +206,9 @@ class Simulation:
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
         return Broadcast(params, shared, self._clients.numbers, stamp)
 
-    def read_memory(self, batches: list[ClientBatch]) -> State:
-        """Copy the memories of a round's clients to the device."""
-        state = self.memory.read([(b.trial, b.client) for b in batches])
+    def read_memory(self, owners: list[tuple[int, int]]) -> State:
+        """Copy memories to the device, of clients by trial and number."""
+        state = self.memory.read(owners)
         return tree_map(lambda leaf: leaf.to(self.device), state)
 
     def run_round(self) -> RoundReport:
@@ -270,7 +274,9 @@ class Simulation:
         guard = self.federation.guard
         merger = Merger(batches, len(self.trials), by_examples=by_examples, guard=guard)
         memories: list[tuple[list[tuple[int, int]], State]] = []
-        for chunk in self.engine.train(batches, broadcast, self.read_memory(batches)):
+        for chunk in self.engine.train(
+            batches, broadcast, self.read_memory([(b.trial, b.client) for b in batches])
+        ):
             merger.add(chunk)
             if not self.memory.is_empty:
                 owners = [(batches[i].trial, batches[i].client) for i in chunk.batches]
@@ -358,6 +364,13 @@ class Simulation:
         watched = self._watched
         data = self._test if watched.part == "test" else self.program.data.examples
         with self._numerics(self.choice):
-            return measure(
+            found = measure(
                 self.task, watched, self.snapshot.params, data, self.program.objective, self.round
             )
+            own = own_metrics(self, watched, data)
+        return [replace(one, **o._asdict()) for one, o in zip(found, own, strict=True)]
+
+    @property
+    def client_numbers(self) -> dict[str, Tensor]:
+        """Hyper-parameters of client rules, one row per trial."""
+        return self._clients.numbers

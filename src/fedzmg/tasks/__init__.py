@@ -10,12 +10,14 @@ from typing import Any
 from fedzmg.errors import unknown
 from fedzmg.tasks.convex import Logistic, Quadratic
 from fedzmg.tasks.preset import Preset
-from fedzmg.tasks.real import Characters, Cifar100, Digits, NextCharacter, Plays
+from fedzmg.tasks.real import Characters, Cifar100, Digits, DigitsPersonal, NextCharacter, Plays
 from fedzmg.tasks.task import Protocol, Task
 
 __all__ = ["TASKS", "Preset", "Protocol", "Task", "get", "info"]
 
-_CLASSES = (Characters, Cifar100, Digits, Logistic, NextCharacter, Plays, Quadratic)
+_CLASSES = (
+    Characters, Cifar100, Digits, DigitsPersonal, Logistic, NextCharacter, Plays, Quadratic
+)  # fmt: skip
 _BY_NAME = {preset.__name__: preset for preset in _CLASSES}
 _TABLE = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 TASKS = {name: _BY_NAME[fields.pop("preset")](name, **fields) for name, fields in _TABLE.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedzmg.algorithms import ALGORITHMS
 from fedzmg.diagnose.verdict import percent
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity, who
+from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.study import paired_tests, scores, thresholds
 from fedzmg.report.tables.table import Table
 from fedzmg.report.tables.theory import Finding, finding_table
@@ -36,6 +38,7 @@ _LAYERS = (
 def study(result: StudyResult, width: int) -> RenderableType:
     """Show scores, thresholds, paired tests and notes of a study or comparison."""
     parts: list[Any] = [scores(result), thresholds(result), paired_tests(result)]
+    parts.append(own_models(result))
     names = dict.fromkeys(score.algorithm for score in result.scores)
     own = [name for name in names if name in ALGORITHMS and ALGORITHMS[name].inferred]
     parts += result.notes
@@ -217,7 +220,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
         bold(f"{data['name']}  ({data['source']})"),
         data["summary"],
         f"inferred: {data['inferred']}" if data["inferred"] else None,
-        Text(f"\n{prose(data['about'])}\n"),
+        Text(f"\n{prose(data['about'], width)}\n"),
         Table.of("Options (--set KEY=VALUE)", heads, options, 4),
         *([f"also: {', '.join(own)}", ""] if (own := data["wrapper_options"]) else []),
         Table.of("Costs, scalars left out", ("", "models", *([task] if task else [])), costs),
@@ -237,7 +240,7 @@ def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
         "tuned": f"learning rates of {len(tuned)} algorithms" if tuned
         else "no learning rates; defaults of the algorithms apply ('fedzmg grid' searches)",
     }  # fmt: skip
-    parts: list[Any] = [bold(f"{name}: {data['summary']}"), "", Text(prose(data["about"]))]
+    parts: list[Any] = [bold(f"{name}: {data['summary']}"), "", Text(prose(data["about"], width))]
     parts += ["", *(f"{what:<9} {text}" for what, text in facts.items()), ""]
     if data["fields"]:
         rows = [(f["key"], str(f["default"]), f["range"], f["doc"]) for f in data["fields"]]
@@ -272,16 +275,35 @@ def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableT
     return render([Table.of("", heads, rows, 2)], width)
 
 
-def prose(text: str) -> str:
+def prose(text: str, width: int) -> str:
     r"""Strip a docstring of its markup.
 
-    Lines of paragraphs are joined; a line that ends with a full stop ends its paragraph.
+    Lines of paragraphs are joined; a line that ends with a full stop ends its paragraph. An
+    indented line that is too long is broken at a gap of two or more spaces.
 
-    >>> prose("With\n``g = 0``::\n\n    w <- w - lr g\n\n::\n\n    w")
+    >>> prose("With\n``g = 0``::\n\n    w <- w - lr g\n\n::\n\n    w", 80)
     'With g = 0:\n\n    w <- w - lr g\n\n    w'
+    >>> print(prose("    w <- w - lr g   for each step   at the client", 35))
+        w <- w - lr g   for each step
+            at the client
     """
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         joined = re.sub(r"(?<!\.)\n", " ", re.sub(r":?:$", ":", block.replace("``", "")))
-        blocks.append(block if block.startswith(" ") else joined.removeprefix(":"))
+        lines = (part for line in block.split("\n") for part in _broken(line, width))
+        blocks.append("\n".join(lines) if block.startswith(" ") else joined.removeprefix(":"))
     return "\n\n".join(filter(None, blocks))
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """Break an indented line at its last gap that leaves a part which fits, else at a word."""
+    gaps = [gap.span() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.start() <= width]
+    if len(line) <= width:
+        return [line]
+    end, start = gaps[-1] if gaps else (0, len(line))
+    # The rest is indented deeper than the text beside a label such as "client:".
+    beside = re.match(r" *(\S{4,} {2,}(?=.*\S {2}))?", line[:start])
+    indent = " " * ((beside.end() if beside else 0) + 4)
+    if not gaps:
+        return textwrap.wrap(line, width, subsequent_indent=indent)
+    return [line[:end], *_broken(indent + line[start:], width)]

@@ -211,10 +211,20 @@ class StudySpec(Plan):
 
     def remarks(self) -> list[str]:
         """Return remarks on valid settings that may be mistakes."""
-        if self.eval_every <= self.rounds:
-            return []
-        given = f"eval_every = {self.eval_every} is more than rounds = {self.rounds}"
-        return [f"{given}: curves have two points, choose a smaller eval_every"]
+        found = []
+        if self.eval_every > self.rounds:
+            given = f"eval_every = {self.eval_every} is more than rounds = {self.rounds}"
+            found.append(f"{given}: curves have two points, choose a smaller eval_every")
+        if self.federation.participation.sampler == "examples":
+            twice = [
+                self.shown(name)
+                for name in self.algorithms
+                if self.configured(name, self.fixed(name)).weights == "examples"
+            ]
+            given = f'sampler = "examples" and weights = "examples" of {", ".join(twice)}'
+            remedy = 'examples count twice, weights = "uniform" counts them once'
+            found += [f"{given}: {remedy}"] * bool(twice)
+        return found
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
         super().check_algorithm(name, task)

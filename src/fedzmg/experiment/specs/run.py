@@ -293,6 +293,10 @@ class Experiment(Strict):
         return keys + [key for base in bases for key in known_options(base)]
 
 
+SIDES = ("client", "server", "parts")
+"""Tables of an algorithm's options."""
+
+
 def by_side(options: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
     """Return the tables of options such as ``client.lr``.
 
@@ -303,7 +307,7 @@ def by_side(options: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
     for key, value in options.items():
         side, _, name = key.partition(".")
         if name and value is not None:
-            found[side][name] = value
+            found.setdefault(side, {})[name] = value
     return found
 
 
@@ -311,7 +315,9 @@ class RunSpec(Experiment):
     """One run: a task, an algorithm with its hyper-parameters, a seed and its execution."""
 
     listing: ClassVar[str] = "fedzmg schema run"
-    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "federation", "client", "server")
+    tables: ClassVar[tuple[str, ...]] = (
+        "preset", "protocol", "federation", "client", "server", "parts",
+    )  # fmt: skip
 
     algorithm: str = "fedzmg"
     seed: Seed = 0
@@ -323,6 +329,8 @@ class RunSpec(Experiment):
     """Fields of the client rule: lr, momentum, decay, ...; clip_norm, clip_value, schedule, ..."""
     server: dict[str, Value] = {}
     """Fields of the server rule: lr, ...; schedule, ..."""
+    parts: dict[str, Value] = {}
+    """Layers that are personal or frozen, for algorithms that have such parts."""
 
     def bases(self) -> list[str]:
         return [self.algorithm]
@@ -335,19 +343,22 @@ class RunSpec(Experiment):
         algorithms.get(name)
         if name == self.algorithm:
             return self, []
-        left_out = list(flat({"client": self.client, "server": self.server}))
+        left_out = list(flat(self._options()))
         left_out += ["weights"] * (self.weights is not None)
-        blank: dict[str, Any] = {"client": {}, "server": {}, "weights": None}
+        blank: dict[str, Any] = {"client": {}, "server": {}, "parts": {}, "weights": None}
         return self.model_copy(update={**blank, "algorithm": name}), left_out
 
     def build_algorithm(self, task: Task | None = None) -> Algorithm:
         """Build the algorithm with the task's recommended hyper-parameters, then the user's."""
         known = tuned(self.task) if task is None else task.options
-        own = flat({"client": self.client, "server": self.server})
+        own = flat(self._options())
         options: dict[str, Any] = {**known.get(self.algorithm, {}), **own}
         if self.weights is not None:
             options["weights"] = self.weights
         return configure(algorithms.get(self.algorithm), options)
+
+    def _options(self) -> dict[str, dict[str, Value]]:
+        return {side: getattr(self, side) for side in SIDES}
 
     def build_protocol(self, task: Task) -> Protocol:
         """Build the task's protocol with the user's changes."""

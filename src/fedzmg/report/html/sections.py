@@ -15,8 +15,9 @@ from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.table import Column, Table
-from fedzmg.report.tables.uploads import uploads
+from fedzmg.report.tables.uploads import grid_uploads, uploads
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
 from fedzmg.results.reading import Material, PlanFile, Study, name_of
@@ -80,6 +81,7 @@ def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
     of_clients = [charts.pop(name) for name in list(charts) if name.startswith("client")]
     yield Block("pictures", list(charts.values()))
     yield Block("table", tables.clients(result), "Clients")
+    yield Block("table", own_models(result))
     yield Block("notes", list(_missing(result)))
     yield Block("pictures", of_clients)
     yield Block("table", tables.finals(result), "Final value of every seed", folded=True)
@@ -165,6 +167,7 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
             Block("text", made, name_of(data), "facts"),
             Block("pictures", [drawn[own] for own in stems if own in drawn]),
             Block("table", best_points(data), "Best points"),
+            Block("table", grid_uploads(data), "Unusual uploads"),
         ]
     facts = (
         "Stronger colours are better, on one scale for a grid; the frame marks the chosen point."
