@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fedzmg import algorithms, data, diagnose, models, optim, tasks, trackers
-    from fedzmg.api import compare, tune
+    from fedzmg.api import compare, register, tune
     from fedzmg.contract import Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCURACY", "Algorithm", "ClientRule", "Federation", "History", "InputError", "Metric",
     "Protocol", "ServerRule", "StudyResult", "Task", "Tree", "Trial", "Tuned", "__version__",
-    "algorithms", "compare", "data", "diagnose", "models", "optim", "simulate", "tasks",
-    "trackers", "tune", "verify",
+    "algorithms", "compare", "data", "diagnose", "models", "optim", "register", "simulate",
+    "tasks", "trackers", "tune", "verify",
 ]  # fmt: skip
 
 _MODULES = {
@@ -41,7 +41,7 @@ _MODULES = {
     "Metric": "evaluation", "Protocol": "tasks.task", "ServerRule": "contract",
     "StudyResult": "results.study_result", "Task": "tasks.task", "Tree": "tree",
     "Trial": "simulation", "Tuned": "experiment.grids.grid", "compare": "api",
-    "simulate": "simulation", "tune": "api", "verify": "experiment.verify",
+    "register": "api", "simulate": "simulation", "tune": "api", "verify": "experiment.verify",
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from fedzmg.errors import InputError
 from fedzmg.terminal.render import Terminal, print_text
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
+    from fedzmg.experiment.grids.grid import Tuned
     from fedzmg.experiment.specs.files import StudySpec
+    from fedzmg.experiment.specs.run import Experiment
     from fedzmg.tasks.task import Task
     from fedzmg.trackers import Naming, Tracking
 
@@ -27,6 +30,11 @@ Out = Annotated[Path | None, opt("Directory for results.", "under runs/")]
 Track = Annotated[
     str | None,
     opt("Show every round also to trackers, comma-separated: tensorboard, mlflow, wandb."),
+]
+TaskName = Annotated[str, Argument(help="A task of 'fedzmg list', or FILE.py:NAME of your own.")]
+AlgorithmSettings = Annotated[
+    Texts,
+    setting("e.g. fedavg.client.lr=0.03, or preset.centring=image for all.", "ALGORITHM.KEY=VALUE"),
 ]
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
@@ -96,7 +104,7 @@ def _train_study(
 
 
 def compare(
-    task: Annotated[str, Argument(help="A task of 'fedzmg list'.")] = "digits",
+    task: TaskName = "digits",
     algorithms: Annotated[
         str, opt("Comma-separated, or all; the first is the reference of the tests.")
     ] = "fedzmg,fedavg,fedavg:momentum,fedadam",
@@ -104,12 +112,7 @@ def compare(
         int | None, opt("Paired seeds for each.", "3, or 2 for more than ten algorithms", min=1)
     ] = None,
     rounds: Rounds = None,
-    set_: Annotated[
-        list[str] | None,
-        setting(
-            "e.g. fedavg.client.lr=0.03, or preset.centring=image for all.", "ALGORITHM.KEY=VALUE"
-        ),
-    ] = None,
+    set_: AlgorithmSettings = None,
     engine: Annotated[str, opt(ENGINES)] = "auto",
     device: Device = "auto",
     out: Out = None,
@@ -117,29 +120,93 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
-    from fedzmg import tasks
-    from fedzmg.api import algorithm_names, comparison_spec, numbered_seeds, tuning_notes
-    from fedzmg.experiment.specs.run import parse_settings
+    from fedzmg.api import comparison_spec, named_algorithms, numbered_seeds, tuning_notes, untuned
 
-    if task.endswith(".toml"):
-        raise InputError(f"{task}: compare takes a task, not a file; use 'fedzmg study {task}'")
-    names = algorithm_names(algorithms)
+    names = named_algorithms(algorithms).table
     seeds = seeds or (3 if len(names) <= 10 else 2)
-    given = parse_settings(set_ or [])
-    preset = {k.removeprefix("preset."): v for k, v in given.items() if k.startswith("preset.")}
-    settings = {key: value for key, value in given.items() if not key.startswith("preset.")}
-    chosen = tasks.get(task, preset)
+    chosen, settings = _task_and_settings("compare", task, set_)
     spec = comparison_spec(
         chosen, names, numbered_seeds(seeds), settings, rounds=rounds, engine=engine, device=device
     )
-    directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
+    directory = out or _directory(f"compare-{chosen.name}", spec)
     _refuse_to_replace(directory, spec)
-    common.say(*chosen.notes, *tuning_notes(task, names, settings))
+    notes = tuning_notes(chosen.name, untuned(spec), (), chosen.options)
+    common.say(*chosen.notes, *notes)
     _train_study(spec, chosen, directory, track, as_json, grow=True)
 
 
+def tune(
+    task: TaskName,
+    algorithms: Annotated[str, opt("Comma-separated, or all.")],
+    axis: Annotated[
+        list[str],
+        opt("Values to try; several axes are combined.", metavar="KEY=VALUE,VALUE,..."),
+    ],
+    seeds: Annotated[int, opt("Seeds for each point: 1000, 1001, ...", min=1)] = 1,
+    rounds: Rounds = None,
+    set_: AlgorithmSettings = None,
+    device: Device = "auto",
+    out: Out = None,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Search learning rates, or any other numbers; print the command that compares with them."""
+    from fedzmg import trackers
+    from fedzmg.api import named_algorithms, search_spec
+    from fedzmg.experiment.grids.grid import Tuned, run_grid
+
+    axes = dict(map(_axis, axis))
+    chosen, settings = _task_and_settings("tune", task, set_)
+    names = named_algorithms(algorithms).table
+    spec = search_spec(chosen, names, axes, seeds, settings, rounds=rounds, device=device)
+    spec.check(chosen)
+    directory = out or _directory(f"tune-{chosen.name}", spec)
+    common.say(*chosen.notes)
+    naming = trackers.by_point(spec)
+    with _progress(chosen, directory, track, as_json, spec.packs(), naming=naming) as progress:
+        found = Tuned(run_grid(spec, directory, task=chosen, progress=progress))
+    common.show(found.data, lambda _: str(found), as_json, directory, grid=directory)
+    line = _compare_line(task, found, set_ or [])
+    if as_json:
+        common.say(*found.warnings, *line)
+    else:
+        print_text("\n".join(line))
+
+
+def _axis(text: str) -> tuple[str, list[float]]:
+    """Parse ``client.lr=0.01,0.1``."""
+    key, _, values = text.partition("=")
+    try:
+        return key.strip(), [float(value) for value in values.split(",")]
+    except ValueError:
+        raise InputError(f"--axis {text}: expected KEY=NUMBER,NUMBER,...") from None
+
+
+def _compare_line(task: str, found: Tuned, given: list[str]) -> list[str]:
+    """Return the command that compares algorithms with the options that were found."""
+    from fedzmg.algorithms import ALGORITHMS
+    from fedzmg.experiment.grids.grid import chosen_options
+    from fedzmg.plugins import options_for
+
+    entries = {name: own for name, own in found.data["algorithms"].items() if own["best"]}
+    best = {name: chosen_options(name, own, own["best"]) for name, own in entries.items()}
+    if not best:
+        return []
+    loaded = options_for(ALGORITHMS.origins.get(name) for name in best)
+    own = {
+        f"{name}.{key}": value for name, options in best.items() for key, value in options.items()
+    }
+    kept = [text for text in given if text.startswith(("preset.", "protocol.", "federation."))]
+    sets = [*kept, *(f"{key}={value}" for key, value in own.items())]
+    words = ["fedzmg", "compare", task, "--algorithms", ",".join(best), *loaded]
+    return [shlex.join([*words, *(word for text in sets for word in ("--set", text))])]
+
+
 def run(
-    task: Annotated[str, Argument(help="A task of 'fedzmg list', or a file NAME.toml.")],
+    task: Annotated[
+        str,
+        Argument(help="A task of 'fedzmg list', FILE.py:NAME of your own, or a file NAME.toml."),
+    ],
     algorithm: Annotated[str | None, opt("An algorithm of 'fedzmg list'.", "fedzmg")] = None,
     seed: Annotated[int | None, opt("Fixes every random choice.", "0")] = None,
     rounds: Rounds = None,
@@ -156,6 +223,7 @@ def run(
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_settings
+    from fedzmg.plugins import load_reference
     from fedzmg.storage.files import folder_name
 
     if (Path(task) / "spec.toml").is_file():
@@ -163,7 +231,7 @@ def run(
             f"{task} is a run directory: 'fedzmg run {task}/spec.toml --out {task}' continues it"
         )
     from_file = task.endswith(".toml")
-    spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=task)
+    spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=load_reference(task))
     assert isinstance(spec, RunSpec)
     settings = parse_settings(set_ or [])
     chosen = settings.pop("algorithm", algorithm)
@@ -177,11 +245,12 @@ def run(
     spec = spec.with_settings({**given, **settings})
     with common.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
         built = spec.build_task()
-        notes = tuning_notes(spec.task, [spec.algorithm], [f"client.{k}" for k in spec.client])
+        given_rates = [f"client.{key}" for key in spec.client]
+        notes = tuning_notes(spec.task, [spec.algorithm], given_rates, built.options)
         resolved = spec.resolve(built)
         spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
-    directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
+    directory = out or _directory(name, spec)
     common.say(*built.notes, *notes)
     with _progress(built, directory, track, as_json) as progress:
         trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
@@ -286,9 +355,12 @@ def _prepare(
     kind: str, file: Path, settings: list[str] | None, out: Path | None
 ) -> tuple[Any, Task, Path]:
     """Check everything that can be checked before anything is written."""
+    from fedzmg import tasks
+
     spec = _read(file, kind, settings)
     with common.mistakes_in(file, settings):
-        spec.check()
+        if not isinstance(tasks.info(spec.task), tasks.OwnTask):
+            spec.check()  # before data is read
         task = spec.build_task()
         spec.check(task)
     remarks = spec.remarks() if kind == "study" else []
@@ -311,7 +383,27 @@ def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
         )
 
 
-def _digest(values: dict[str, Any]) -> str:
-    """Return a short hash of settings, by which the same command finds its directory again."""
-    text = json.dumps(values, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+def _task_and_settings(
+    command: str, task: str, set_: list[str] | None
+) -> tuple[Task, dict[str, Any]]:
+    """Build a named task with its preset's settings; return it with the other settings."""
+    from fedzmg import tasks
+    from fedzmg.experiment.specs.run import parse_settings
+
+    if task.endswith(".toml"):
+        remedy = {"compare": "study", "tune": "grid"}[command]
+        raise InputError(
+            f"{task}: {command} takes a task, not a file; use 'fedzmg {remedy} {task}'"
+        )
+    given = parse_settings(set_ or [])
+    preset = {k.removeprefix("preset."): v for k, v in given.items() if k.startswith("preset.")}
+    settings = {key: value for key, value in given.items() if not key.startswith("preset.")}
+    return tasks.get(task, preset), settings
+
+
+def _directory(name: str, spec: Experiment) -> Path:
+    """Return the default directory, which the same command finds again by a hash of settings."""
+    from fedzmg.storage.files import folder_name
+
+    text = json.dumps(spec.model_dump(), sort_keys=True, default=str)
+    return Path("runs") / f"{folder_name(name)}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

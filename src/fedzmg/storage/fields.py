@@ -103,6 +103,14 @@ class Change(TypedDict, total=False):
     chunk: Count | None
 
 
+class PluginFile(TypedDict, total=False):
+    """File of an algorithm or task from outside the package."""
+
+    file: Required[str]
+    sha256: Required[str]
+    distribution: str
+
+
 class Manifest(TypedDict, total=False):
     """Content of ``manifest.json``."""
 
@@ -120,6 +128,7 @@ class Manifest(TypedDict, total=False):
     pack_changes: list[Change]
     command: str | list[str] | None
     seconds: Number
+    plugins: dict[str, PluginFile]
 
 
 class Stop(TypedDict, total=False):

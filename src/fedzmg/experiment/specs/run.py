@@ -208,7 +208,7 @@ class Experiment(Strict):
 
     def build_task(self) -> Task:
         """Build the preset with the user's changes."""
-        return tasks.get(self.task, self.preset)
+        return tasks.info(self.task).with_options(self.preset).build()
 
     def with_settings(self, settings: Mapping[str, Setting]) -> Self:
         """Copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` in tables."""
