@@ -36,7 +36,7 @@ COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 
 Chosen = Algorithm | AlgorithmInfo | str
 """An algorithm, or the name of one."""
-Algorithms = str | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Mapping[str, Any]]]
+Algorithms = Chosen | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Mapping[str, Any]]]
 """Algorithms of a comparison: names and objects, or variants by names of your own."""
 
 
@@ -53,6 +53,8 @@ def named_algorithms(given: Any) -> NamedAlgorithms:
     """Return algorithms by name: of a text, a list, or a mapping with variants."""
     if isinstance(given, str):
         given = algorithm_names(given)
+    elif isinstance(given, Algorithm | AlgorithmInfo):
+        given = [given]
     if isinstance(given, Mapping):
         pairs = [(name, *_base_and_options(name, value)) for name, value in given.items()]
     elif isinstance(given, Sequence):
@@ -153,7 +155,7 @@ def tuning_notes(
         more = f" and {len(untuned) - 3} more" if len(untuned) > 3 else ""
         notes.append(
             f"{', '.join(untuned[:3])}{more}: default learning rates, not tuned for {task} "
-            "('fedzmg grid' and fedzmg.tune search)"
+            "('fedzmg tune' and fedzmg.tune search)"
         )
     return notes
 

@@ -113,8 +113,8 @@ def refuse_unloaded(
         raise InputError(f"{path} is of {name!r} of {origin['distribution']}: install that package")
     file = origin["file"]
     raise InputError(
-        f"{path} is of the {kind} {name!r} in {file}: pass --plugin {file}, whose code is run only "
-        "if you name it"
+        f"{path} is of the {kind} {name!r} in {file}, which is run only if you name it: pass "
+        f"--plugin {file}, or call fedzmg.register in Python"
     )
 
 

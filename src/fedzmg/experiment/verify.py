@@ -28,7 +28,7 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.training import build_simulation
 from fedzmg.results.diff import Rows, compare_logs
 from fedzmg.simulation import Record, Trial, resolve_device
-from fedzmg.storage.formats import json_words
+from fedzmg.storage.formats import flat_facts, json_words
 from fedzmg.storage.reading import check_folder, files_below
 from fedzmg.tasks.task import Task
 
@@ -90,7 +90,8 @@ class _Kept(NamedTuple):
 
     def judge(self, repeated: Rows, now: Mapping[str, Any], notes: Iterable[str]) -> Verdict:
         """Compare logs, and the manifest with the present one."""
-        then, curves = self.facts, compare_logs(self.name, self.rows, repeated)
+        curves = compare_logs(self.name, self.rows, repeated)
+        then, now = flat_facts(self.facts), flat_facts(now)
         keys = self.rows.keys() & repeated.keys()
         shared = {key[-1] if isinstance(key, tuple) else key for key in keys}
         ignored = {*IGNORED, "pack"} if then["device"] == now.get("device") == "cpu" else {*IGNORED}
@@ -189,7 +190,9 @@ def _verify_pack(
     plain = replace(task, options={}, protocol=specs[0].build_protocol(task))
     names = [run.path.parent.name for run in pack]
     trials = [spec.resolve(plain, n).trial for spec, n in zip(specs, names, strict=True)]
-    say_changed([(pack[0].name, trials[0].algorithm, pack[0].path)], pack[0].path, say, EXPECTED)
+    algorithm = trials[0].algorithm
+    trained = [(algorithm.name, algorithm, pack[0].path)]
+    say_changed(trained, Path(pack[0].name), say, EXPECTED)
     notes: list[str] = []
     logged = max(round_ for run in pack for round_ in run.rows)
     last = min(wanted, plain.protocol.rounds, logged)

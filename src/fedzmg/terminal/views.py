@@ -255,7 +255,7 @@ def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
         "model": f"{model['parameters']:,} parameters, {bytes_text(model['bytes'])}",
         "protocol": ", ".join(f"{k} {v}" for k, v in data["protocol"].items()),
         "tuned": f"learning rates of {len(tuned)} algorithms" if tuned
-        else "no learning rates; defaults of the algorithms apply ('fedzmg grid' searches)",
+        else "no learning rates; defaults of the algorithms apply ('fedzmg tune' searches)",
     }  # fmt: skip
     parts: list[Any] = [bold(f"{name}: {data['summary']}"), "", Text(prose(data["about"]))]
     parts += ["", *(f"{what:<9} {text}" for what, text in facts.items()), ""]
