@@ -20,6 +20,8 @@ from fedzmg.cli import app
 from fedzmg.cli import main as command_line
 from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.plugins import Origin
+from fedzmg.report.html.page import render
+from fedzmg.results.reading import read
 from fedzmg.tasks import TASKS
 from fedzmg.trackers import TRACKERS
 
@@ -110,9 +112,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
             for name in list(table.origins):
                 del table.data[name], table.origins[name]
         plugins._PLUGINS.clear()
-        import time; t0=time.time()
         done: Result = CliRunner().invoke(app, words)
-        print(f"{time.time()-t0:.1f}", words)
         if isinstance(done.exception, InputError) and code == 2:
             assert "\n" not in str(done.exception)
             return str(done.exception)
@@ -158,8 +158,7 @@ def test_plugin_file_through_every_command(run: Command) -> None:
     run("diff", "study/mine/seed-0", "study/mine-+-speed/seed-0", code=1)
     for directory in ("run", "study", "grid", "compared"):
         assert "bit for bit" in run("verify", directory, "--rounds", "2", *own)
-    run("report", "study", "grid", "run", "--out", "report")
-    page = Path("report/report.html").read_text()
+    page = render(read([Path("study"), Path("grid"), Path("run")]), drawn={})
     assert f"mine.py, {origin['sha256']}" in page
     assert "fedzmg study study/study.toml --plugin mine.py" in page
     run("export", "run")
@@ -185,8 +184,9 @@ def test_results_never_load_code(run: Command) -> None:
             path = Path(name, f"{name}.toml")
             path.write_text(f"{line}\n{path.read_text()}")
             assert wanted in run(name, str(path), code=2)
-    for command in (("watch", "study", "--once"), ("report", "study"), ("keep", "study")):
-        run(*command)
+    run("watch", "study", "--once")
+    run("keep", "study")
+    render(read([Path("study")]), drawn={})
 
 
 def test_changed_code_is_noticed(run: Command) -> None:
@@ -289,31 +289,32 @@ class Half(SGD):  # type: ignore[misc]
     """Half a step."""
 
 
-def test_functions_take_objects_and_variants(tmp_path: Path) -> None:
+def test_functions_take_objects_and_variants(run: Command, tmp_path: Path) -> None:
+    task = replace(fedzmg.tasks.get("mine.py:task"), options={"fedavg": {"client.lr": 0.3}})
     own = Algorithm("half", Half(lr=0.05), Average())
     variants = {
-        "mine": own,
+        "own": own,
         "described": AlgorithmInfo(own, "half", "nobody"),
         "fedavg + momentum": ("fedavg", {"client.momentum": 0.9, "weights": "uniform"}),
         "mine faster": (own, {"client.lr": 0.2}),
         "plain": "fedavg",
     }
     fast: dict[str, Any] = {"rounds": 2, "engine": "sequential", "device": "cpu"}
-    result = compare("digits", variants, seeds=1, out=tmp_path / "out", **fast)
+    result = compare(task, variants, seeds=1, out=tmp_path / "out", **fast)
     options = {name: found[0].trial.algorithm for name, found in result.histories.items()}
     assert list(options) == list(variants)
-    assert [options[n].client.lr for n in ("mine", "described", "mine faster")] == [0.05, 0.05, 0.2]
+    assert [options[n].client.lr for n in ("own", "described", "mine faster")] == [0.05, 0.05, 0.2]
     assert options["fedavg + momentum"].client.momentum == 0.9
     assert options["fedavg + momentum"].weights == "uniform"
-    assert options["plain"].client.lr == fedzmg.tasks.get("digits").options["fedavg"]["client.lr"]
-    assert "mine" not in ALGORITHMS
+    assert options["plain"].client.lr == 0.3
+    assert "described" not in ALGORITHMS
     # The same call reads what is there; a mixed list and a search take objects, too.
-    again = compare("digits", variants, seeds=1, out=tmp_path / "out", **fast)
-    assert again.histories["mine"][0].records == result.histories["mine"][0].records
-    mixed = compare("digits", ["fedavg", own, get("mfl")], seeds=1, **fast)
+    again = compare(task, variants, seeds=1, out=tmp_path / "out", **fast)
+    assert again.histories["own"][0].records == result.histories["own"][0].records
+    mixed = compare(task, ["fedavg", own, get("mfl")], seeds=1, **fast)
     assert list(mixed.histories) == ["fedavg", "half", "mfl"]
-    found = tune("digits", {"mine": own, "fedavg": "fedavg"}, {"client.lr": [0.1, 0.2]}, **fast)
-    assert set(found.settings) == {"mine", "fedavg"}
+    found = tune(task, {"own": own, "fedavg": "fedavg"}, {"client.lr": [0.1, 0.2]}, **fast)
+    assert set(found.settings) == {"own", "fedavg"}
     assert Trial.of(own, 3, client_lr=0.5).algorithm.client.lr == 0.5
     with pytest.raises(InputError, match="'described' in test_plugins"):
         fedzmg.verify(tmp_path / "out")
