@@ -281,6 +281,7 @@ def test_installed_packages_are_imported_when_they_are_named(
     assert recorded.keys() == {"fedown", "owntask"}
     assert recorded["fedown"]["distribution"] == "own 1.0"
     assert "own 1.0, own_rules.py" in run("list", "fedown")
+    assert TRACKERS.look_up("owntracker").make is vars(sys.modules["own_rules"])["Mine"]
     del sys.modules["own_rules"]
 
 
@@ -338,3 +339,4 @@ def test_register_adds_a_name_once(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SOURCE.replace("0.1", "0.7"))
     fedzmg.register(str(tmp_path / "mine.py"))
     assert get("mine").options()["client.lr"] == 0.7
+    assert fedzmg.tasks.get(f"{tmp_path}/mine.py:task").protocol.cohort == 3

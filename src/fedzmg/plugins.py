@@ -125,9 +125,16 @@ def load(path: Path | str) -> Plugin:
     files = (path, *sorted(others - {path}))
     plugin = Plugin(path, module, files, Origin.of(*files))
     for registry in _REGISTRIES:
+        if known is not None:
+            registry.remove(known.origin)
         registry.take_all(plugin)
     _PLUGINS[path.name] = plugin
     return plugin
+
+
+def tables() -> list[Registry[Any]]:
+    """Return the tables of everything that has names and can be extended."""
+    return list(_REGISTRIES)
 
 
 def split_reference(name: object) -> tuple[str, str] | None:
@@ -237,17 +244,18 @@ class Registry(UserDict[str, T]):
         """Add something, and return its entry; another one of the same name is an error."""
         name, entry = self._convert(value, name, module)
         check_text(self.kind, name)
-        before = self.origins.get(name)
-        # An edited file replaces what it defined.
-        edited = origin is not None and before is not None and before.file == origin.file
-        edited &= before != origin
-        if name in self.data and not (edited or self._same(self.data[name], entry)):
-            where = "the package" if before is None else str(before)
+        if name in self.data and not self._same(self.data[name], entry):
+            where = self.origins.get(name, "the package")
             raise InputError(f"{self.kind} {name!r} exists already ({where}): choose another name")
         self.data[name] = entry
         if origin is not None:
             self.origins[name] = origin
         return entry
+
+    def remove(self, origin: Origin) -> None:
+        """Remove everything of a file that was edited."""
+        for name in [name for name, own in self.origins.items() if own == origin]:
+            del self.data[name], self.origins[name]
 
     def take_all(self, plugin: Plugin) -> None:
         """Add what a plugin file lists."""

@@ -122,10 +122,9 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List algorithms and tasks, or describe one of them."""
-    from fedzmg import tasks, trackers
+    from fedzmg import plugins, tasks, trackers
     from fedzmg.algorithms import ALGORITHMS
     from fedzmg.algorithms.options import card
-    from fedzmg.plugins import load_reference
     from fedzmg.tasks import TASKS
     from fedzmg.terminal import views
 
@@ -133,7 +132,8 @@ def list_(
         found = table.origins.get(name)
         return {} if found is None else {"origin": found.as_dict()}
 
-    name, task = (None if text is None else load_reference(text) for text in (name, task))
+    assert trackers.TRACKERS in plugins.tables()  # once it is imported
+    name, task = (None if text is None else plugins.load_reference(text) for text in (name, task))
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     if name is None:
         data = {
@@ -145,9 +145,7 @@ def list_(
                 | origin(TASKS, n)
                 for n, info in TASKS.items()
             },
-            "installed": {
-                table.kind: table.not_imported for table in (ALGORITHMS, TASKS, trackers.TRACKERS)
-            },
+            "installed": {table.kind: table.not_imported for table in plugins.tables()},
         }
         common.show(data, lambda width: views.tables(data, width), as_json)
     elif name in TASKS:
