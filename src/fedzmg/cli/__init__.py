@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fedzmg.cli import data, inspection, measuring, training
+from fedzmg.cli import data, inspection, measuring, searching, training
 from fedzmg.cli.common import INTERRUPTED, with_plugins
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.plain_text import plain
@@ -51,10 +51,10 @@ app = typer.Typer(
 )  # fmt: skip
 
 for command in (  # in the order of the help
-    training.compare, training.run, training.tune, inspection.list_, training.grid, training.study,
-    training.validate, training.schema, inspection.watch, inspection.report, inspection.diff,
-    inspection.verify, inspection.keep, inspection.export, measuring.diagnose, measuring.theory,
-    measuring.bench,
+    training.compare, training.run, searching.tune, inspection.list_, searching.grid,
+    training.study, training.validate, training.schema, inspection.watch, inspection.report,
+    inspection.diff, inspection.verify, inspection.keep, inspection.export, measuring.diagnose,
+    measuring.theory, measuring.bench,
 ):  # fmt: skip
     if command not in (inspection.watch, inspection.report, inspection.keep, measuring.theory):
         command = with_plugins(command)

@@ -1,11 +1,10 @@
-"""Commands that train: ``run``, ``compare``, ``grid`` and ``study``; ``validate``, ``schema``."""
+"""Commands that train: ``run``, ``compare`` and ``study``; ``validate``, ``schema``."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from fedzmg.errors import InputError
 from fedzmg.terminal.render import Terminal, print_text
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
-    from fedzmg.experiment.grids.grid import Tuned
     from fedzmg.experiment.specs.files import StudySpec
     from fedzmg.experiment.specs.run import Experiment
     from fedzmg.tasks.task import Task
@@ -48,7 +46,7 @@ Minutes = Annotated[
 
 
 @contextlib.contextmanager
-def _progress(
+def progress_of(
     task: Task, directory: Path, track: str | None, as_json: bool,
     *packs: Mapping[str, int], naming: Naming | None = None,
 ) -> Iterator[Tracking]:  # fmt: skip
@@ -70,7 +68,7 @@ def _progress(
 
 
 @contextlib.contextmanager
-def _after_results(directory: Path) -> Iterator[None]:
+def after_results(directory: Path) -> Iterator[None]:
     """Turn a failure to draw or write a figure, after all results are shown, into one line."""
     try:
         yield
@@ -91,12 +89,12 @@ def _train_study(
     from fedzmg.terminal import views
 
     sizes = {label: len(names) for label, names in study_packs(spec, task).items()}
-    with _progress(task, directory, track, as_json, dict.fromkeys(sizes, 1), sizes) as progress:
+    with progress_of(task, directory, track, as_json, dict.fromkeys(sizes, 1), sizes) as progress:
         result = run_study(spec, directory, task=task, progress=progress, **more)
     view, time = partial(views.study, result), sum(run.seconds for run in result.study.runs)
     paths: dict[str, Path | str] = {"time": f"{time:,.0f} s", "study": directory}
     common.show(result.as_dict(), view, as_json, directory, **paths)
-    with _after_results(directory):
+    with after_results(directory):
         if (chart := figures.curves(result)) is not None:
             written = figures.save(chart, directory / "curves")
             for what, path in zip(("figure", ""), () if as_json else written, strict=False):
@@ -124,82 +122,15 @@ def compare(
 
     names = named_algorithms(algorithms).table
     seeds = seeds or (3 if len(names) <= 10 else 2)
-    chosen, settings = _task_and_settings("compare", task, set_)
+    chosen, settings = task_and_settings("compare", task, set_)
     spec = comparison_spec(
         chosen, names, numbered_seeds(seeds), settings, rounds=rounds, engine=engine, device=device
     )
-    directory = out or _directory(f"compare-{chosen.name}", spec)
+    directory = out or default_directory(f"compare-{chosen.name}", spec)
     _refuse_to_replace(directory, spec)
     notes = tuning_notes(chosen.name, untuned(spec), (), chosen.options)
     common.say(*chosen.notes, *notes)
     _train_study(spec, chosen, directory, track, as_json, grow=True)
-
-
-def tune(
-    task: TaskName,
-    algorithms: Annotated[str, opt("Comma-separated, or all.")],
-    axis: Annotated[
-        list[str],
-        opt("Values to try; several axes are combined.", metavar="KEY=VALUE,VALUE,..."),
-    ],
-    seeds: Annotated[int, opt("Seeds for each point: 1000, 1001, ...", min=1)] = 1,
-    rounds: Rounds = None,
-    set_: AlgorithmSettings = None,
-    device: Device = "auto",
-    out: Out = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
-    """Search learning rates, or any other numbers; print the command that compares with them."""
-    from fedzmg import trackers
-    from fedzmg.api import named_algorithms, search_spec
-    from fedzmg.experiment.grids.grid import Tuned, run_grid
-
-    axes = dict(map(_axis, axis))
-    chosen, settings = _task_and_settings("tune", task, set_)
-    names = named_algorithms(algorithms).table
-    spec = search_spec(chosen, names, axes, seeds, settings, rounds=rounds, device=device)
-    spec.check(chosen)
-    directory = out or _directory(f"tune-{chosen.name}", spec)
-    common.say(*chosen.notes)
-    naming = trackers.by_point(spec)
-    with _progress(chosen, directory, track, as_json, spec.packs(), naming=naming) as progress:
-        found = Tuned(run_grid(spec, directory, task=chosen, progress=progress))
-    common.show(found.data, lambda _: str(found), as_json, directory, grid=directory)
-    line = _compare_line(task, found, set_ or [])
-    if as_json:
-        common.say(*found.warnings, *line)
-    else:
-        print_text("\n".join(line))
-
-
-def _axis(text: str) -> tuple[str, list[float]]:
-    """Parse ``client.lr=0.01,0.1``."""
-    key, _, values = text.partition("=")
-    try:
-        return key.strip(), [float(value) for value in values.split(",")]
-    except ValueError:
-        raise InputError(f"--axis {text}: expected KEY=NUMBER,NUMBER,...") from None
-
-
-def _compare_line(task: str, found: Tuned, given: list[str]) -> list[str]:
-    """Return the command that compares algorithms with the options that were found."""
-    from fedzmg.algorithms import ALGORITHMS
-    from fedzmg.experiment.grids.grid import chosen_options
-    from fedzmg.plugins import options_for
-
-    entries = {name: own for name, own in found.data["algorithms"].items() if own["best"]}
-    best = {name: chosen_options(name, own, own["best"]) for name, own in entries.items()}
-    if not best:
-        return []
-    loaded = options_for(ALGORITHMS.origins.get(name) for name in best)
-    own = {
-        f"{name}.{key}": value for name, options in best.items() for key, value in options.items()
-    }
-    kept = [text for text in given if text.startswith(("preset.", "protocol.", "federation."))]
-    sets = [*kept, *(f"{key}={value}" for key, value in own.items())]
-    words = ["fedzmg", "compare", task, "--algorithms", ",".join(best), *loaded]
-    return [shlex.join([*words, *(word for text in sets for word in ("--set", text))])]
 
 
 def run(
@@ -250,9 +181,9 @@ def run(
         resolved = spec.resolve(built)
         spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
-    directory = out or _directory(name, spec)
+    directory = out or default_directory(name, spec)
     common.say(*built.notes, *notes)
-    with _progress(built, directory, track, as_json) as progress:
+    with progress_of(built, directory, track, as_json) as progress:
         trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
         say_changed(trained, directory, progress.say)
         [history] = run_pack(built, [resolved], [directory], progress=progress)
@@ -267,40 +198,6 @@ def run(
     common.show(summary, lambda _: text, as_json, directory, run=directory)
 
 
-def grid(
-    file: File,
-    set_: Settings = None,
-    out: FileOut = None,
-    max_minutes: Minutes = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
-    """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
-    from fedzmg import trackers
-    from fedzmg.experiment.grids.grid import run_grid, warnings
-    from fedzmg.report import figures
-    from fedzmg.storage.formats import read_json
-    from fedzmg.terminal import views
-
-    spec, task, directory = _prepare("grid", file, set_, out)
-    naming = trackers.by_point(spec)
-    with _progress(task, directory, track, as_json, spec.packs(), naming=naming) as progress:
-        data = run_grid(spec, directory, task=task, progress=progress, max_minutes=max_minutes)
-    folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
-    manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
-    seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
-    view = partial(views.grid, data)
-    common.show(data, view, as_json, directory, time=seconds, grid=directory)
-    if not as_json:
-        common.say(*warnings(data))
-    with _after_results(directory):
-        for name, folder in folders.items():
-            figures.save(figures.heat_maps(data, name), folder / "heat-map")
-        written = figures.save(figures.heat_maps(data), directory / "heat-maps")
-        if not as_json:
-            common.print_path("figure", written[0])
-
-
 def study(
     file: File,
     set_: Settings = None,
@@ -310,7 +207,7 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
-    spec, task, directory = _prepare("study", file, set_, out)
+    spec, task, directory = prepare("study", file, set_, out)
     _train_study(spec, task, directory, track, as_json, max_minutes=max_minutes)
 
 
@@ -351,7 +248,7 @@ def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     return spec.with_settings(parse_settings(settings or []))
 
 
-def _prepare(
+def prepare(
     kind: str, file: Path, settings: list[str] | None, out: Path | None
 ) -> tuple[Any, Task, Path]:
     """Check everything that can be checked before anything is written."""
@@ -383,7 +280,7 @@ def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
         )
 
 
-def _task_and_settings(
+def task_and_settings(
     command: str, task: str, set_: list[str] | None
 ) -> tuple[Task, dict[str, Any]]:
     """Build a named task with its preset's settings; return it with the other settings."""
@@ -401,7 +298,7 @@ def _task_and_settings(
     return tasks.get(task, preset), settings
 
 
-def _directory(name: str, spec: Experiment) -> Path:
+def default_directory(name: str, spec: Experiment) -> Path:
     """Return the default directory, which the same command finds again by a hash of settings."""
     from fedzmg.storage.files import folder_name
 
