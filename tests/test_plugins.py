@@ -312,8 +312,9 @@ def test_functions_take_objects_and_variants(run: Command, tmp_path: Path) -> No
     # The same call reads what is there; a mixed list and a search take objects, too.
     again = compare(task, variants, seeds=1, out=tmp_path / "out", **fast)
     assert again.histories["own"][0].records == result.histories["own"][0].records
-    mixed = compare(task, ["fedavg", own, get("mfl")], seeds=1, **fast)
-    assert list(mixed.histories) == ["fedavg", "half", "mfl"]
+    mixed = compare(task, ["mfl", own, get("fedavg")], seeds=1, **fast)
+    assert list(mixed.histories) == ["mfl", "half", "fedavg"]
+    assert mixed.histories["fedavg"][0].trial.algorithm == get("fedavg")
     found = tune(task, {"own": own, "fedavg": "fedavg"}, {"client.lr": [0.1, 0.2]}, **fast)
     assert set(found.settings) == {"own", "fedavg"}
     assert Trial.of(own, 3, client_lr=0.5).algorithm.client.lr == 0.5

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from fedzmg import algorithms as registry
 from fedzmg import plugins, tasks
@@ -22,7 +22,8 @@ from fedzmg.experiment.grids.grid import Tuned, run_grid
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.plan import MOST_SEEDS, Plan
-from fedzmg.experiment.specs.run import SIDES, RunSpec, by_side
+from fedzmg.experiment.specs.run import SIDES, RunSpec
+from fedzmg.experiment.specs.variants import Algorithms, named_algorithms
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.plain_text import plain
 from fedzmg.results.study_result import StudyResult
@@ -32,74 +33,6 @@ from fedzmg.tasks.task import Task
 
 COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 """Algorithms of a comparison by default."""
-
-
-Chosen = Algorithm | AlgorithmInfo | str
-"""An algorithm, or the name of one."""
-Algorithms = Chosen | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Mapping[str, Any]]]
-"""Algorithms of a comparison: names and objects, or variants by names of your own."""
-
-
-class NamedAlgorithms(NamedTuple):
-    """Algorithms as a study or grid has them, and those that only the caller knows."""
-
-    table: dict[str, dict[str, Any]]
-    """Options by name, as in a file."""
-    objects: dict[str, Algorithm | AlgorithmInfo]
-    """Algorithms that were passed as objects, by the name they have in this call."""
-
-
-def named_algorithms(given: Any) -> NamedAlgorithms:
-    """Return algorithms by name: of a text, a list, or a mapping with variants."""
-    if isinstance(given, str):
-        given = algorithm_names(given)
-    elif isinstance(given, Algorithm | AlgorithmInfo):
-        given = [given]
-    if isinstance(given, Mapping):
-        pairs = [(name, *_base_and_options(name, value)) for name, value in given.items()]
-    elif isinstance(given, Sequence):
-        pairs = [(_name(value), value, {}) for value in given]
-    else:
-        raise InputError(f"algorithms = {brief(given)}: expected names, {EXAMPLE}")
-    found = NamedAlgorithms({}, {})
-    for name, base, options in pairs:
-        if not isinstance(name, str) or name in found.table:
-            raise InputError(f"algorithms: {name!r}: expected names, each once")
-        known = ALGORITHMS.data.get(name)
-        is_known = known is not None and base in (known, known.algorithm)
-        own = {} if isinstance(base, str) or is_known else {name: base}
-        # Objects are known by the name that the caller gives them.
-        of = {"algorithm": base} if isinstance(base, str) and base != name else {}
-        weights = {"weights": options["weights"]} if "weights" in options else {}
-        found.table[name] = {**of, **weights, **{k: v for k, v in by_side(options).items() if v}}
-        found.objects.update(own)
-    return found
-
-
-EXAMPLE = '["fedavg", my_algorithm] or {"heavy": ("fedavg", {"client.momentum": 0.9})}'
-
-
-def _name(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, AlgorithmInfo):
-        return value.algorithm.name
-    if isinstance(value, Algorithm):
-        return value.name
-    raise InputError(f"algorithms: {brief(value)}: expected {EXAMPLE}")
-
-
-def _base_and_options(name: str, value: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Split a variant into its algorithm and its options."""
-    base, options = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
-    _name(base)
-    if not isinstance(options, Mapping):
-        raise InputError(f"algorithms, {name}: {brief(options)}: expected options, {EXAMPLE}")
-    for key in options:
-        if key != "weights" and not str(key).startswith(("client.", "server.")):
-            known = known_options(registry.get(base)) if isinstance(base, str) else ()
-            raise unknown(f"option of {name}", str(key), known)
-    return base, options
 
 
 def register(thing: Any) -> None:
@@ -121,14 +54,6 @@ def register(thing: Any) -> None:
     else:
         wanted = "an Algorithm, a Task or the path of a Python file"
         raise InputError(f"register({brief(thing)}): expected {wanted}")
-
-
-def algorithm_names(given: str) -> list[str]:
-    """Return comma-separated names of algorithms; ``all`` means every one."""
-    names = [name.strip() for name in given.split(",")]
-    if "" in names:
-        raise InputError(f"algorithms = {given!r}: a name is empty, remove a comma")
-    return list(ALGORITHMS) if names == ["all"] else names
 
 
 def tuning_notes(

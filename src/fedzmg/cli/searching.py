@@ -82,8 +82,9 @@ def tune(
 ) -> None:
     """Search learning rates, or any other numbers; print the command that compares with them."""
     from fedzmg import trackers
-    from fedzmg.api import named_algorithms, search_spec
+    from fedzmg.api import search_spec
     from fedzmg.experiment.grids.grid import Tuned, run_grid
+    from fedzmg.experiment.specs.variants import named_algorithms
 
     axes = dict(map(_axis, axis))
     chosen, settings = task_and_settings("tune", task, set_)

@@ -270,7 +270,9 @@ def _own_tasks(material: Material) -> list[str]:
     facts += [one for plan in material.plans for one in _manifests(plan)]
     recorded = {name for one in facts for name in one.get("plugins", {})}
     trained: list[Any] = [study.task for study in material.studies]
-    trained += [data.get("task") for data in material.grids.values()]
+    trained += [
+        data.get("task") for data in (*material.grids.values(), *map(_read, material.plans))
+    ]
     found = dict.fromkeys(task for task in trained if task is not None and task not in TASKS)
     return [task for task in found if task not in recorded]
 
