@@ -45,7 +45,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 def test_a_new_file_adds_an_algorithm_to_the_table(registry: ModuleType) -> None:
-    assert list(registry.ALGORITHMS)[-2:] == ["lean", "pull"]
+    assert {"lean", "pull"} <= registry.ALGORITHMS.keys()
     assert repr(registry.get("pull").client) == "Pull(lr=0.1, mu=0.01)"
     assert registry.ALGORITHMS["pull"].family == "corrected clients"
     assert registry.ALGORITHMS["lean"].up == 2

@@ -117,7 +117,7 @@ def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
             loss = task.objective.train(tracked, batch)
         torch.autograd.grad(loss, list(tracked.values()), allow_unused=True)
     model = num_bytes(params)
-    fitted = algorithm.for_layout(task.model.layout)
+    fitted = algorithm.for_layout(task.model.layout, len(task.train))
     rule, server = fitted.client, fitted.server
     shared = server.share(server.init(params))
     context = ClientContext(

@@ -39,6 +39,7 @@ from fedzmg.rule import (
     bind,
     chain,
     choice,
+    flag,
     inner_rules,
     map_rule,
     number,
@@ -50,28 +51,10 @@ from fedzmg.rule import (
 from fedzmg.tree import State, Tree
 
 __all__ = [
-    "Aggregator",
-    "Algorithm",
-    "AlgorithmInfo",
-    "ClientRule",
-    "Layout",
-    "Need",
-    "Number",
-    "ParamInfo",
-    "Parts",
-    "Rule",
-    "ServerRule",
-    "bind",
-    "chain",
-    "choice",
-    "inner_rules",
-    "map_rule",
-    "number",
-    "numbers",
-    "replace_in_chain",
-    "structure",
-    "whole",
-]
+    "Aggregator", "Algorithm", "AlgorithmInfo", "ClientRule", "Layout", "Need", "Number",
+    "ParamInfo", "Parts", "Rule", "ServerRule", "bind", "chain", "check_rule", "choice", "flag",
+    "inner_rules", "map_rule", "number", "numbers", "replace_in_chain", "structure", "whole",
+]  # fmt: skip
 
 Weights = Literal["examples", "uniform"]
 WrapperKind = Literal["clip", "change", "project", "pull", "schedule", "parts"]
@@ -221,8 +204,12 @@ class ServerRule(Rule, ABC):
 class Aggregator(Rule, ABC):
     """Base of stages that merge the model updates of a cohort in another way than their mean.
 
-    It sees all updates of a round at once, so all of them are kept in memory.
+    It sees all updates of a round at once, so all of them are kept in memory. It works with
+    algorithms whose uploads are a ``delta`` alone.
     """
+
+    streams: ClassVar[bool] = False
+    """Take the weighted mean instead, which adds updates as they come and keeps none."""
 
     @property
     def fewest(self) -> int:
@@ -254,8 +241,10 @@ class Algorithm:
         if self.weights not in ("examples", "uniform"):
             raise unknown("weights", str(self.weights), ["examples", "uniform"])
         try:
-            _check_rule("client", self.client, ClientRule)
-            _check_rule("server", self.server, ServerRule)
+            check_rule("client", self.client, ClientRule)
+            check_rule("server", self.server, ServerRule)
+            if self.aggregator is not None:
+                check_rule("aggregator", self.aggregator, Aggregator)
             _check_pairing(self.client, self.server)
             _check_wrappers(self.client)
         except InputError as error:
@@ -265,17 +254,20 @@ class Algorithm:
             if needed is not None and self.weights != needed:
                 raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
 
-    def for_layout(self, layout: Layout) -> Algorithm:
-        """Return a copy whose rules know a model's layout."""
-        return dataclasses.replace(
-            self, client=self.client.for_layout(layout), server=self.server.for_layout(layout)
-        )
+    def for_layout(self, layout: Layout, population: int | None = None) -> Algorithm:
+        """Return a copy whose rules know a model's layout.
+
+        A server rule with a field ``population`` gets the number of clients there.
+        """
+        client, server = self.client.for_layout(layout), self.server.for_layout(layout)
+        if any(hasattr(rule, "population") for rule in chain(server)):
+            server = replace_in_chain(server, "population", population)
+        return dataclasses.replace(self, client=client, server=server)
 
     def options(self) -> dict[str, Any]:
         """Return every option by key, such as ``{"client.lr": 0.1, "weights": "examples"}``."""
         fields = self.fields().items()
-        parts = {f"parts.{f.name}": getattr(self.parts, f.name) for f in dataclasses.fields(Parts)}
-        own = {"weights": self.weights} | (parts if self.parts else {})
+        own: dict[str, Any] = {"weights": self.weights, **self.parts.options()}
         return own | {key: getattr(rule, f.name) for key, (rule, f) in fields}
 
     def fields(self) -> dict[str, tuple[Rule, dataclasses.Field[Any]]]:
@@ -344,11 +336,12 @@ class AlgorithmInfo:
     """Equations and remarks: the docstring of its module, which the table fills in."""
 
 
-def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
+def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     """Reject a value that is not a rule of this kind, or not a dataclass."""
     name = (rule if isinstance(rule, type) else type(rule)).__name__
     if not isinstance(rule, kind):
-        example = "SGD(lr=0.1)" if kind is ClientRule else "Average()"
+        examples = {ClientRule: "SGD(lr=0.1)", ServerRule: "Average()", Aggregator: "Median()"}
+        example = examples[kind]
         if isinstance(rule, type) and issubclass(rule, kind):
             example = f"{name}(...), an instance of the class"
         shown = name if isinstance(rule, type | Rule) else repr(rule)
@@ -360,7 +353,7 @@ def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):
-            _check_rule(field.name, value, kind)
+            check_rule(field.name, value, kind)
 
 
 def _check_pairing(client: ClientRule, server: ServerRule) -> None:

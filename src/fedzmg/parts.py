@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class Parts:
     """Patterns of parameters that are not trained by all clients together.
 
     A pattern is a parameter's name with ``*`` and ``?``, ``first:N`` or ``last:N`` for layers, or
-    ``norm`` for normalisation layers.
+    ``norm`` for normalisation layers. Several may be given as a list or between commas.
     """
 
     personal: tuple[str, ...] = ()
@@ -37,10 +37,15 @@ class Parts:
     def __post_init__(self) -> None:
         for name in ("personal", "frozen"):
             value = getattr(self, name)
-            given = [value] if isinstance(value, str) else value
+            given = value.split(",") if isinstance(value, str) else value
             if not isinstance(given, list | tuple) or not all(isinstance(p, str) for p in given):
-                raise InputError(f"{name} = {value!r}: expected patterns such as ['last:1']")
-            object.__setattr__(self, name, tuple(given))
+                raise InputError(f"{name} = {value!r}: expected patterns such as 'last:1'")
+            object.__setattr__(self, name, tuple(p.strip() for p in given if p.strip()))
+
+    def options(self) -> dict[str, str]:
+        """Return the patterns by key, such as ``{"parts.personal": "last:1"}``."""
+        named = {f"parts.{field.name}": getattr(self, field.name) for field in fields(self)}
+        return {key: ",".join(patterns) for key, patterns in named.items()} if self else {}
 
     def __bool__(self) -> bool:
         return bool(self.personal or self.frozen)

@@ -73,14 +73,17 @@ def simulation(
     dtype: torch.dtype = torch.float64,
     participants: list[list[str]] | None = None,
     cohort: int | None = None,
+    steps: dict[str, int] | None = None,
 ) -> Simulation:
-    """Build a simulation; ``participants`` names the clients of each round."""
+    """Build a simulation; ``participants`` names the clients of a round, ``steps`` cuts theirs."""
     protocol = replace(task.protocol, cohort=cohort or task.protocol.cohort, eval_every=1000)
     task = replace(task, protocol=protocol)
 
     class Chosen(RoundPlanner):
         def batches(self, round_: int) -> list[ClientBatch]:
             batches = super().batches(round_)
+            if steps is not None:
+                batches = [b._replace(stream=b.stream[: steps["AB"[b.client]]]) for b in batches]
             if participants is None:
                 return batches
             return [b for b in batches if "AB"[b.client] in participants[round_ - 1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,34 @@ def test_every_round(problem: str, case: str, engine: Any) -> None:
                 near(vector(memories[i][0]), wanted[client])
             elif rule.is_personal:
                 near(vector(rule.personal_model(params, memories[i])), wanted[client])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_clients_are_evaluated_with_their_own_models(engine: Any) -> None:
+    """Losses of FedBABU's fine-tuned models, and of FedPer's personal ones, by hand."""
+
+    def loss(client: str, w: list[float]) -> float:
+        apart = np.array(w) - P2["c"][client]
+        return float(0.5 * (np.array(P2["H"][client]) * apart**2).sum())
+
+    for case, key, of in (
+        ("fedbabu", "finetuned_full", "tuned"),
+        ("fedper", "model", "personal"),
+        ("ditto", "personal", "personal"),
+    ):
+        name, options, epochs = CASES[case]
+        problem = task(0.0, epochs)
+        problem = replace(problem, protocol=replace(problem.protocol, fine_tune=2))
+        sim = Simulation(
+            problem,
+            [Trial(algorithms.get(name).with_options({"client.lr": 0.1} | options))],
+            rounds=P2["rounds"],
+            device=torch.device("cpu"),
+            dtype=torch.float64,
+            engine=engine,
+        )
+        for expected in GOLDEN["algorithms"][case]["rounds"]:
+            sim.run_round()
+            found = getattr(sim.evaluate_clients()[0], of)
+            wanted = [loss(client, expected[key][client]) for client in P2["n"]]
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)

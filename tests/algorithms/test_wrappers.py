@@ -17,7 +17,7 @@ from torch import nn
 from fedzmg import Task, Trial, algorithms, simulate
 from fedzmg.algorithms import SGD, Average, ZeroMean
 from fedzmg.algorithms.clip import ClipNorm, ClipValue, clip_norm, clip_value
-from fedzmg.algorithms.options import configure
+from fedzmg.algorithms.options import configure, wrapper_options
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
 from fedzmg.algorithms.wrapper import ServerDecay
 from fedzmg.contract import Algorithm, ClientRule, Number, ParamInfo, chain, number
@@ -278,8 +278,8 @@ def test_scheduled_server_equals_learning_rates_set_by_hand() -> None:
 
 
 FAMILIES = (
-    "adabest", "fedadap", "fedcada", "feddyn", "fedgbo", "fedlion", "fedprox:adaptive", "fedzmg",
-    "mfl", "mimelite", "scaffold",
+    "adabest", "afl", "fedadap", "fedcada", "fedcm", "feddc", "feddyn", "fedexp", "fedgbo",
+    "fedlion", "fednova", "fedprox:adaptive", "fedzmg", "mfl", "mimelite", "qfedavg", "scaffold",
 )  # fmt: skip
 """An algorithm for every client rule."""
 
@@ -336,9 +336,39 @@ def test_trials_take_the_keys() -> None:
     assert mine.algorithm.client == ClipNorm(SGD(0.3), 1.0)
 
 
+def test_zero_mean_is_an_option_of_every_rule_that_can_be_projected() -> None:
+    paper = {"client.momentum": 0.9, "client.decay": 5e-4}
+    made = configure(algorithms.get("fedavg"), {"client.zero_mean": True} | paper)
+    assert replace(made, name="fedzmg") == algorithms.get("fedzmg")
+    assert configure(algorithms.get("fedavg"), made.options()) == made
+    for engine in ("sequential", "vectorized"):
+        [one], [other] = (
+            run([Trial(a)], engine, rounds=2) for a in (made, algorithms.get("fedzmg"))
+        )
+        assert all(torch.equal(one[n], other[n]) for n in one)
+    for name, info in algorithms.ALGORITHMS.items():
+        plain, refused = info.algorithm, False
+        for rule in chain(plain.client):
+            refused |= "project" in rule.incompatible
+        if refused:
+            with pytest.raises(InputError, match="around"):
+                configure(plain, {"client.zero_mean": True})
+            assert "client.zero_mean" not in wrapper_options(plain)
+            continue
+        kinds = [type(rule) for rule in chain(configure(plain, {"client.zero_mean": True}).client)]
+        assert kinds.count(ZeroMean) == 1, name
+        if "client.project" not in plain.options():
+            assert configure(plain, {"client.zero_mean": False}) == plain
+            assert "client.zero_mean" in wrapper_options(plain)
+    with pytest.raises(InputError, match=r"client\.project=none"):
+        configure(algorithms.get("fedzmg"), {"client.zero_mean": False})
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
+        ({"client.zero_mean": "yes"}, "client.zero_mean = 'yes'"),
+        ({"client.biases": "centred"}, "client.biases = 'centred'.*client.project=all"),
         ({"client.clipnorm": 1.0}, "'client.clipnorm'.*'client.clip_norm'"),
         ({"server.shedule": "step"}, "'server.shedule'.*'server.schedule'"),
         ({"client.lrr": 1.0}, "'client.lrr'.*'client.lr'"),

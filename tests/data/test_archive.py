@@ -86,6 +86,10 @@ def test_a_single_file_is_called_what_it_was_before(tmp_path: Path, kind: str) -
     data = COMPRESSORS[kind](b"snippets" * 1000)
     assert unpack(tmp_path, data, f"plays.h5.{kind}") == {"plays.h5": b"snippets" * 1000}
     assert sources.is_packed(tmp_path / f"plays.h5.{kind}")
+    # With another name it is not unpacked, or this one would be called a bomb.
+    shutil.rmtree(tmp_path / "out")
+    bomb = COMPRESSORS[kind](bytes(3 * 10**6))
+    assert unpack(tmp_path, bomb, f"other.txt.{kind}", ["*.h5"]) == {}
 
 
 @pytest.mark.parametrize("name", ["../evil", "set/../../evil", "/evil", "..\\evil", "C:/evil"])

@@ -44,13 +44,6 @@ def strings(texts: list[str]) -> Strings:
     return Strings(np.frombuffer(b"".join(parts), np.uint8).copy(), offsets)
 
 
-def text_of(column: Strings) -> list[str]:
-    return [
-        column.text[a:b].tobytes().decode()
-        for a, b in zip(column.offsets, column.offsets[1:], strict=False)
-    ]
-
-
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     fingerprint = column_store.save_columns(tmp_path / "s", images())
     loaded = column_store.load_columns(tmp_path / "s")

@@ -357,6 +357,22 @@ def test_a_nonsensical_answer_is_one_line(server: Server, tmp_path: Path, answer
     assert only(tmp_path) == []
 
 
+def test_text_of_a_server_cannot_take_over_the_terminal(server: Server, fedzmg: Any) -> None:
+    evil = b"[red]\x1b]0;t\x07\x1b[2J\x08\x9b31m\x85\x7f\rx"
+    server.answers = [
+        stream(b"503 " + evil + b"\r\n\r\n", b"x" * 2000),
+        stream(b"302 Found\r\nLocation: ftp://" + evil + b"\r\n\r\n", b"x" * 2000),
+        stream(b"404 " + evil + b"\r\n\r\n", b"x" * 2000),
+    ]
+    # The first answer is shown before another attempt, the others end the command.
+    for shown in ("trying again", "404"):
+        done = fedzmg("data", "get", "cifar100", "--mirror", server.url.rpartition("/")[0])
+        assert done.code == 2
+        assert shown in done.err
+        assert "[red]" in done.err
+        assert [c for c in done.out + done.err if c not in "\n\xa0" and not c.isprintable()] == []
+
+
 def test_a_host_that_cannot_be_reached_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

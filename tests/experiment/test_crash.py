@@ -5,30 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from toys import Stop, same, toy
 
 from fedzmg import Task
 from fedzmg.errors import InputError
 from fedzmg.experiment.run import run_pack
-from fedzmg.experiment.run_directory import NEWEST, PREVIOUS
+from fedzmg.experiment.run_directory import NEWEST
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.simulation import History
-from fedzmg.storage.client_metrics import CLIENTS
 
-KILLS = 20
-FEW = 5
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals and limits")
 
 
@@ -43,85 +36,6 @@ def spec(algorithm: str) -> RunSpec:
 def lines(place: Path) -> int:
     log = place / "metrics.jsonl"
     return log.read_bytes().count(b"\n") if log.exists() else 0
-
-
-def killed_at_random(
-    start: Callable[[], int],
-    wait: Callable[[int], bool],
-    place: Path,
-    rng: random.Random,
-    kills: int,
-) -> int:
-    """Kill processes one after another at random moments; how many did not end by themselves.
-
-    Every third is killed at any moment of its start, the others after a few rounds. ``wait`` says
-    whether a process has ended.
-    """
-    killed = 0
-    for i in range(kills):
-        pid, before = start(), lines(place)
-        began, rounds = time.monotonic(), rng.randint(1, 4)
-        patience = 60.0 if i % 3 else rng.uniform(0, 0.3)
-        while not (ended := wait(pid)) and lines(place) < before + rounds:
-            if time.monotonic() - began > patience:
-                break
-            time.sleep(0.0005)
-        if not ended:
-            time.sleep(rng.uniform(0, 0.02))
-            os.kill(pid, signal.SIGKILL)
-            while not wait(pid):
-                time.sleep(0.0005)
-            killed += 1
-    return killed
-
-
-def forked(place: Path, algorithm: str, kills: int) -> int:
-    """Kill copies of this process; called in a process of its own."""
-    torch.set_num_threads(1)
-    task = task_of(5 * kills)
-
-    def start() -> int:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                run_pack(task, [spec(algorithm)], [place], checkpoint_seconds=0.01)
-            finally:
-                os._exit(0)
-        return pid
-
-    def wait(pid: int) -> bool:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-
-    return killed_at_random(start, wait, place, random.Random(4), kills)
-
-
-@posix
-@pytest.mark.parametrize("kills", [FEW, pytest.param(4 * KILLS, marks=pytest.mark.slow)])
-def test_kills_do_not_move_a_bit(tmp_path: Path, kills: int) -> None:
-    """Server state is in the checkpoint; client memory is apart, so it is the harder case."""
-    code = (
-        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import test_crash; "
-        "print(test_crash.forked(pathlib.Path(sys.argv[2]), 'scaffold', int(sys.argv[3])))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path / "run"), str(kills)],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.stdout.strip() == str(kills), done.stderr
-    progress = Stop(99, pack=99)
-    task = task_of(5 * kills)
-    [resumed] = run_pack(task, [spec("scaffold")], [tmp_path / "run"], progress=progress)
-    [whole] = run_pack(task, [spec("scaffold")])
-    assert same([whole], [resumed])
-    assert "taken over" in progress.said
-    assert "cannot be used" not in progress.said
-    # Lines that were superseded are still there, and nothing else is left of the crashes.
-    assert lines(tmp_path / "run") > len(whole.records)
-    assert {p.name for p in (tmp_path / "run").iterdir()} == {
-        "spec.toml", "manifest.json", "metrics.jsonl", NEWEST, PREVIOUS, CLIENTS,
-        "memory.rows", "memory.stamps",
-    }  # fmt: skip
 
 
 def command(place: Path, algorithm: str, rounds: int, limit: int | None = None) -> list[str]:

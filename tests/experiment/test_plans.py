@@ -267,7 +267,8 @@ def test_thresholds_of_accuracies_are_shares() -> None:
 @pytest.mark.parametrize("kind", ["run", "grid", "study"])
 def test_schema_names_what_there_is(kind: str) -> None:
     found = schema(kind)
-    assert "digits" in found["properties"]["task"]["enum"]
+    assert "digits" in found["properties"]["task"]["anyOf"][0]["enum"]
+    assert "plugins" in found["properties"]
     assert not found["additionalProperties"]
     assert "fedzmg-adam:projected" in json.dumps(found)
     assert found["properties"]["precision"]["description"]

@@ -301,6 +301,22 @@ def test_export_is_a_state_dict_of_the_trained_model(tmp_path: Path) -> None:
         export_model(tmp_path / "new")
 
 
+def test_export_of_a_finished_run_needs_its_last_checkpoint(tmp_path: Path) -> None:
+    run, rounds = tmp_path / "seed-0", task().protocol.rounds
+    run_pack(task(), specs()[:1], [run], checkpoint_seconds=0)
+    (run / NEWEST).unlink()
+    with pytest.raises(InputError, match=rf"{rounds}.*--round {rounds - 1}"):
+        export_model(run)
+    with pytest.raises(InputError, match=f"round {rounds}"):
+        export_model(run, round_=rounds)
+    path = export_model(run, round_=rounds - 1)
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata()["round"] == str(rounds - 1)
+    run_pack(task(), specs()[:1], [run])
+    with safetensors.safe_open(export_model(run), "pt") as file:
+        assert file.metadata()["round"] == str(rounds)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

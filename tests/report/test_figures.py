@@ -249,7 +249,7 @@ def test_many_algorithms_of_a_study(write_run: Any, tmp_path: Path, log_line: An
         check_layout(chart)
 
 
-HOSTILE = "$\\bm{w}$ \x1b[31m\x00\x7f\ud800_"
+HOSTILE = "$\\bm{w}$ \x1b[3\u6f22\x00\x7f\ud800_"
 
 
 @pytest.mark.filterwarnings("error")

@@ -150,11 +150,14 @@ def test_lists_and_cards(width: int, arguments: list[str], names: list[str]) -> 
 @pytest.mark.parametrize("name", [name for name, one in ALGORITHMS.items() if one.about])
 def test_docstrings_lose_nothing_but_markup(name: str) -> None:
     about = ALGORITHMS[name].about.strip()
-    shown = prose(about)
+    shown = prose(about, 100)
     plain = re.sub(r"(?m)(?<!:)::$", ":", about).replace("\n:\n", "").replace("``", "")
     assert shown.split() == plain.split()
     equations = {line for line in about.splitlines() if line.startswith("    ")}
     assert equations <= set(shown.splitlines())
+    narrow = prose(about, 60)
+    assert narrow.split() == shown.split()
+    assert all(len(line) <= 60 for line in narrow.splitlines() if line.startswith(" "))
 
 
 @pytest.mark.parametrize("name", ["compare-all", "mnist-by-writer-study"])

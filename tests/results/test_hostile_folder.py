@@ -21,12 +21,13 @@ import pytest
 from fedzmg.errors import InputError
 from fedzmg.experiment import keep as keeping
 from fedzmg.experiment.grids.grid import run_grid
+from fedzmg.experiment.run_directory import change_manifest
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import toml
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.report import figures
-from fedzmg.storage import reading
-from fedzmg.storage.formats import log_lines, read_json
+from fedzmg.storage import lock, reading
+from fedzmg.storage.formats import log_lines, read_json, write_json
 
 SHARED = {"task": "logistic", "rounds": 2, "protocol": {"cohort": 2}, "engine": "sequential"}
 STUDY = StudySpec.parse({**SHARED, "algorithms": ["fedavg"], "seeds": [0], "rates": "given"})
@@ -41,6 +42,7 @@ GRID = GridSpec.parse(
     }
 )
 STOPPED = {"format": 1, "round": 2, "why": "diverged", "words": "diverged", "heuristic": False}
+UNUSUAL = {"round": 1, "client": "c", "action": "flagged", "ratio": 200.0}
 LOCK = {"user": "u", "host": "h", "pid": 1, "process": "1", "machine": "m", "started": 1.0,
         "heartbeat": 1.0, "token": "t"}  # fmt: skip
 HASHES = ("content_sha256", "spec_sha256")
@@ -55,6 +57,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_study(STUDY, top / "study")
     run_grid(GRID, top / "grid")
     (top / f"{RUN}/stopped.json").write_text(json.dumps(STOPPED))
+    (top / "grid/fedavg/uploads.jsonl").write_text(json.dumps({"trial": 0, **UNUSUAL}) + "\n")
+    for path in (top / "grid/grid.json", top / "grid/fedavg/scores.json"):
+        values = read_json(path)
+        entry = values["algorithms"]["fedavg"] if path.name == "grid.json" else values
+        entry["points"][0]["unusual"] = [UNUSUAL]
+        write_json(path, values, spec=top / "grid/grid.toml")
     for name, spec in (("study", STUDY), ("grid", GRID)):
         (top / f"{name}-plan.toml").write_text(spec.to_toml())
     return top
@@ -62,8 +70,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def top(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy that may be damaged; no figure is drawn from it."""
+    """A copy that may be damaged; no figure is rendered from it, and nothing is synced."""
     monkeypatch.setattr(figures, "draw", lambda *_: {})
+    monkeypatch.setattr(figures, "save", lambda _, stem: [stem])
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(lock, "WATCH_SECONDS", 0.1)
     return shutil.copytree(trained, tmp_path / "top")
 
 
@@ -162,7 +173,9 @@ def test_too_many_or_too_deep_directories_are_refused(
     "content",
     [
         b"\n" * 1_000_001,
-        b'{"round": 1, "x": [' + b"[]," * 30_000 + b"0]}\n",
+        b'{"round": 1, "x": [' + b"[]," * 50_000 + b"0]}\n",
+        b'{"round": 1, "x": [' + b"[]," * 200 + b"0]}\n{}\n",
+        b'{"round": 1, "x": [[0, [' + b"[]," * 20 + b"0]]]}\n{}\n",
         b'{"round": 1' + b"0" * 30 + b"}\n{}\n",
         b'{"round": 1000000000000000000}\n{}\n',
         b'{"round": NaN}\n{}\n',
@@ -238,13 +251,14 @@ def damaged(values: Any, rng: random.Random) -> Any:
     return values
 
 
-def attack(top: Path, seed: int) -> str:
-    """Damage bytes or a field of one file; return its name."""
+def attack(top: Path, seed: int) -> Path:
+    """Damage bytes or a field of one file, each file in turn; return its path."""
     rng = random.Random(seed)
     suffixes = (".toml", ".json", ".jsonl", ".safetensors")
     (top / "study/lock.json").write_text(json.dumps(LOCK))
     files = [p for p in sorted(top.rglob("*")) if p.suffix in suffixes and p.parent != top]
-    path = rng.choice([p for p in files if p.name != "study.json"])
+    files = [p for p in files if p.name != "study.json"]
+    path = files[seed % len(files)]
     content = bytearray(path.read_bytes())
     if path.suffix == ".safetensors" or rng.random() < 0.15:
         at = rng.randrange(min(len(content), 600))
@@ -252,8 +266,10 @@ def attack(top: Path, seed: int) -> str:
             [b"", b"\0", b"9" * 5000, b"[", b'{"a":' * 2000, b"NaN", b"\n", b"\xff", b"1e999"]
         )
     elif path.suffix == ".jsonl":
-        lines = [json.dumps(damaged(json.loads(line), rng)) for line in content.splitlines()]
-        content[:] = ("\n".join(lines) + "\n").encode()
+        more = {"flagged": [["c", 200.0]]} if path.parent == top / RUN else {}
+        rows = [{**json.loads(line), **more} for line in content.splitlines()]
+        content[:] = "".join(json.dumps(damaged(row, rng)) + "\n" for row in rows).encode()
+        change_manifest(path.parent, logs=None)  # as a stranger would
     elif path.suffix == ".json":
         values = {k: v for k, v in json.loads(content).items() if k not in HASHES}
         content[:] = json.dumps(damaged(values, rng)).encode()
@@ -263,19 +279,20 @@ def attack(top: Path, seed: int) -> str:
     path.write_bytes(content)
     if path.name != "lock.json":
         (top / "study/lock.json").unlink()
-    return path.name
+    return path
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(i, marks=pytest.mark.slow) for i in range(3, 400))]
+    "seed", [*range(3), *(pytest.param(i, marks=pytest.mark.slow) for i in range(3, 250))]
 )
 def test_a_damaged_file_is_one_line_to_every_command(
     seed: int, top: Path, trained: Path, fedzmg: Fedzmg
 ) -> None:
-    name = attack(top, seed)
+    path = attack(top, seed)
     for command in commands(top, trained):
-        done = fedzmg(*command)
-        assert is_clean(done, command), (name, command, done)
+        if any(path.is_relative_to(word) for word in command[1:]):
+            done = fedzmg(*command)
+            assert is_clean(done, command), (path.name, command, done)
 
 
 def test_wrong_fields_are_named(top: Path) -> None:

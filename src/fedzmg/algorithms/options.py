@@ -2,7 +2,8 @@
 
 ``client.clip_norm=1.0`` puts a wrapper around the client rule, ``client.schedule=cosine`` another,
 ``server.decay=0.0005`` one around the server rule. Its fields are then options like all others, so
-``configure`` builds the same algorithm from what ``Algorithm.options()`` lists.
+``configure`` builds the same algorithm from what ``Algorithm.options()`` lists. FedZMG's projection
+is one of them: ``client.zero_mean=true`` is short for ``client.project=all``.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedzmg.algorithms.clip import ClipNorm, ClipValue
+from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
 from fedzmg.algorithms.wrapper import ServerDecay
 from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.errors import InputError, unknown
 
 SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))
+ZERO_MEAN = "client.zero_mean"
 WRAPPERS: dict[str, tuple[Any, tuple[str, ...], Any]] = {
+    "client.project": (ZeroMean, ("project", "embedding_axis", "biases"), "all"),
     "server.decay": (ServerDecay, ("decay",), 0.0),
     "client.schedule": (ClientSchedule, SCHEDULE, "constant"),
     "server.schedule": (ServerSchedule, SCHEDULE, "constant"),
@@ -43,7 +47,8 @@ def _keys(key: str) -> list[str]:
 
 def known_options(algorithm: Algorithm) -> list[str]:
     """Return every key of this algorithm and of wrappers, also of those that do not fit."""
-    return sorted({*algorithm.options(), *(name for key in WRAPPERS for name in _keys(key))})
+    added = (name for key in WRAPPERS for name in _keys(key))
+    return sorted({*algorithm.options(), ZERO_MEAN, *added})
 
 
 def wrapper_options(algorithm: Algorithm) -> list[str]:
@@ -52,6 +57,7 @@ def wrapper_options(algorithm: Algorithm) -> list[str]:
     for key, (_, _, example) in WRAPPERS.items():
         with contextlib.suppress(InputError):
             configure(algorithm, {key: example})
+            found += [ZERO_MEAN] if key == "client.project" and key not in own else []
             found += [name for name in _keys(key) if name not in own]
     return found
 
@@ -59,30 +65,36 @@ def wrapper_options(algorithm: Algorithm) -> list[str]:
 def number_options(algorithm: Algorithm) -> list[str]:
     """Return the keys with numeric values, of this algorithm and of wrappers that fit."""
     own = {key for key, (_, field) in algorithm.fields().items() if "number" in field.metadata}
-    added = {key for key in wrapper_options(algorithm) if not key.endswith(".schedule")}
-    return sorted(own | added)
+    added = {
+        f"{key.partition('.')[0]}.{field.name}"
+        for key, (kind, names, _) in WRAPPERS.items()
+        for field in dataclasses.fields(kind)
+        if field.name in names and "number" in field.metadata
+    }
+    return sorted(own | added.intersection(wrapper_options(algorithm)))
 
 
 def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
     """Return a copy with fields changed and wrappers added; ``None`` adds no wrapper."""
     own, known = algorithm.options(), known_options(algorithm)
+    options = _spelled_out(algorithm, options)
     for name in options:
         if name not in known:
             raise _unknown(algorithm, name)
     added = {name: v for name, v in options.items() if name not in own and v is not None}
     changed = algorithm.with_options({name: v for name, v in options.items() if name in own})
-    for key, (kind, _, _) in WRAPPERS.items():
+    for key, (kind, _, example) in WRAPPERS.items():
         fields = {name: added[name] for name in _keys(key) if name in added}
         if fields and key not in fields:
             name, value = next(iter(fields.items()))
             raise InputError(
-                f"{algorithm.name}, {name} = {value!r}: belongs to a schedule; add one, for "
-                f"example {key}=cosine"
+                f"{algorithm.name}, {name} = {value!r}: needs {key}; add it, for example "
+                f"{key}={'cosine' if kind.__name__.endswith('Schedule') else example}"
             )
         if fields and (taken := [name for name in _keys(key) if name in own]):
             raise InputError(
                 f"{algorithm.name}, {key}: {', '.join(taken)} is an option of the rule itself; put "
-                "the schedule around the rule in Python"
+                f"{kind.__name__} around the rule in Python"
             )
         if fields:
             side = key.partition(".")[0]
@@ -93,6 +105,21 @@ def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
                 raise InputError(f"{algorithm.name}, {key}: {error}") from None
             changed = dataclasses.replace(changed, **{side: rule})
     return changed
+
+
+def _spelled_out(algorithm: Algorithm, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace the short form of the projection by the option that it stands for."""
+    if ZERO_MEAN not in options:
+        return options
+    value = options[ZERO_MEAN]
+    if not isinstance(value, bool | None):
+        raise InputError(f"{algorithm.name}, {ZERO_MEAN} = {value!r}: expected true or false")
+    rest = {name: v for name, v in options.items() if name != ZERO_MEAN}
+    own = algorithm.options()
+    if value is False and "client.project" in own:
+        raise InputError(f"{algorithm.name}, {ZERO_MEAN} = False: set client.project=none")
+    wanted = {"client.project": "all"} if value and "client.project" not in own else {}
+    return wanted | rest
 
 
 def _unknown(algorithm: Algorithm, key: str) -> InputError:

@@ -20,9 +20,9 @@ from fedzmg.parts import Split
 from fedzmg.tree import State, Tree, map_trees
 
 
-def fit(algorithm: Algorithm, layout: Layout, parts: Parts) -> Algorithm:
+def fit(algorithm: Algorithm, layout: Layout, parts: Parts, population: int) -> Algorithm:
     """Return an algorithm whose rules know a model's layout and its parts; a task may add some."""
-    fitted, parts = algorithm.for_layout(layout), algorithm.parts | parts
+    fitted, parts = algorithm.for_layout(layout, population), algorithm.parts | parts
     if not parts:
         return fitted
     split = parts.split(layout)

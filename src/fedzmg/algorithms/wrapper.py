@@ -199,6 +199,8 @@ class ServerDecay(ServerWrapper):
         if rate_of(self.inner) is None:
             name = type(chain(self.inner)[-1]).__name__
             raise InputError(f"decay is measured in units of lr, which {name} does not have")
+        if any(getattr(rule, "output", "last") != "last" for rule in chain(self.inner)):
+            raise InputError("decay acts on the model that is kept: set server.output=last")
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         after, state = self.inner.update(params, state, cohort)

@@ -181,6 +181,9 @@ def extract(
                 while bundle.fileobj is not None and bundle.fileobj.read(2**18):
                     pass
         else:
+            # A damaged tar is read to its end, for a message that says so.
+            if not _like(archive.stem, [*wanted, "*.tar"]):
+                return []
             head = file.read(8)
             file.seek(0)
             [opener] = [opener for magic, opener in _OPENERS.items() if head.startswith(magic)]

@@ -35,7 +35,7 @@ import torch
 
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.errors import InputError
-from fedzmg.experiment.rules_hash import FACT, rules_sha256
+from fedzmg.experiment.rules_hash import code_facts
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.participation import Participation
 from fedzmg.provenance import provenance
@@ -132,7 +132,9 @@ class RunDirectory:
         """Write all evaluations of single clients."""
         last = found[-1]
         rounds = np.array([one.round for one in found])
-        values = [np.stack([getattr(one, name) for one in found]) for name in ("metric", "loss")]
+        names = ("metric", "loss", "personal", "tuned")
+        columns: list[Any] = [[getattr(one, name) for one in found] for name in names]
+        values: list[Any] = [None if column[-1] is None else np.stack(column) for column in columns]
         shared = last.part, last.population, last.clients, last.examples
         write_clients(self.path, ClientTable(*shared, rounds, *values))
 
@@ -142,10 +144,10 @@ class RunDirectory:
         if table is None:
             return ()
         shared = table.part, table.population, table.clients, table.examples
-        evaluations = zip(table.rounds.tolist(), table.metric, table.loss, strict=True)
+        columns: tuple[Any, ...] = (table.metric, table.loss, table.personal, table.tuned)
         return tuple(
-            ClientMetrics(round_, *shared, metric, loss)
-            for round_, metric, loss in evaluations
+            ClientMetrics(round_, *shared, *[None if c is None else c[i] for c in columns])  # type: ignore[arg-type]
+            for i, round_ in enumerate(table.rounds.tolist())
             if until is None or round_ <= until
         )
 
@@ -190,6 +192,18 @@ class RunDirectory:
             remedy = f"train again, which continues from round {found.checkpoint.round}"
             raise InputError(f"{found.rejected}: {remedy}")
         return None if found is None else found.checkpoint
+
+    def checkpoint_of(self, round_: int) -> Checkpoint:
+        """Read the checkpoint of a round."""
+        found = self.position(until=round_)
+        if found is None or found.checkpoint.round != round_:
+            newest = self.position()
+            held = (
+                "it has none" if newest is None else f"the newest is of {newest.checkpoint.round}"
+            )
+            remedy = f"{held}; choose that or the one before"
+            raise InputError(f"{self.path} holds no checkpoint of round {round_}: {remedy}")
+        return found.checkpoint
 
     def repair(self, position: Position | None) -> None:
         """Remove leftovers of a crash and damaged checkpoints before training continues."""
@@ -245,8 +259,7 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
         "examples": task.train.examples.size,
         "data_sha256": task.train.fingerprint(),
         "task_sha256": task.fingerprint(),
-        # Trials of a pack differ in numbers only.
-        FACT: rules_sha256(simulation.trials[0].algorithm),
+        **code_facts(task, (trial.algorithm for trial in simulation.trials)),
     }
 
 
@@ -309,16 +322,23 @@ def refuse_other_task(directory: Path, facts: Mapping[str, Any], task: Task) -> 
             raise InputError(f"{directory} was trained with {now_has}: choose another --out")
 
 
-def export_model(run: Path, to: Path | None = None) -> Path:
+def export_model(run: Path, to: Path | None = None, round_: int | None = None) -> Path:
     """Write the model of a run's newest checkpoint as a state dict in safetensors.
 
     The file loads with ``safetensors.torch.load_file`` and ``module.load_state_dict``. It does not
-    hold frozen parameters (``strict=False``).
+    hold frozen parameters (``strict=False``). A finished run without the checkpoint of its last
+    round raises ``InputError``, unless ``round_`` asks for the one that is left.
     """
     directory = RunDirectory(run)
-    spec, checkpoint = directory.spec(), directory.checkpoint()
+    spec = directory.spec()
+    checkpoint = directory.checkpoint() if round_ is None else directory.checkpoint_of(round_)
     if checkpoint is None:
         raise InputError(f"{run} holds no checkpoint: train it, or use the original of a kept copy")
+    if round_ is None and "finished" in formats.read_manifest(run, FORMAT):
+        last, held = directory.records()[-1].round, checkpoint.round
+        if held < last:
+            remedy = f"train again to restore it, or export --round {held}"
+            raise InputError(f"{run} lacks the checkpoint of its last round, {last}: {remedy}")
     path = to or run / "model.safetensors"
     facts = {"format": "pt", "task": spec.task, "algorithm": spec.algorithm}
     facts |= {"seed": str(spec.seed), "round": str(checkpoint.round)}

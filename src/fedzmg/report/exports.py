@@ -11,8 +11,9 @@ from fedzmg.plain_text import printable
 from fedzmg.report.tables import study
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
-from fedzmg.report.tables.uploads import uploads
+from fedzmg.report.tables.uploads import grid_uploads, uploads
 from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files, write
 from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
@@ -25,7 +26,7 @@ DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png
 """Files of ``fedzmg data describe``."""
 _STUDY_TABLES: tuple[Callable[[StudyResult], Table | None], ...] = (
     study.scores, study.paired_tests, study.thresholds, study.beside_paper, study.clients,
-    study.finals, study.traffic, study.settings, uploads,
+    own_models, study.finals, study.traffic, study.settings, uploads,
 )  # fmt: skip
 _FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json,
@@ -67,7 +68,9 @@ def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple
     for prefix, result in by_prefix(results).items():
         made = filter(None, (make(result) for make in _STUDY_TABLES))
         found |= {prefix + table.key: table for table in made}
-    found |= {name: best_points(grid) for name, grid in material.grids.items()}
+    for name, grid in material.grids.items():
+        own = {name: best_points(grid), f"{name}-uploads": grid_uploads(grid)}
+        found |= {key: table for key, table in own.items() if table is not None}
     if len(material.heterogeneity) > 1:
         found["heterogeneity"] = side_by_side([*material.heterogeneity.values()])
     for suffix, report in material.heterogeneity.items():

@@ -26,8 +26,6 @@ class Dataset(NamedTuple):
     """Everything printed about one data set."""
 
     title: str
-    text_thresholds: tuple[float, float]
-    """The text names these targets; the tables have ``THRESHOLDS`` for all data sets."""
     scores: Mapping[str, tuple[int, int, float]]
     """By algorithm: index of the round at each threshold, and the mean accuracy after the slowest
     algorithm had reached the higher one."""
@@ -37,17 +35,17 @@ class Dataset(NamedTuple):
 
 _DATASETS = {
     "emnist62": Dataset(
-        "EMNIST", (0.75, 0.85),
+        "EMNIST",
         {"fedzmg": (15, 20, 0.9891), "fedavg": (15, 20, 0.9843), "fedadam": (35, 40, 0.9796)},
         {"fedavg": (4.025, 1.579e-2), "fedadam": (2.043, 1.105e-1)},
     ),
     "cifar100": Dataset(
-        "CIFAR-100", (0.20, 0.33),
+        "CIFAR-100",
         {"fedzmg": (95, 250, 0.3950), "fedavg": (155, 805, 0.3469), "fedadam": (135, 420, 0.3768)},
         {"fedavg": (20.716, 3.208e-5), "fedadam": (7.804, 1.455e-3)},
     ),
     "shakespeare": Dataset(
-        "Shakespeare", (0.35, 0.45),
+        "Shakespeare",
         {"fedzmg": (15, 15, 0.5579), "fedavg": (15, 55, 0.5192), "fedadam": (30, 45, 0.5662)},
         {"fedavg": (3.854, 1.824e-2), "fedadam": (1.452, 2.201e-1)},
     ),

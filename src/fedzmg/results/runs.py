@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedzmg.errors import InputError
 from fedzmg.results.uploads import UnusualClient, unusual_clients
 from fedzmg.storage.client_metrics import ClientTable, read_clients
 from fedzmg.storage.formats import RESTORE, flat, log_lines, read_manifest, read_toml
 
 if TYPE_CHECKING:
-    from fedzmg.simulation import History
+    from fedzmg.simulation import ClientMetrics, History
 
 FORMAT = 1
 """Format of run directories."""
@@ -94,7 +96,7 @@ class Run:
     @property
     def variant(self) -> dict[str, Any]:
         """Settings that distinguish runs of one algorithm, by dotted key."""
-        keys = ("client", "server", "weights", "dtype", "precision")
+        keys = ("client", "server", "parts", "weights", "dtype", "precision")
         stages = {k: v for k, v in self.spec.get("federation", {}).items() if k != "participation"}
         return flat({**{k: self.spec[k] for k in keys if k in self.spec}, "federation": stages})
 
@@ -130,7 +132,18 @@ class Run:
                 spec.setdefault(side, {})[name] = value
         facts = {"metric": task.metric.name, "higher_is_better": task.metric.higher_is_better}
         log = _log([record._asdict() for record in history.records])
-        return cls("", "", spec, facts, **log, label=label)
+        return cls("", "", spec, facts, **log, label=label, clients=_client_table(history.clients))
+
+
+def _client_table(found: Sequence[ClientMetrics]) -> ClientTable | None:
+    """Make a table of the last evaluation of single clients."""
+    if not found:
+        return None
+    last = found[-1]
+    values = (last.metric, last.loss, last.personal, last.tuned)
+    columns: list[Any] = [None if column is None else column[None] for column in values]
+    facts = last.part, last.population, last.clients, last.examples, np.array([last.round])
+    return ClientTable(*facts, *columns)
 
 
 def scheduled(total: int, every: int) -> range | list[int]:

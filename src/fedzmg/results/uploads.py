@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from fedzmg.results.formatting import count_text
 
 
 class UnusualClient(NamedTuple):
@@ -26,7 +28,7 @@ class UnusualClient(NamedTuple):
     @property
     def size(self) -> str:
         """Size of the largest update in words."""
-        return f"{self.ratio:.2g} x the median" if math.isfinite(self.ratio) else "not finite"
+        return ratio_text(self.ratio)
 
     def __str__(self) -> str:
         """Describe the largest update and what happened to all of them."""
@@ -35,6 +37,43 @@ class UnusualClient(NamedTuple):
         remedy = "; federation.guard = true rejects such updates" * (self.flagged > 0)
         what = f"{' or '.join(fates)}{often}{remedy}"
         return f"client {self.name}: update {self.size} in round {self.worst} ({what})"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Format the size of an update; None and infinity are not finite.
+
+    >>> ratio_text(1.23e8), ratio_text(None)
+    ('1.2e+08 x the median', 'not finite')
+    """
+    finite = ratio is not None and math.isfinite(ratio)
+    return f"{ratio:.2g} x the median" if finite else "not finite"
+
+
+def unusual_points(entry: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """Yield point and client of unusual uploads in an algorithm's entry of a ``grid.json``."""
+    for point in entry["points"]:
+        yield from ((point, client) for client in point.get("unusual", ()))
+
+
+def grid_warning(name: str, entry: Mapping[str, Any]) -> str:
+    """Name the clients with unusual uploads in an algorithm's grid; empty if there are none."""
+    found = list(unusual_points(entry))
+    if not found:
+        return ""
+    best = entry["best"] and entry["best"]["options"]
+    flagged = [(point, one) for point, one in found if one["action"] == "flagged"]
+    shown = flagged or found
+    clients = list(dict.fromkeys(one["client"] for _, one in shown))
+    names = ", ".join(clients[:3]) + ", ..." * (len(clients) > 3)
+    action = "flagged" if flagged else "rejected"
+    number = len({id(point) for point, _ in shown})
+    chosen = ", including the best" * any(point["options"] == best for point, _ in shown)
+    worst = max((one for _, one in shown), key=lambda one: one["ratio"] or math.inf)
+    who = f"uploads of {count_text(len(clients), 'client')} ({names})"
+    where = f"{number} of {len(entry['points'])} points of {name}{chosen}"
+    remedy = "; federation.guard = true rejects such updates" * bool(flagged)
+    largest = f"{ratio_text(worst['ratio'])} in round {worst['round']}"
+    return f"{who} were {action} in {where} (largest: {largest}){remedy}"
 
 
 def unusual_clients(rounds: Iterable[tuple[int, Any, Any]]) -> tuple[UnusualClient, ...]:

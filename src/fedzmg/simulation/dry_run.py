@@ -162,7 +162,7 @@ def _round(
         before = call(aggregator, "init", _state, upload.delta)
         call(aggregator, "aggregate", _merged, Rows(flat, weights), before)
     if theirs.own_weights:
-        call(server, "weigh", _weighted, state, count(1, 1), weights)
+        call(server, "weigh", _weighted, state, count(0, 1), weights)
     # Averages are floating point numbers whatever was uploaded.
     floats = tree_map(lambda leaf: leaf.to(some.dtype), upload)
     named = "client" in theirs.needs
@@ -170,7 +170,7 @@ def _round(
         *(floats.delta, floats.average, floats.total, count(SIZE), count(POPULATION), one),
         each=tree_map(lambda leaf: leaf.unsqueeze(len(rows)), upload.each),
         valid=count(1, 1) > 0 if leaves(upload.each) or named else (),
-        clients=count(1, 1) if named else (),
+        clients=count(0, 1) if named else (),
         key=one if "key" in theirs.needs else (),
     )
     call(server, "update", _updated, params, state, cohort)

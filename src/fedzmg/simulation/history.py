@@ -44,6 +44,10 @@ class ClientMetrics:
     examples: npt.NDArray[np.int64]
     metric: npt.NDArray[np.float64]
     loss: npt.NDArray[np.float64]
+    personal: npt.NDArray[np.float64] | None = None
+    """Metric of each client's personal model; None if the algorithm has none."""
+    tuned: npt.NDArray[np.float64] | None = None
+    """Metric of each client's model after fine-tuning; None unless ``protocol.fine_tune``."""
 
 
 class Watched(NamedTuple):
@@ -162,7 +166,8 @@ class Record(NamedTuple):
     without clients."""
     rejected: tuple[tuple[str, float], ...] = ()
     """Clients whose uploads were rejected, each with the norm of its update over the cohort's
-    median, which is infinite if the update was not finite. Empty once the trial has diverged."""
+    median, which is infinite if the update was not finite. The 50 largest of more; ``dropped``
+    counts all. Empty once the trial has diverged."""
     flagged: tuple[tuple[str, float], ...] = ()
     """Clients whose uploads were merged though they were outliers, in the same way."""
 

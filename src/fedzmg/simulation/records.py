@@ -27,6 +27,8 @@ QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Shares of a cohort at which its training losses are recorded."""
 EXAMPLE_COUNT = 8
 """Bytes of the example count that weights a client's upload."""
+MOST_NAMED, LONGEST_NAME = 50, 100
+"""Clients that a record names at most, and characters of a name: a line of a log is bounded."""
 
 
 class Message(NamedTuple):
@@ -57,24 +59,28 @@ def message_size(stacked: Any, longest: int) -> Message:
 
 
 def message_sizes(
-    batches: list[ClientBatch], broadcast: Broadcast, uploads: Any, *, counts: bool
+    batches: list[ClientBatch], broadcast: Broadcast, uploads: Sequence[Any], *, counts: bool
 ) -> list[tuple[Message, Message]]:
     """Measure each trial's messages: down to all of its clients, and up from one client.
 
-    ``counts``: clients also send their example counts.
+    ``uploads`` has stacked values that travel, or their bytes, for every trial. ``counts``: clients
+    also send their example counts.
     """
     longest, sent = [0] * len(broadcast.round), [0] * len(broadcast.round)
     for batch in batches:
         longest[batch.trial] = max(longest[batch.trial], len(batch.stream))
         sent[batch.trial] += 1
 
+    by_id = {id(upload): upload for upload in uploads}  # usually the same for all trials
+
     @functools.cache
-    def sizes(steps: int, clients: int) -> tuple[Message, Message]:
-        up = message_size(uploads, steps)
+    def sizes(steps: int, clients: int, which: int) -> tuple[Message, Message]:
+        own = by_id[which]
+        up = Message(own, 0, own) if isinstance(own, int) else message_size(own, steps)
         down = message_size((broadcast.params, broadcast.shared), steps).times(clients)
         return down, up._replace(scalars=up.scalars + EXAMPLE_COUNT * counts)
 
-    return [sizes(*trial) for trial in zip(longest, sent, strict=True)]
+    return [sizes(*trial) for trial in zip(longest, sent, map(id, uploads), strict=True)]
 
 
 def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:
@@ -106,10 +112,17 @@ def unusual_uploads(
         return ()
     ratios = ratios_to_median(torch.tensor(parts, dtype=torch.float64)).tolist()
     return tuple(
-        (names[owner], math.inf if math.isnan(ratio) else float(f"{ratio:.6g}"))
+        (names[owner][:LONGEST_NAME], math.inf if math.isnan(ratio) else float(f"{ratio:.6g}"))
         for owner, ratio in zip(owners, ratios, strict=True)
         if owner is not None and not ratio <= OUTLIER
     )
+
+
+def _largest(uploads: list[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    """Return the largest of too many uploads for a line of a log."""
+    if len(uploads) > MOST_NAMED:
+        uploads = sorted(uploads, key=lambda upload: -upload[1])[:MOST_NAMED]
+    return tuple(uploads)
 
 
 class Reading:
@@ -159,7 +172,8 @@ class RoundFacts:
             split = self._width + len(owners)
             # The uploads of a diverged model say nothing about their clients.
             unusual = unusual_uploads(values[split:], owners, task.train.names) if alive else ()
-            rejected = tuple(one for one in unusual if guard or math.isinf(one[1]))
+            rejected = [one for one in unusual if guard or math.isinf(one[1])]
+            flagged = [one for one in unusual if one not in rejected]
             records.append(
                 Record(
                     round=round_,
@@ -180,8 +194,8 @@ class RoundFacts:
                     metric=(score[1] if alive else task.metric.worst) if score else None,
                     diverged=not alive,
                     client_loss=loss_quantiles(values[self._width : split]),
-                    rejected=rejected,
-                    flagged=tuple(one for one in unusual if one not in rejected),
+                    rejected=_largest(rejected),
+                    flagged=_largest(flagged),
                 )
             )
         return records

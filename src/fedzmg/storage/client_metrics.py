@@ -35,16 +35,22 @@ class ClientTable(NamedTuple):
     metric: NDArray[np.float64]
     """Evaluations x clients."""
     loss: NDArray[np.float64]
+    personal: NDArray[np.float64] | None = None
+    """Metric of personal models, if there are any."""
+    tuned: NDArray[np.float64] | None = None
+    """Metric after fine-tuning, if it was measured."""
 
 
 _WHOLE = ("client", "examples", "round")
 _NAMES = (*_WHOLE, "metric", "loss")
+_OPTIONAL = ("personal", "tuned")
 """Names of a table's arrays in the file."""
 
 
 def write_clients(directory: Path, table: ClientTable) -> None:
     """Write the file atomically."""
-    tensors: dict[str, NDArray[Any]] = dict(zip(_NAMES, table[2:], strict=True))
+    arrays = zip((*_NAMES, *_OPTIONAL), table[2:], strict=True)
+    tensors: dict[str, NDArray[Any]] = {n: array for n, array in arrays if array is not None}
     tensors |= {name: tensors[name].astype(np.int32) for name in _WHOLE}
     facts = {"format": str(FORMAT), "part": table.part, "population": str(table.population)}
     facts[SPEC] = file_sha256(directory / "spec.toml")
@@ -61,20 +67,23 @@ def read_clients(directory: Path) -> ClientTable | None:
     check_file(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in _NAMES}
+            names = [*_NAMES, *(name for name in _OPTIONAL if name in file.keys())]  # noqa: SIM118
+            facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in names}
         # Copies that were kept by an earlier version have no hash.
         if not {"sha256", SPEC}.isdisjoint(facts):
             if not has_seal(path):
                 raise ValueError("its hash is wrong")
             if facts[SPEC] != file_sha256(directory / "spec.toml"):
                 raise ValueError("it belongs to another run")
-        kinds = {name: np.int64 if name in _WHOLE else np.float64 for name in _NAMES}
+        kinds = {name: np.int64 if name in _WHOLE else np.float64 for name in names}
         tensors = {name: tensors[name].astype(kind) for name, kind in kinds.items()}
-        found = ClientTable(facts["part"], int(facts["population"]), *tensors.values())
+        values = [tensors.get(name) for name in (*_NAMES, *_OPTIONAL)]
+        found = ClientTable(facts["part"], int(facts["population"]), *values)  # type: ignore[arg-type]
         shape = len(found.rounds), len(found.clients)
         same = found.examples.shape == found.clients.shape == shape[1:]
         same &= found.rounds.shape == shape[:1] and found.part in get_args(Part)
-        if not same or 0 in shape or {found.metric.shape, found.loss.shape} != {shape}:
+        own = [tensors[name] for name in names if name not in _WHOLE]
+        if not same or 0 in shape or {array.shape for array in own} != {shape}:
             raise ValueError(f"a table of shape {found.metric.shape}")
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None

@@ -118,6 +118,19 @@ class Change(TypedDict, total=False):
     chunk: Count | None
 
 
+LogName: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^\w{1,40}\.jsonl$")]
+LogMark: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^\d{1,12} [0-9a-f]{64}$")]
+"""Size and hash of a log."""
+
+
+class PluginFile(TypedDict, total=False):
+    """File of an algorithm or task from outside the package."""
+
+    file: Required[str]
+    sha256: Required[str]
+    distribution: str
+
+
 class Manifest(TypedDict, total=False):
     """Content of ``manifest.json``."""
 
@@ -135,6 +148,8 @@ class Manifest(TypedDict, total=False):
     pack_changes: list[Change]
     command: str | list[str] | None
     seconds: Number
+    logs: dict[LogName, LogMark]
+    plugins: dict[str, PluginFile]
 
 
 class Stop(TypedDict, total=False):
@@ -145,12 +160,23 @@ class Stop(TypedDict, total=False):
     words: str
 
 
+class Unusual(TypedDict, total=False):
+    """A client of a grid's point whose uploads were rejected or flagged."""
+
+    client: Required[str]
+    action: Required[str]
+    ratio: Required[Number | None]
+    """Norm of its largest update over the median of the cohort; None if not finite."""
+    round: Required[Round]
+
+
 class Point(TypedDict, total=False):
     """A point of a grid."""
 
     options: Required[dict[str, Number]]
     score: Required[Number | None]
     diverged: Required[Count]
+    unusual: Annotated[list[Unusual], _FEW]
 
 
 class Neighbour(TypedDict, total=False):

@@ -28,8 +28,10 @@ OTHER_LIMIT = 512 * MIB
 """Largest size of other files, such as figures and tables of clients."""
 MOST_LINES = 1_000_000
 """Largest number of lines in a log, and of rounds and trials."""
-LONGEST_LINE, MOST_FIELDS, LARGEST = 64 * 1024, 100, 10**100
+LONGEST_LINE, MOST_FIELDS, LARGEST = 128 * 1024, 100, 10**100
 """Longest line of a log in bytes, its most fields, and the bound of its integers."""
+MOST_LISTS = 10 * MOST_LINES
+"""Largest number of lists in a log."""
 _HUGE, _DIGITS = b"0" * 25, bytes.maketrans(b"123456789", b"000000000")
 MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32
 """Largest number of files and directories in a folder of results, and its greatest depth."""
@@ -168,16 +170,17 @@ def bounded(values: T) -> T:
 
 def split_lines(content: bytes, path: Path) -> list[bytes]:
     """Split a log into lines, of bounded number and length."""
-    if content.count(b"\n") + content.count(b"\r") <= MOST_LINES:
+    few = content.count(b"[") <= MOST_LISTS
+    if few and content.count(b"\n") + content.count(b"\r") <= MOST_LINES:
         lines = content.splitlines()
         if max(map(len, lines), default=0) <= LONGEST_LINE:
             return lines
-    limits = f"{MOST_LINES:,} lines or a line of more than {LONGEST_LINE // 1024} KiB"
+    limits = f"{MOST_LINES:,} lines, {MOST_LISTS:,} lists or a line of {LONGEST_LINE // 1024} KiB"
     raise InputError(f"{path} has more than {limits}: restore or remove it")
 
 
 def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Parse lines of a log, which hold few and flat values; ``ValueError`` otherwise."""
+    """Parse lines of a log, which hold few values, lists or pairs; ``ValueError`` otherwise."""
     text, many = b"[" + b",".join(lines) + b"]", len(lines)
     found: list[dict[str, Any]] = strict_json(text)
     # Counting bytes is much faster than looking at values, and settles usual logs.
@@ -191,13 +194,17 @@ def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def _is_flat(line: dict[str, Any]) -> bool:
-    nested = [value for value in line.values() if type(value) in (list, dict)]
-    parts = [line, *nested] if len(line) <= MOST_FIELDS else []
-    inner = [list(part.values() if isinstance(part, dict) else part) for part in parts]
-    simple = [one for part in inner for one in part if type(one) not in (list, dict)]
-    deep = sum(map(len, inner)) - len(simple) > len(nested)
-    huge = any(type(one) is int and abs(one) >= LARGEST for one in simple)
-    return bool(parts) and not deep and not huge
+    """Return whether a line holds simple values, and lists or tables of these or of pairs."""
+    level: list[Any] = [line]
+    for most in (MOST_FIELDS, MOST_FIELDS, 2):
+        if any(len(part) > most for part in level):
+            return False
+        parts = [part.values() if isinstance(part, dict) else part for part in level]
+        inner = [one for part in parts for one in part]
+        if any(type(one) is int and abs(one) >= LARGEST for one in inner):
+            return False
+        level = [one for one in inner if type(one) in (list, dict)]
+    return not level
 
 
 def _refused(path: Path, *, is_link: bool) -> InputError:

@@ -49,11 +49,12 @@ LARGEST = {
     "batch_size": 10**9,
     "epochs": 10**5,
     "eval_every": 10**9,
+    "fine_tune": 10**5,
 }
 """Largest values of a protocol's whole numbers; a larger one is a mistake."""
 FULL_BATCH = 10**5
 """Batch size that needs no comparison with the number of examples."""
-_EXPECTED = {int: "a whole number from 1 to {}", bool: "true or false", float: "a finite number"}
+_EXPECTED = {int: "a whole number from {} to {}", bool: "true or false", float: "a finite number"}
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,17 @@ class Protocol:
     keep_partial: bool = True
     eval_every: int = 1
     threshold: float = 0.9
+    fine_tune: int = 0
+    """Epochs for which clients fine-tune their models, on a copy, before they are evaluated."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value, kind = getattr(self, item.name), type(item.default)
             right = isinstance(value, kind | int) and isinstance(value, bool) == (kind is bool)
             most = LARGEST.get(item.name, sys.float_info.max)
-            least = 1 if kind is int else -most
+            least = min(1, item.default) if kind is int else -most  # type: ignore[type-var]
             if not right or not least <= value <= most:
-                expected = _EXPECTED[kind].format(most)
+                expected = _EXPECTED[kind].format(least, most)
                 raise InputError(f"{item.name} = {brief(value)}: expected {expected}")
 
     @property

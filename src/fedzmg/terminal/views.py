@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedzmg.algorithms import ALGORITHMS
 from fedzmg.diagnose.verdict import percent
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity, who
+from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.study import paired_tests, scores, thresholds
 from fedzmg.report.tables.table import Table
 from fedzmg.report.tables.theory import Finding, finding_table
@@ -36,8 +38,9 @@ _LAYERS = (
 def study(result: StudyResult, width: int) -> RenderableType:
     """Show scores, thresholds, paired tests and notes of a study or comparison."""
     parts: list[Any] = [scores(result), thresholds(result), paired_tests(result)]
+    parts.append(own_models(result))
     names = dict.fromkeys(score.algorithm for score in result.scores)
-    own = [name for name in names if name in ALGORITHMS and ALGORITHMS[name].inferred]
+    own = [name for name in names if name in ALGORITHMS.data and ALGORITHMS[name].inferred]
     parts += result.notes
     parts += [f"Partly inferred, see 'fedzmg list NAME': {', '.join(own)}."] if own else []
     return render(parts, width)
@@ -186,15 +189,50 @@ def _layers(data: Mapping[str, Any]) -> Table:
 def tables(data: Mapping[str, Any], width: int) -> RenderableType:
     """Show the algorithms and tasks of ``fedzmg list --json``."""
     algorithms = [
-        (name, card["summary"] + (" (inferred)" if card["inferred"] else ""), card["source"])
+        (name, card["summary"] + (" (inferred)" if card["inferred"] else ""), _source(card))
         for name, card in data["algorithms"].items()
     ]
-    tasks = [(name, one["summary"], one["missing"]) for name, one in data["tasks"].items()]
+    tasks = [
+        (name, _source(one | {"source": one["summary"]}), one["missing"])
+        for name, one in data["tasks"].items()
+    ]
+    installed = [
+        (name, kind, package)
+        for kind, own in data.get("installed", {}).items()
+        for name, package in own.items()
+    ]
     parts = [
         Table.of("Algorithms", ("name", "what it is", "source"), algorithms, words=3),
         Table.of("Tasks", ("name", "what it is", "data to get first"), tasks, words=3),
     ]
+    if installed:
+        heads = ("name", "what it is", "package")
+        parts.append(Table.of("Installed, not imported yet", heads, installed, words=3))
     return render(parts, width)
+
+
+def aggregators(data: Mapping[str, Any], width: int) -> RenderableType:
+    """Show the aggregators of ``fedzmg list --aggregators --json``."""
+    rows = [(name, one["summary"], one["source"]) for name, one in data.items()]
+    options = [
+        (f"{name}: {o['key']}", "absent" if o["default"] is None else str(o["default"]), o["doc"])
+        for name, one in data.items()
+        for o in one["options"]
+    ]
+    parts = [
+        Table.of("Aggregators (--set federation.aggregator=NAME)",
+                 ("name", "what it is", "source"), rows, words=3),
+        Table.of("Options (--set federation.aggregator.KEY=VALUE)",
+                 ("key", "default", "what it is"), options, words=3),
+    ]  # fmt: skip
+    return render(parts, width)
+
+
+def _source(card: Mapping[str, Any]) -> str:
+    """Describe where something is from: its paper, and its file if it is not of the package."""
+    origin = card.get("origin", {})
+    files = ", ".join(origin[key] for key in ("distribution", "file") if key in origin)
+    return "; ".join(filter(None, [card["source"], files]))
 
 
 def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
@@ -214,10 +252,10 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
         size = [bytes_text(data["costs"][f"{name}_bytes"])] if task else []
         costs.append([what, f"{data['costs'][name]:g}", *size])
     parts = [
-        bold(f"{data['name']}  ({data['source']})"),
+        bold(f"{data['name']}  ({_source(data)})"),
         data["summary"],
         f"inferred: {data['inferred']}" if data["inferred"] else None,
-        Text(f"\n{prose(data['about'])}\n"),
+        Text(f"\n{prose(data['about'], width)}\n"),
         Table.of("Options (--set KEY=VALUE)", heads, options, 4),
         *([f"also: {', '.join(own)}", ""] if (own := data["wrapper_options"]) else []),
         Table.of("Costs, scalars left out", ("", "models", *([task] if task else [])), costs),
@@ -230,14 +268,16 @@ def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
     model, tuned = data["model"], data["tuned"]
     state = f"not here yet: {data['missing']}" if data["missing"] else "here"
     facts = {
-        "data": "ships with fedzmg" if data["data"] is None else f"{data['data']} ({state})",
+        "data": _source({**data, "source": ""}) or "ships with fedzmg"
+        if data["data"] is None
+        else f"{data['data']} ({state})",
         "clients": f"{data['clients']:,}",
         "model": f"{model['parameters']:,} parameters, {bytes_text(model['bytes'])}",
         "protocol": ", ".join(f"{k} {v}" for k, v in data["protocol"].items()),
         "tuned": f"learning rates of {len(tuned)} algorithms" if tuned
-        else "no learning rates; defaults of the algorithms apply ('fedzmg grid' searches)",
+        else "no learning rates; defaults of the algorithms apply ('fedzmg tune' searches)",
     }  # fmt: skip
-    parts: list[Any] = [bold(f"{name}: {data['summary']}"), "", Text(prose(data["about"]))]
+    parts: list[Any] = [bold(f"{name}: {data['summary']}"), "", Text(prose(data["about"], width))]
     parts += ["", *(f"{what:<9} {text}" for what, text in facts.items()), ""]
     if data["fields"]:
         rows = [(f["key"], str(f["default"]), f["range"], f["doc"]) for f in data["fields"]]
@@ -272,16 +312,35 @@ def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableT
     return render([Table.of("", heads, rows, 2)], width)
 
 
-def prose(text: str) -> str:
+def prose(text: str, width: int) -> str:
     r"""Strip a docstring of its markup.
 
-    Lines of paragraphs are joined; a line that ends with a full stop ends its paragraph.
+    Lines of paragraphs are joined; a line that ends with a full stop ends its paragraph. An
+    indented line that is too long is broken at a gap of two or more spaces.
 
-    >>> prose("With\n``g = 0``::\n\n    w <- w - lr g\n\n::\n\n    w")
+    >>> prose("With\n``g = 0``::\n\n    w <- w - lr g\n\n::\n\n    w", 80)
     'With g = 0:\n\n    w <- w - lr g\n\n    w'
+    >>> print(prose("    w <- w - lr g   for each step   at the client", 35))
+        w <- w - lr g   for each step
+            at the client
     """
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         joined = re.sub(r"(?<!\.)\n", " ", re.sub(r":?:$", ":", block.replace("``", "")))
-        blocks.append(block if block.startswith(" ") else joined.removeprefix(":"))
+        lines = (part for line in block.split("\n") for part in _broken(line, width))
+        blocks.append("\n".join(lines) if block.startswith(" ") else joined.removeprefix(":"))
     return "\n\n".join(filter(None, blocks))
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """Break an indented line at its last gap that leaves a part which fits, else at a word."""
+    gaps = [gap.span() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.start() <= width]
+    if len(line) <= width:
+        return [line]
+    end, start = gaps[-1] if gaps else (0, len(line))
+    # The rest is indented deeper than the text beside a label such as "client:".
+    beside = re.match(r" *(\S{4,} {2,}(?=.*\S {2}))?", line[:start])
+    indent = " " * ((beside.end() if beside else 0) + 4)
+    if not gaps:
+        return textwrap.wrap(line, width, subsequent_indent=indent)
+    return [line[:end], *_broken(indent + line[start:], width)]

@@ -159,7 +159,8 @@ class Case:
         """Return client rule, server rule and models of the pack, for a dry run."""
         problem, trials = task(), self.trials()
         shared = shared_algorithm(problem, trials)
-        fitted = [fit(t.algorithm, problem.model.layout, problem.parts) for t in trials]
+        known = problem.model.layout, problem.parts, len(problem.train)
+        fitted = [fit(trial.algorithm, *known) for trial in trials]
         sides = ("client", "server")
         packed = [PackedRule.of(s, shared, fitted, torch.float64, CPU) for s in sides]
         starts = [initial_params(problem.model, problem.init, trial.seed) for trial in trials]

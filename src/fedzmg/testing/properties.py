@@ -199,7 +199,10 @@ def _traffic_and_state_are_as_declared(case: Case) -> str:
             return 0  # of a part of the model
         if isinstance(state, tuple | Tree):
             return sum(map(size, state.values() if isinstance(state, Tree) else state))
-        return state[0].numel() if isinstance(state, Tensor) and state.ndim > 1 else 0
+        # One number per client counts as a scalar.
+        if not isinstance(state, Tensor) or state.shape[1:] in ((), (len(task().train),)):
+            return 0
+        return state[0].numel()
 
     weights = size(sim.snapshot.params)
     counted = {

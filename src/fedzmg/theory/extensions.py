@@ -198,7 +198,7 @@ def _decay_limit(size: Size, found: Finding) -> None:
     limit = ridge.constrained_optimum(torch.zeros(problem.dims, dtype=REAL))
     product = math.prod(1.0 - decay * rate(step) for step in range(steps))
     watched = set(marks(steps))
-    for name, offset in (("sum +12", 1.0), ("sum -24", -2.0)):
+    for name, offset in (("sum +12", 1.0), ("sum \u221224", -2.0)):
         start = descent.zero_mean(normal(generator, problem.dims)) + offset
         sums = {}
         for state in descent.descend(problem, start, rate, steps=steps, decay=decay):

@@ -118,13 +118,14 @@ class Finding:
 
 Check: TypeAlias = Callable[[Size], Finding]
 REGISTERED: dict[str, Check] = {}
+_NO_CLAIM = "not shown, as python -OO removes docstrings; see docs/theory.md"
 
 
 def check(id: str, title: str) -> Callable[[Callable[[Size, Finding], None]], Check]:
     """Register a function that fills in a finding; its docstring is the claim."""
 
     def register(fill: Callable[[Size, Finding], None]) -> Check:
-        claim = " ".join((fill.__doc__ or "").split()).removesuffix(".")
+        claim = " ".join((fill.__doc__ or _NO_CLAIM).split()).removesuffix(".")
 
         @functools.wraps(fill)
         def run(size: Size) -> Finding:

@@ -147,7 +147,8 @@ def as_strings(values: Sequence[Any], what: str) -> list[str]:
             text = value.decode() if isinstance(value, bytes) else value
             text.encode()
         except (UnicodeError, AttributeError):
-            raise InputError(f"{what}: {value!r:.40} in row {row} is not UTF-8 text") from None
+            problem = f"{what}: {value!r:.40} in row {row} is not UTF-8 text: give strings"
+            raise InputError(problem) from None
         texts.append(text)
     return texts
 

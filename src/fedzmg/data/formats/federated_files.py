@@ -49,6 +49,8 @@ _DATASETS: dict[str, tuple[str, tuple[int, ...], str]] = {
 }
 """Column, shape of a row and kinds of dtype of each dataset."""
 _LAYOUTS = ({"pixels", "label"}, {"image", "label", "coarse_label"}, {"snippets"})
+_LEAF = "give LEAF's lists users and num_samples and its table user_data, or get the file again"
+_USER = "give lists x and y of equal length, their length in num_samples, and rows of equal length"
 
 
 def read_h5(paths: Paths, *, classes: int | None = None) -> Columns:
@@ -158,7 +160,7 @@ def read_leaf(paths: Paths) -> Columns:
 
 def _users(paths: Sequence[Path]) -> Iterator[Client]:
     for path in paths:
-        with common.reading(str(path), REMEDY):
+        with common.reading(str(path), _LEAF):
             content = json.loads(path.read_bytes().decode("utf-8-sig"))
             names, counts, data = (content[key] for key in ("users", "num_samples", "user_data"))
             names = common.as_strings(names, f"{path}: users")
@@ -167,7 +169,7 @@ def _users(paths: Sequence[Path]) -> Iterator[Client]:
                 raise InputError(f"{path}: has {sizes}: list every user once in each")
         for name, count in zip(names, counts, strict=True):
             where = f"{path}: user {name!r}"
-            with common.reading(where, "correct it"):
+            with common.reading(where, _USER):
                 # Popped, to free the shard while the columns grow.
                 user = data.pop(name)
                 x, y = user["x"], user["y"]
@@ -184,7 +186,7 @@ def _user_columns(x: list[Any], y: list[Any], where: str) -> dict[str, Column]:
         return {"text": common.pack(x, f"{where}: x"), "next": common.pack(y, f"{where}: y")}
     labels, names = common.labels(y, where)
     if names:
-        raise InputError(f"{where}: label {names[0]!r:.40}: expected a whole number from 0")
+        raise InputError(f"{where}: label {names[0]!r:.40}: give whole numbers from 0")
     inputs = common.pack(x, f"{where}: x") if text else _numbers(x, f"{where}: x")
     return {"text" if text else "x": inputs, "y": labels}
 

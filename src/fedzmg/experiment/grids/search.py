@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fedzmg.data.federated import Examples
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.experiment import run_directory, training
+from fedzmg.experiment.grids import uploads
 from fedzmg.experiment.grids.score import Stops, counted, read_rows, score
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec
@@ -23,7 +24,7 @@ from fedzmg.storage.formats import append_log, write_json
 from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 
-LOGS = ("metrics.jsonl", "stopped.jsonl")
+LOGS = ("metrics.jsonl", "stopped.jsonl", uploads.LOG)
 CHECKPOINT = "checkpoint.safetensors"
 
 
@@ -130,6 +131,7 @@ class Search(training.TrainingStorage):
     def __post_init__(self) -> None:
         self._rows = read_rows(self.path / "metrics.jsonl")
         self._stops = Stops(self.spec, self.name, self.task.metric, self.path / "stopped.jsonl")
+        self._uploads = uploads.UploadLog(self.path)
         self._trials = trials_of(self.spec, self.name)
         self._lost: set[int] = set()
         """Trials that this process saw diverge."""
@@ -155,7 +157,8 @@ class Search(training.TrainingStorage):
             for pack in packs(self.spec, left):
                 self._train(pack)
         with training.named_write_errors(self.path):
-            scores = score(self.spec, self.name, self.task, self._rows, self._stops.now)
+            unusual = self._uploads.by_point(len(self.spec.seeds))
+            scores = score(self.spec, self.name, self.task, self._rows, self._stops.now, unusual)
             write_json(self.path / "scores.json", scores, spec=self._plan)
 
     def _is_logged(self, members: Iterable[int], until: int | None = None) -> bool:
@@ -264,6 +267,9 @@ class Search(training.TrainingStorage):
 
     def append(self, report: RoundReport) -> RoundReport:
         simulation, others = report.simulation, dict[int, float]()
+        active = zip(self._active, report.records, strict=True)
+        stopped = simulation.stopped_trials
+        self._uploads.add({t: r for i, (t, r) in enumerate(active) if i not in stopped})
         report = report._replace(records=evaluated(self.spec, simulation, report.records))
         if self.reporting is not None:
             others = by_test(self.spec, simulation, report.records, self.reporting)

@@ -19,6 +19,7 @@ from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, brief, check_text
 from fedzmg.experiment.specs.run import (
     COUNT,
+    SIDES,
     Experiment,
     RunSpec,
     Seed,
@@ -110,6 +111,8 @@ class Variant(Strict):
     """Fixed fields of the client rule: momentum, decay, project, ..."""
     server: dict[str, Value] = {}
     """Fixed fields of the server rule."""
+    parts: dict[str, Value] = {}
+    """Personal and frozen layers."""
     axes: Axes | None = None
     """Replaces the grid's own axes."""
 
@@ -200,15 +203,15 @@ class Plan(Experiment):
         owners = [name for name in names if key.startswith(f"{name}.")][:1]
         own = key.removeprefix(f"{owners[0]}.") if owners else key
         table, _, name = own.partition(".")
-        is_option = table in ("client", "server") if name else own == "weights"
+        is_option = table in SIDES if name else own == "weights"
         if not owners and not is_option:
             return super()._paths(values, key)
-        path = (table, name) if name and table in ("client", "server", "axes") else (own,)
+        path = (table, name) if name and table in (*SIDES, "axes") else (own,)
         return [("algorithms", each, *path) for each in owners or names]
 
     @classmethod
     def keys_of(cls, table: Sequence[str]) -> list[str]:
-        of_algorithms = [f"algorithms.NAME.{key}" for key in ("weights", "client", "server")]
+        of_algorithms = [f"algorithms.NAME.{key}" for key in ("weights", *SIDES)]
         return super().keys_of(table) + ([] if table else of_algorithms)
 
     def bases(self) -> list[str]:
@@ -237,7 +240,7 @@ class Plan(Experiment):
 
     def fixed(self, name: str) -> dict[str, Value]:
         """Return the options of an algorithm's table."""
-        return flat(self.algorithms[name].model_dump(include={"client", "server"}))
+        return flat(self.algorithms[name].model_dump(include=set(SIDES)))
 
     def configured(
         self, name: str, options: Mapping[str, Any], task: Task | None = None

@@ -85,7 +85,7 @@ CHARTS: dict[str, Plot] = {
     ),
     "E6": Plot(
         "Weight decay forgets the start", "Whatever sum a start has, it dies like a power of t.",
-        _STEPS, "|1'w|", {"sum +12": "C0-", "sum -24": "C1--"},
+        _STEPS, "|1'w|", {"sum +12": "C0-", "sum \u221224": "C1--"},
     ),
     "E7": Plot(
         "A network: what vanishes and what stays",

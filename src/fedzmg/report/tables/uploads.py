@@ -1,15 +1,23 @@
-"""The table of clients whose uploads were rejected or flagged."""
+"""Tables of clients whose uploads were rejected or flagged, in studies and in grids."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from fedzmg.report.tables.table import Cell, Column, Table
+from fedzmg.results.reading import axes_of, name_of
 from fedzmg.results.study_result import StudyResult
+from fedzmg.results.uploads import unusual_points
 
 MOST_ROWS, MOST_ROUNDS = 50, 8
 """Clients, and rounds of each, that the table names at most."""
+CAPTION = (
+    "Uploads that are not finite are rejected. An update whose norm is above 100 times the "
+    "median of its cohort is flagged, or rejected with federation.guard = true; largest: that "
+    "norm over the median"
+)
 
 
 def uploads(result: StudyResult) -> Table | None:
@@ -30,27 +38,57 @@ def uploads(result: StudyResult) -> Table | None:
         left = len(item[2].rounds) - MOST_ROUNDS
         return Cell(f"{shown} and {left:,} more" if left > 0 else shown, None, "words")
 
-    def largest(item: Any) -> Cell:
-        ratio = item[2].ratio
-        return Cell(f"{ratio:.2g}" if math.isfinite(ratio) else "not finite", ratio)
-
     columns = [
         Column("algorithm", "algorithm", lambda item: item[0]),
         Column("client", "client", lambda item: item[2].name),
         Column("seed", "seed", lambda item: item[1]),
         Column("rejected", "rejected", lambda item: item[2].rejected),
         Column("flagged", "flagged", lambda item: item[2].flagged),
-        Column("largest", "largest", largest),
+        Column("largest", "largest", lambda item: _largest(item[2].ratio)),
         Column("rounds", "", rounds),
         Column("", "first_round", lambda item: item[2].rounds[0]),
         Column("", "rounds", lambda item: len(item[2].rounds)),
     ]
-    caption = (
-        "Uploads that are not finite are rejected. An update whose norm is above 100 times the "
-        "median of its cohort is flagged, or rejected with federation.guard = true; largest: that "
-        "norm over the median, of flagged updates if there are any."
-    )
-    if len(items) > MOST_ROWS:
-        caption += f" The first {MOST_ROWS} of {len(items):,} rows."
+    caption = f"{CAPTION}, of flagged updates if there are any.{_cut(items)}"
     title = f"Unusual uploads on {study.name}"
     return Table.build("uploads", title, columns, items[:MOST_ROWS], caption, words=2)
+
+
+def grid_uploads(data: Mapping[str, Any]) -> Table | None:
+    """Make the table of unusual uploads in a ``grid.json``, point by point; None without any."""
+    items = [
+        (entry["label"], point["options"], client)
+        for entry in data["algorithms"].values()
+        for point, client in unusual_points(entry)
+    ]
+    if not items:
+        return None
+
+    def point(item: Any) -> Cell:
+        options = (f"{key} {value:.4g}" for key, value in item[1].items())
+        return Cell(", ".join(options), None, "words")
+
+    def option(axis: str) -> Column:
+        return Column("", axis, lambda item: item[1].get(axis))
+
+    columns = [
+        Column("algorithm", "algorithm", lambda item: item[0]),
+        Column("point", "", point),
+        *(option(axis) for axis in axes_of(data)),
+        Column("client", "client", lambda item: item[2]["client"]),
+        Column("action", "action", lambda item: item[2]["action"]),
+        Column("largest", "largest", lambda item: _largest(item[2]["ratio"])),
+        Column("round", "round", lambda item: item[2]["round"]),
+    ]
+    caption = f"{CAPTION}, and its round. Points that diverged are left out.{_cut(items)}"
+    title = f"Unusual uploads in the grid on {name_of(data)}"
+    return Table.build("grid-uploads", title, columns, items[:MOST_ROWS], caption, words=2)
+
+
+def _largest(ratio: float | None) -> Cell:
+    finite = ratio is not None and math.isfinite(ratio)
+    return Cell(f"{ratio:.2g}" if finite else "not finite", ratio)
+
+
+def _cut(items: Sized) -> str:
+    return f" The first {MOST_ROWS} of {len(items):,} rows." * (len(items) > MOST_ROWS)

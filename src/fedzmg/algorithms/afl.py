@@ -1,0 +1,148 @@
+"""AFL (Mohri, Sivek, Suresh 2019): agnostic federated learning, for the worst mixture of clients.
+
+The objective is ``min_w max_lambda sum_k lambda_k F_k(w)`` over mixtures lambda of all ``N``
+clients. With ``S`` the cohort, ``F_k`` the mean loss of client k over all its data at the model it
+received, and ``lambda_k = 1 / N`` at first::
+
+    client:  w_k <- w_k - lr g
+    server:  w        <- w - server_lr sum over S of lambda_k (w - w_k) / sum over S of lambda_k
+             lambda_k <- lambda_k + mixture_lr F_k  for k in S ;   then the nearest mixture
+
+The step uses the lambda before its change. ``server.rule = "exponential"`` multiplies lambda_k by
+``exp(mixture_lr F_k)`` and normalises instead, so that no entry ever becomes zero.
+Travels down: the model. Travels up: the model difference and the loss, for which a client makes one
+more pass over its data. Server state: lambda, one number per client. The method is meant for few
+clients, below about 100.
+
+The paper has one local step and all clients in every round; local training is the form of Ro et al.
+2021. Sampled cohorts are our definition: the weights of a cohort are normalised, and are equal if
+all of them are zero. ``server.sampled = "unbiased"`` takes ``N / |S| lambda_k`` as they are, and
+``mixture_lr N / |S|``.
+The theory is about the mean of all models so far: ``server.output = "mean"`` evaluates this mean
+while training continues from the last model; it is then a part of the server state.
+Degenerate cases: ``mixture_lr = 0`` is FedAvg with uniform weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.fedavg import SGD
+from fedzmg.algorithms.qfedavg import LossFirst
+from fedzmg.contract import Algorithm, AlgorithmInfo, Need, Number, ServerRule, choice, number
+from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext, Cohort, Result
+from fedzmg.tree import State, Tree
+
+
+def nearest_mixture(values: Tensor) -> Tensor:
+    """Project a vector onto the vectors that are not negative and sum to one.
+
+    >>> nearest_mixture(torch.tensor([1.3, 0.2]))
+    tensor([1., 0.])
+    """
+    high = values.sort(descending=True).values
+    count = torch.arange(1, len(values) + 1, dtype=values.dtype, device=values.device)
+    inside = high + (1 - high.cumsum(0)) / count > 0
+    shift = (1 - torch.where(inside, high, 0).sum()) / inside.sum()
+    return (values + shift).clamp(min=0)
+
+
+@final
+@dataclass(frozen=True)
+class WithLoss(LossFirst):
+    """Any client rule that also sends the loss at the model it received."""
+
+    pairing = "afl"
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        loss, inside = scratch
+        upload, memory = self.inner.finish(context, params, inside, steps)
+        return upload._replace(each=loss), memory
+
+
+class Mixture(NamedTuple):
+    """Server state: weights of all clients; for a mean of models the last model and their count."""
+
+    weights: Tensor
+    params: Any
+    models: Any
+
+
+@final
+@dataclass(frozen=True)
+class Agnostic(ServerRule):
+    """The average by the mixture of clients, which moves towards large losses."""
+
+    pairing = "afl"
+    only_weights = "uniform"
+
+    lr: Number = number(1.0, above=0, doc="server learning rate")
+    mixture_lr: Number = number(0.01, low=0, doc="learning rate of the mixture")
+    rule: Literal["project", "exponential"] = choice(
+        "project", "exponential", doc="change of the mixture: a step and projection, or factors"
+    )
+    sampled: Literal["normalized", "unbiased"] = choice(
+        "normalized", "unbiased", doc="weights of a cohort: sum to one, or only on average"
+    )
+    output: Literal["last", "mean"] = choice(
+        "last", "mean", doc="model that is kept: the last, or the mean of all"
+    )
+    population: int | None = field(default=None, repr=False, metadata={"derived": True})
+    """Number of clients, once the task is known."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset({"client"})
+
+    @property
+    def own_weights(self) -> bool:
+        return True
+
+    def init(self, params: Tree) -> Mixture:
+        if self.population is None:
+            raise InputError("Agnostic does not know the clients yet: call for_layout with them")
+        zero = next(iter(params.values())).new_zeros(())
+        weights = torch.ones_like(zero).expand(self.population) / self.population
+        return Mixture(weights, *((params, zero) if self.output == "mean" else ((), ())))
+
+    def send(self, params: Tree, state: Mixture) -> Tree:
+        sent: Tree = state.params if self.output == "mean" else params
+        return sent
+
+    def weigh(self, state: Mixture, clients: Tensor, weights: Tensor) -> Tensor:
+        own = torch.where(weights > 0, state.weights.gather(0, clients).to(weights.dtype), 0)
+        return torch.where(own.sum() > 0, own, weights)
+
+    def update(self, params: Tree, state: Mixture, cohort: Cohort) -> tuple[Tree, Mixture]:
+        mixture, delta, rate = state.weights, cohort.delta, self.mixture_lr
+        valid = cohort.valid.to(mixture.dtype)
+        if self.sampled == "unbiased":
+            factor = cohort.population / cohort.size.clamp(min=1)
+            delta = delta * (factor * (mixture.gather(0, cohort.clients) * valid).sum())
+            rate = rate * factor
+        gain = rate * torch.where(cohort.valid, cohort.each, 0).to(mixture.dtype)
+        if self.rule == "project":
+            mixture = nearest_mixture(mixture.scatter_add(0, cohort.clients, gain))
+        else:
+            mixture = mixture.log().scatter_add(0, cohort.clients, gain).softmax(0)
+        after = self.send(params, state) - self.lr * delta
+        if self.output == "last":
+            return after, Mixture(mixture, (), ())
+        models = state.models + 1
+        return params + (after - params) / models, Mixture(mixture, after, models)
+
+
+FAMILY = "fair clients"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("afl", WithLoss(SGD(lr=0.1)), Agnostic(), weights="uniform"),
+        summary="local SGD; server average by a mixture that moves towards large losses",
+        source="Mohri, Sivek, Suresh 2019; Ro et al. 2021",
+        inferred="the rule for sampled cohorts",
+    ),
+)

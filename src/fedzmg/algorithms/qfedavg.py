@@ -1,0 +1,129 @@
+"""q-FedAvg (Li et al. 2020): clients with a larger loss count more.
+
+The objective is ``sum_k F_k^(q+1) / (q+1)``. With ``F_k`` the mean loss of client k over all its
+data at the model it received, ``L = 1 / lr``, norms over all parameters together::
+
+    client:  w_k <- w_k - lr g
+    server:  u_k <- L (w - w_k) ;   h_k <- q F_k^(q-1) |u_k|^2 + L F_k^q
+             w   <- w - sum_k F_k^q u_k / sum_k h_k
+
+Both sums are divided by ``sum_k F_k^q`` here, so they are means with the weights ``F_k^q``; the
+result is the same. Under a schedule ``L`` keeps the learning rate of the first round.
+Travels down: the model, and the loss of the last cohort as a scalar, to which clients relate theirs
+so that powers do not overflow. Travels up: the model difference and the loss, for which a client
+makes one more pass over its data. Server state: two scalars.
+
+The paper samples clients with probabilities ``p_k``, hence no weights in the sums;
+``client.shares = "examples"`` puts the numbers of examples into both. As in the authors' code 1e-10
+is added to losses. The upload of a client with a negative loss is dropped.
+Degenerate cases: ``q = 0`` is FedAvg with uniform weights. For ``q -> inf`` only the client with
+the largest loss counts, and steps become tiny.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.fedavg import SGD
+from fedzmg.algorithms.fedexp import client_rate, first_rate, squared_norm
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, choice, number
+from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
+from fedzmg.tree import State, Tree
+
+FLOOR = 1e-10
+"""Addend of every loss."""
+
+
+class LossFirst(Wrapper):
+    """A client rule around another that knows the loss at the model it received."""
+
+    @property
+    def full_pass(self) -> FullPassTiming:
+        return "loss" if self.inner.full_pass == "never" else self.inner.full_pass
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        assert isinstance(full_pass, FullPass)
+        wanted = () if self.inner.full_pass == "never" else full_pass
+        return full_pass.loss, self.inner.begin(context, wanted)
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        loss, inside = scratch
+        params, inside = self.inner.step(context, params, inside, grad)
+        return params, (loss, inside)
+
+    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
+        before, inside = scratch
+        inside, proceed = self.inner.end_epoch(inside, loss)
+        return (before, inside), proceed
+
+
+@final
+@dataclass(frozen=True)
+class LossWeighted(LossFirst):
+    """Any client rule whose upload counts by a power of the loss before training."""
+
+    pairing = "qfedavg"
+
+    q: Number = number(0.1, low=0, doc="power of the loss; 0: clients count alike")
+    shares: Literal["equal", "examples"] = choice(
+        "equal", "examples", doc="further factor of the weights"
+    )
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        loss, inside = scratch
+        upload, memory = self.inner.finish(context, params, inside, steps)
+        loss = torch.where(loss < 0, torch.nan, loss) + FLOOR
+        # Only ratios count; those to the last loss neither overflow nor vanish.
+        weight = (loss / context.shared) ** self.q
+        if self.shares == "examples":
+            weight = weight * context.num_examples
+        damping = self.q * squared_norm(upload.delta) / loss
+        average = damping, loss, client_rate(self.inner, loss)
+        return upload._replace(average=average, weight=weight), memory
+
+    def wire(self, upload: Upload) -> State:
+        return upload.delta, upload.average[1]
+
+
+class Scales(NamedTuple):
+    """Server state: the first client learning rate, and the loss of the last cohort."""
+
+    rate: Tensor
+    loss: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class FairAverage(ServerRule):
+    """The loss-weighted average, damped where updates are large for their loss."""
+
+    pairing = "qfedavg"
+    only_weights = "uniform"
+
+    def init(self, params: Tree) -> Scales:
+        zero = next(iter(params.values())).new_zeros(())
+        return Scales(zero, zero + 1)
+
+    def share(self, state: Scales) -> Tensor:
+        return state.loss
+
+    def update(self, params: Tree, state: Scales, cohort: Cohort) -> tuple[Tree, Scales]:
+        damping, loss, rate = cohort.average
+        first = first_rate(state.rate, rate)
+        return params - cohort.delta / (1 + damping / first), Scales(first, loss)
+
+
+FAMILY = "fair clients"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("qfedavg", LossWeighted(SGD(lr=0.1)), FairAverage(), weights="uniform"),
+        summary="local SGD; server average weighted by a power of the clients' losses",
+        source="Li et al. 2020 (q-FFL)",
+        inferred="the default of client.q, which is Flower's",
+    ),
+)

@@ -1,0 +1,171 @@
+"""Clients' own models: personal ones, and models after fine-tuning on a client's training data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.wrapper import rate_of
+from fedzmg.contract import ClientRule, Number, bind, number
+from fedzmg.data.federated import Examples
+from fedzmg.data.plan import ClientBatch, local_stream
+from fedzmg.engine.local import Broadcast, Sequential
+from fedzmg.engine.vectorized import Vectorized
+from fedzmg.messages import ClientContext, Result, Stepped, Upload
+from fedzmg.models.kernels import MappedLayers
+from fedzmg.tree import State, Tree, row
+
+if TYPE_CHECKING:
+    from fedzmg.simulation.history import Watched
+    from fedzmg.simulation.rounds import Simulation
+
+WIDTH = 64
+"""Clients whose models are evaluated or fine-tuned at once."""
+EXAMPLES = 256
+"""Examples of every client that are evaluated at once."""
+
+
+class OwnMetrics(NamedTuple):
+    """Metric of clients' own models, one value per client; None: not measured."""
+
+    personal: npt.NDArray[np.float64] | None
+    tuned: npt.NDArray[np.float64] | None
+
+
+@final
+@dataclass(frozen=True)
+class FineTune(ClientRule):
+    """Plain SGD on the model that a client keeps in its memory."""
+
+    lr: Number = number(0.1, above=0, doc="learning rate")
+
+    def start(self, context: ClientContext) -> Tree:
+        model: Tree = context.memory
+        return model
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        return params - self.lr * grad, scratch
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        return Upload(Tree({})), params
+
+
+def own_metrics(simulation: Simulation, watched: Watched, data: Examples) -> list[OwnMetrics]:
+    """Evaluate every trial's personal models, and all models after fine-tuning."""
+    personal = simulation.program.rule.is_personal
+    epochs = simulation.task.protocol.fine_tune
+    if not personal and not epochs:
+        return [OwnMetrics(None, None)] * len(simulation.trials)
+    return [
+        OwnMetrics(
+            _metric(simulation, watched, data, trial, 0) if personal else None,
+            _metric(simulation, watched, data, trial, epochs) if epochs else None,
+        )
+        for trial in range(len(simulation.trials))
+    ]
+
+
+def _metric(
+    simulation: Simulation, watched: Watched, data: Examples, trial: int, epochs: int
+) -> npt.NDArray[np.float64]:
+    """Compute the metric of each client's own model on its own examples."""
+    found = np.empty(len(watched.clients))
+    ends = np.cumsum(watched.counts)
+    # Clients of similar size are evaluated together, since all are padded to the largest.
+    order = np.argsort(watched.counts, kind="stable")
+    for first in range(0, len(order), WIDTH):
+        chosen = order[first : first + WIDTH]
+        clients = watched.clients[chosen].tolist()
+        models = _models(simulation, trial, clients)
+        if epochs:
+            models = _fine_tuned(simulation, trial, clients, models, epochs)
+        own = [watched.positions[ends[i] - watched.counts[i] : ends[i]] for i in chosen]
+        found[chosen] = _evaluate(simulation, models, data, own)
+    return found
+
+
+def _models(simulation: Simulation, trial: int, clients: Sequence[int]) -> Tree:
+    """Return the models of some clients, a row each."""
+    memory = simulation.read_memory([(trial, client) for client in clients])
+    numbers = row(simulation.client_numbers, trial)
+    rule, params = bind(simulation.program.rule, numbers), row(simulation.snapshot.params, trial)
+    rows = torch.arange(len(clients), device=simulation.device)
+    with torch.no_grad():
+        mapped = torch.vmap(lambda _, own: rule.personal_model(params, own))
+        models: Tree = mapped(rows, memory)
+    return models
+
+
+def _fine_tuned(
+    simulation: Simulation, trial: int, clients: Sequence[int], models: Tree, epochs: int
+) -> Tree:
+    """Train the models of some clients on their own training data, at the client's rate."""
+    chosen = simulation.trials[trial]
+    rate = rate_of(chosen.algorithm.client) or 0.1
+    program = replace(simulation.program, rule=FineTune(), longest=0)
+    batching = replace(simulation.task.protocol.batching, epochs=epochs)
+    offsets = simulation.task.train.offsets
+    batches = []
+    for client in clients:
+        first, last = (int(o) for o in offsets[client : client + 2])
+        # Round 0 is nobody's: batches differ from those of the training.
+        stream = local_stream(batching, chosen.seed, 0, client, 0, first, last - first)
+        batches.append(ClientBatch(0, client, last - first, stream))
+    one = next(iter(models.values()))
+    stamp = torch.zeros(1, dtype=torch.int64, device=simulation.device)
+    broadcast = Broadcast(
+        row(models, slice(0, 1)), (), {"lr": one.new_full((1,), float(rate))}, stamp
+    )
+    slow = simulation.choice.path == "sequential"
+    engine = Sequential(program) if slow else Vectorized(program)
+    tuned = models.map(torch.clone)
+    for chunk in engine.train(batches, broadcast, models):
+        for name, leaf in row(chunk.outcomes.memory, chunk.rows).items():
+            tuned[name][chunk.batches] = leaf
+    return tuned
+
+
+def _evaluate(
+    simulation: Simulation, models: Tree, data: Examples, own: Sequence[npt.NDArray[np.int64]]
+) -> npt.NDArray[np.float64]:
+    """Compute the mean metric of each model on its examples."""
+    program, metric = simulation.program, simulation.task.metric
+
+    def one(params: Tree, x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+        values = metric.function(program.objective.outputs(params, x), y)
+        return torch.where(counts, values.double(), 0.0).sum()
+
+    total = torch.zeros(len(own), dtype=torch.float64, device=simulation.device)
+    with torch.no_grad(), MappedLayers():
+        for positions, counts in _padded(own):
+            at = torch.from_numpy(positions).to(simulation.device)
+            mask = torch.from_numpy(counts).to(simulation.device)
+            x = program.prepare(data.x[at], program.dtype)
+            if simulation.choice.path == "sequential":  # the model may not map
+                parts = [one(row(models, i), x[i], data.y[at][i], mask[i]) for i in range(len(own))]
+                total += torch.stack(parts)
+            else:
+                total += torch.vmap(one)(models, x, data.y[at], mask)
+    means: npt.NDArray[np.float64] = total.cpu().numpy() / np.array([len(part) for part in own])
+    return means
+
+
+def _padded(
+    own: Sequence[npt.NDArray[np.int64]],
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]:
+    """Yield positions of examples as rectangles, and flags of the real ones."""
+    longest = max(map(len, own))
+    for first in range(0, longest, EXAMPLES):
+        width = min(EXAMPLES, longest - first)
+        parts = [part[first : first + width] for part in own]
+        real = np.arange(width) < np.array([[len(part)] for part in parts])
+        positions = np.full(real.shape, own[0][0])
+        for line, part in zip(positions, parts, strict=True):
+            line[: len(part)] = part
+        yield positions, real
