@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from fedzmg import InputError, testing
 from fedzmg.cli import app
 from fedzmg.cli.extending import load_algorithms
+from fedzmg.plugins import PluginError
 
 
 def invoke(*words: str) -> Any:
@@ -83,19 +84,27 @@ def test_check_prints_a_table_and_its_exit_code_tells_the_result() -> None:
     assert "client.mu" in bad.output
 
 
+MINE = """
+from fedzmg import Algorithm
+from fedzmg.algorithms import SGD, Average
+ALGORITHMS = (Algorithm("mine", SGD(), Average()),)
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "words", "value"),
     [
         ("", [], "ALGORITHMS"), ("ALGORITHMS = (1,)", [], "1"), (None, [], "mine.py"),
         ("1 / 0", [], "ZeroDivisionError"), ("def", [], "SyntaxError"),
-        ("from fedzmg.algorithms.fedavg import ALGORITHMS", ["--algorithm", "fedav"], "'fedavg'"),
+        (MINE, ["--algorithm", "my"], "'mine'"),
     ],
 )  # fmt: skip
 def test_unusable_files_are_one_line(text: str | None, words: list[str], value: str) -> None:
     if text is not None:
         Path("mine.py").write_text(text)
     found = invoke("check", "mine.py", *words)
-    assert isinstance(found.exception, InputError)
+    kind = PluginError if value.endswith("Error") else InputError
+    assert isinstance(found.exception, kind)
     assert value in str(found.exception)
 
 
