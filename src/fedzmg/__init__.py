@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         testing,
         trackers,
     )
-    from fedzmg.api import compare, tune
+    from fedzmg.api import compare, register, tune
     from fedzmg.contract import Aggregator, Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
@@ -45,7 +45,8 @@ __all__ = [
     "ACCURACY", "Aggregator", "Algorithm", "ClientRule", "Federation", "History", "InputError",
     "Metric", "Participation", "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree",
     "Trial", "Tuned", "__version__", "aggregators", "algorithms", "compare", "data", "diagnose",
-    "draw", "models", "optim", "simulate", "tasks", "testing", "trackers", "tune", "verify",
+    "draw", "models", "optim", "register", "simulate", "tasks", "testing", "trackers", "tune",
+    "verify",
 ]  # fmt: skip
 
 _MODULES = {
@@ -55,7 +56,7 @@ _MODULES = {
     "Parts": "parts", "Protocol": "tasks.task", "ServerRule": "contract",
     "StudyResult": "results.study_result", "Task": "tasks.task", "Tree": "tree",
     "Trial": "simulation", "Tuned": "experiment.grids.grid", "compare": "api",
-    "simulate": "simulation", "tune": "api", "verify": "experiment.verify",
+    "register": "api", "simulate": "simulation", "tune": "api", "verify": "experiment.verify",
 }  # fmt: skip
 
 

@@ -242,7 +242,9 @@ class FunctionalModel:
         with torch.no_grad():
             outputs = self.evaluate(params, x)
             try:
-                same = torch.allclose(self.head(params, self.features(params, x)), outputs)
+                same = torch.allclose(
+                    self.head(params, self.features(params, x)), outputs, equal_nan=True
+                )
             except RuntimeError:
                 same = False
         if not same:

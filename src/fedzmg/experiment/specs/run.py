@@ -268,7 +268,7 @@ class Experiment(Strict):
 
     def build_task(self) -> Task:
         """Build the preset with the user's changes."""
-        return tasks.get(self.task, self.preset)
+        return tasks.info(self.task).with_options(self.preset).build()
 
     def check_participation(self, task: Task) -> None:
         """Refuse a choice of clients that does not fit the data."""

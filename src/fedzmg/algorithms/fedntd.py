@@ -1,0 +1,79 @@
+"""FedNTD (Lee et al. 2022): distillation of the global model's scores of the not-true classes.
+
+With ``q`` and ``q_glob`` the softmax over all classes but the true one, at temperature tau, in the
+local model and in the model received::
+
+    loss   = task loss + beta tau^2 sum over c != y of q_glob_c (log q_glob_c - log q_c)
+    client:  w_k <- w_k - lr g                       (momentum and decay as options)
+    server:  w   <- w - server_lr sum_k p_k (w - w_k)
+
+The true class gets no gradient from the second term. The global model runs without dropout and
+without a gradient.
+
+Travels down: the model. Travels up: the model difference. State: none. Only for classification. A
+step costs one more forward pass.
+Differences from the paper: none known in the loss. Its code leaves open whether the global model
+runs with dropout. Of a sequence, the positions are averaged.
+Degenerate cases: ``beta = 0`` and two classes are FedAvg. Without dropout so is one local step,
+because the term has no gradient while both models are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.class_losses import check_classes, per_example
+from fedzmg.algorithms.fedavg import SGD, Average
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
+from fedzmg.messages import BatchOutputs, ClientContext
+from fedzmg.tree import Tree
+
+
+@final
+@dataclass(frozen=True)
+class NotTrueDistillation(Wrapper):
+    """Any client rule, on the task's loss and the global model's scores of other classes."""
+
+    beta: Number = number(1.0, low=0, doc="weight of the distillation")
+    tau: Number = number(1.0, above=0, doc="temperature of the scores")
+
+    @property
+    def own_loss(self) -> bool:
+        return True
+
+    def references(self, context: ClientContext) -> tuple[Tree, ...]:
+        return context.params, *super().references(context)
+
+    def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
+        check_classes(self, batch)
+        classes = torch.arange(batch.outputs.shape[-1], device=batch.outputs.device)
+        others = classes != batch.targets.clamp(min=0)[..., None]
+
+        def log_softmax(scores: Tensor) -> Tensor:
+            without = torch.where(others, scores / self.tau, -torch.inf)
+            # Zero instead of minus infinity at the true class, whose probability is zero.
+            return torch.where(others, scores / self.tau - without.logsumexp(-1, True), 0.0)
+
+        there, here = log_softmax(batch.reference_outputs[0]), log_softmax(batch.outputs)
+        divergence = torch.where(others, there.exp() * (there - here), 0.0).sum(-1)
+        rest = batch._replace(
+            reference_outputs=batch.reference_outputs[1:],
+            reference_features=batch.reference_features[1:],
+        )
+        added = self.beta * self.tau**2 * per_example(divergence, batch.targets)
+        return super().loss(context, rest) + added
+
+
+FAMILY = "own losses on the clients"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("fedntd", NotTrueDistillation(SGD(lr=0.1)), Average()),
+        summary="local SGD that keeps the global model's scores of other classes; server average",
+        source="Lee et al. 2022",
+    ),
+)

@@ -1,0 +1,78 @@
+"""FedSAM (Qu et al. 2022; Caldarola et al. 2022): clients look for flat minima.
+
+Every local step takes two gradients of the same batch::
+
+    client:  g1  <- gradient at w_k
+             g2  <- gradient at w_k + rho g1 / (|g1| + eps)       |g1|: over all parameters together
+             w_k <- w_k - lr g2                                   (momentum and decay as options)
+    server:  w   <- w - server_lr sum_k p_k (w - w_k)
+
+``SAM`` is a wrapper: the rule inside sees ``g2`` alone and steps from ``w_k``, so its momentum and
+decay act there. Both gradients have the same dropout mask. ``ZeroMean`` around it projects both
+gradients, clipping bounds ``g2`` alone.
+
+Travels down: the model. Travels up: the model difference. State: none.
+Differences from the paper: weights are examples, as in FedAvg; Qu et al. use equal ones
+(``weights = "uniform"``). The FL-Simulator adds 1e-7 to the norm and clips every gradient to 10.
+Degenerate cases: ``rho = 0`` is FedAvg, bit for bit; a zero gradient is not perturbed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedzmg.algorithms.fedavg import SGD, Average
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
+from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext, Stepped
+from fedzmg.tree import State, Tree
+
+
+def unit_ascent(params: Tree, grad: Tree, rho: Number, eps: Number) -> Tree:
+    """Move by ``rho`` along a gradient; ``eps`` keeps a zero gradient from a division by zero.
+
+    >>> unit_ascent(Tree({"a": torch.zeros(2)}), Tree({"a": torch.tensor([3.0, 4.0])}), 1, 0)["a"]
+    tensor([0.6000, 0.8000])
+    """
+    norms = torch.stack([torch.linalg.vector_norm(leaf) for leaf in grad.values()])
+    length: Tensor = torch.linalg.vector_norm(norms)
+    return params + grad * (rho / (length + eps))
+
+
+@final
+@dataclass(frozen=True)
+class SAM(Wrapper):
+    """Any client rule, on gradients at the worst point nearby."""
+
+    rho: Number = number(0.05, low=0, doc="distance to the point of the second gradient")
+    eps: Number = number(1e-12, above=0, doc="added to the norm of the first gradient")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inner.gradients_per_step != 1:
+            name = type(self.inner).__name__
+            raise InputError(f"SAM around {name}, which has its own second gradient: choose one")
+
+    @property
+    def gradients_per_step(self) -> int:
+        return 2
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        return unit_ascent(params, grad, self.rho, self.eps), scratch
+
+
+FAMILY = "second gradients"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("fedsam", SAM(SGD(lr=0.1)), Average()),
+        summary="local SGD on gradients at the worst point nearby; server average",
+        source="Qu et al. 2022; Caldarola et al. 2022",
+    ),
+)

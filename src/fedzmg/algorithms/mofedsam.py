@@ -1,0 +1,64 @@
+"""MoFedSAM (Qu et al. 2022): FedSAM whose local steps mix in the last cohort's direction.
+
+With ``g2`` the second gradient of FedSAM and ``K_k`` the steps that a client did::
+
+    client:  w_k <- w_k - lr (alpha g2 + (1 - alpha) m)           m is fixed during the round
+    server:  m   <- mean_k (w - w_k) / (K_k lr)                   m = 0 before the first round
+             w   <- w - server_lr mean_k (w - w_k)
+
+It is ``SAM`` around FedCM's clients, with FedCM's server. ``alpha``, the weight of the new
+gradient, is the paper's beta; ``m`` is an average of gradients over about ``1 / alpha`` rounds.
+The first round moves by ``alpha`` times a normal step, because m is zero. ``mofedsam:cold-start``
+takes ``alpha = 1`` in that round.
+
+Travels down: the model and m. Travels up: the model difference, and K_k as a scalar. Server state:
+m. Weights are uniform.
+Differences from the paper: it writes the server's step as ``eta_g m``, that is
+``server_lr = eta_g / (K lr)``. Unequal numbers of steps and a learning rate that changes are taken
+into account client by client; the FL-Simulator divides by the steps of the first client for all.
+Degenerate cases: ``alpha = 1`` is FedSAM with equal weights; ``rho = 0`` is FedCM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from fedzmg.algorithms.fedcm import FedCM, FedCMServer
+from fedzmg.algorithms.fedsam import SAM
+from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule
+from fedzmg.messages import ClientContext
+
+
+@final
+@dataclass(frozen=True)
+class ColdStart(Wrapper):
+    """FedCM's client that uses its own gradient alone in the first round."""
+
+    inner: FedCM = FedCM()
+
+    def inner_at(self, context: ClientContext) -> ClientRule:
+        one = next(iter(context.params.values())).new_ones(())
+        alpha = torch.where(context.round == 1, one, one * self.inner.alpha)
+        return replace(self.inner, alpha=alpha)
+
+
+def _info(name: str, client: ClientRule, first: str) -> AlgorithmInfo:
+    return AlgorithmInfo(
+        Algorithm(name, SAM(client), FedCMServer(), weights="uniform"),
+        summary=f"FedSAM's gradients mixed with the last cohort's direction{first}",
+        source="Qu et al. 2022",
+        down=2,
+        server_keeps=1,
+        inferred="the scale of the server's step",
+    )
+
+
+FAMILY = "second gradients"
+ALGORITHMS = (
+    _info("mofedsam", FedCM(), "; server average"),
+    _info("mofedsam:cold-start", ColdStart(), ", but not in the first round"),
+)
