@@ -172,7 +172,9 @@ def _round(
         _check_upload(rule, upload)
         before = call(aggregator, "init", _state, upload.delta)
         flat = torch.cat([leaf.flatten(len(rows)) for leaf in upload.delta.values()], -1)
-        given = Rows(flat.unsqueeze(len(rows)), weights)
+        merging = aggregator.rule if isinstance(aggregator, PackedRule) else aggregator
+        number = max(merging.fewest, SIZE)
+        given = Rows(torch.stack([flat] * number, -2), torch.cat([weights] * number, -1))
         call(aggregator, "aggregate", _aggregated, given, before)
     cohort = Cohort(*merged, count(SIZE), count(POPULATION), one, each, valid, clients, one)
     call(server, "update", _updated, params, state, cohort)
@@ -283,8 +285,7 @@ def _weights(rule: Rule, method: str, value: Any, args: Any) -> Any:
 
 
 def _aggregated(rule: Rule, method: str, value: Any, args: Any) -> Any:
-    rows, state = args
-    return _same(rule, method, value, (rows.deltas[0], state))
+    return _same(rule, method, value, (args[0].deltas[0], args[1]))
 
 
 def _check_upload(rule: Rule, upload: Upload) -> None:
