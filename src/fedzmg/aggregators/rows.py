@@ -90,6 +90,7 @@ def squared_distances(rows: Rows) -> Tensor:
         away = block.double() - middle(block, exists)
         centred = torch.where(exists[:, None], away, 0.0)
         products = products + centred @ centred.T
+    products = (products + products.T) / 2  # exactly symmetric: nearest pairs are exact ties
     squares = products.diagonal()
     found = (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0)
     itself = torch.eye(len(found), dtype=torch.bool, device=found.device)

@@ -42,7 +42,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
 
     ``rounds`` and ``evaluations`` are those of one trial, all other counts those of all trials.
     ``disk_bytes`` includes client memory if every client is visited. ``guard_bytes`` are uploads
-    that ``federation.guard`` keeps in memory. ``missing`` is the command
+    that ``federation.guard`` or an aggregator keeps in memory. ``missing`` is the command
     that downloads the data; without data, the later facts are None. ``steps`` depend on the
     cohorts, and bytes on their sizes if these vary; all other counts are exact. ``probe`` describes
     the measurement; it is ``extrapolated`` if less than a whole cohort was measured.
@@ -67,7 +67,8 @@ def estimate(spec: Spec) -> dict[str, Any]:
         moved = model * cohort * rounds * n
         down, up = down + row.down * moved, up + row.up * moved
         pack = min(n, getattr(spec, "together", 0) or n)
-        guarded = max(guarded, spec.federation.guard * row.up * model * cohort * pack)
+        copies = 2 if spec.federation.aggregator is not None else int(spec.federation.guard)
+        guarded = max(guarded, copies * row.up * model * cohort * pack)
         # Three slots for every client that is ever sampled.
         memory = 3 * row.client_keeps * model * min(preset.clients, cohort * rounds)
         # An old and a new checkpoint lie side by side.

@@ -158,9 +158,13 @@ def _round(
     weights = torch.ones((*rows, 1), dtype=torch.float64, device=some.device)
     for aggregator in aggregators:
         _check_mergeable(mine, aggregator, upload)
+        merging = aggregator.rule if isinstance(aggregator, PackedRule) else aggregator
+        number = max(merging.fewest, SIZE)
         flat = torch.cat([leaf.reshape(*rows, 1, -1) for leaf in upload.delta.values()], -1)
-        before = call(aggregator, "init", _state, upload.delta)
-        call(aggregator, "aggregate", _merged, Rows(flat, weights), before)
+        given = Rows(torch.cat([flat] * number, -2), torch.cat([weights] * number, -1))
+        call(
+            aggregator, "aggregate", _merged, given, call(aggregator, "init", _state, upload.delta)
+        )
     if theirs.own_weights:
         call(server, "weigh", _weighted, state, count(0, 1), weights)
     # Averages are floating point numbers whatever was uploaded.

@@ -81,7 +81,7 @@ def estimate(data: Mapping[str, Any]) -> dict[str, str]:
         "disk": f"{disk} at most while it runs, {kept} after",
     }
     if data.get("guard_bytes"):
-        found["guard"] = f"keeps {bytes_text(data['guard_bytes'])} of uploads in memory"
+        found["memory"] = f"{bytes_text(data['guard_bytes'])} of uploads are kept in a round"
     if data["missing"]:
         found["time"] = f"unknown: the data is not here yet ({data['missing']})"
     elif data["seconds"] is not None:

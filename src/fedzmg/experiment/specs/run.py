@@ -299,7 +299,8 @@ class Experiment(Strict):
         """Return the places that a key sets, each as names of tables; none if it is unknown."""
         table, _, name = key.partition(".")
         is_known = table in (self.tables if name else type(self).model_fields)
-        nested = tuple(key.split(".")) if table == "federation" else (table, name)
+        deep = table == "federation" and not name.startswith("aggregator.")
+        nested = tuple(key.split(".")) if deep else (table, name)
         return [nested if name else (key,)] if is_known else []
 
     def _known_keys(self) -> list[str]:
