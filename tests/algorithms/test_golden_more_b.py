@@ -338,7 +338,6 @@ def test_own_losses_average_positions_and_skip_padding() -> None:
         (twice(BATCH["global_projection"]), twice(BATCH["previous_projection"])),
     )
     for rule, context, name in (
-        (CalibratedLogits(SGD()), COUNTED, "fedlc"),
         (NotTrueDistillation(SGD()), COUNTED, "fedntd_distillation_tau1"),
         (Moon(SGD()), KNOWN, "moon_contrastive"),
     ):
