@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import fedzmg
 from fedzmg import Algorithm, InputError, Task, Trial, compare, simulate
-from fedzmg.algorithms import SGD, Average
+from fedzmg.algorithms import SGD, Average, get
 from fedzmg.cli import app
 from fedzmg.experiment.progress import Silent
 from fedzmg.results.reading import read
@@ -64,7 +64,12 @@ COMPARE = {"algorithms": ["fedavg"]}
         (lambda: Trial.of("fedzmg", client_lr=-1.0), "client_lr: lr = -1.0"),
         (lambda: compare(None), "NoneType"),
         (lambda: compare(nn.Linear(2, 2)), "Linear"),
-        (lambda: compare(task(), MINE), "simulate.*StudyResult.from_histories"),
+        (lambda: compare(task(), 3), "algorithms = 3"),
+        (lambda: compare(task(), {"x": 3}), "algorithms: 3"),
+        (lambda: compare(task(), {"x": ("fedavg", 3)}), "x: 3"),
+        (lambda: compare(task(), {"x": ("fedavg", {"lr": 1})}), "'lr'.*'client.lr'"),
+        (lambda: compare(task(), [get("fedavg").with_options({"client.lr": 3.0})]), "'fedavg'"),
+        (lambda: fedzmg.register(3), r"register\(3\)"),
         (lambda: compare(task(), [SGD()]), "SGD"),
         (lambda: compare(task(), ["fedavg", "fedavgg"]), "'fedavgg'.*did you mean"),
         (lambda: compare(task(), **COMPARE, seeds=2.0), "seeds = 2.0"),

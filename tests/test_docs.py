@@ -9,6 +9,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -21,7 +22,10 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/guide.md", "docs/data.md", "docs/diagnose.md", "docs/optimizer.md"]
 )
-def test_blocks_of_a_page_run_in_order(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blocks_of_a_page_run_in_order(
+    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "page", ModuleType("page"))  # dataclasses look it up
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     namespace: dict[str, object] = {"__name__": "page"}

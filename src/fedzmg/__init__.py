@@ -15,9 +15,20 @@ TYPE_CHECKING = False  # typing itself is not loaded before a command can answer
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedzmg import algorithms, data, diagnose, draw, models, optim, tasks, testing, trackers
-    from fedzmg.api import compare, tune
-    from fedzmg.contract import Algorithm, ClientRule, ServerRule
+    from fedzmg import (
+        aggregators,
+        algorithms,
+        data,
+        diagnose,
+        draw,
+        models,
+        optim,
+        tasks,
+        testing,
+        trackers,
+    )
+    from fedzmg.api import compare, register, tune
+    from fedzmg.contract import Aggregator, Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
     from fedzmg.evaluation import ACCURACY, Metric
     from fedzmg.experiment.grids.grid import Tuned
@@ -31,20 +42,21 @@ if TYPE_CHECKING:
     from fedzmg.tree import Tree
 
 __all__ = [
-    "ACCURACY", "Algorithm", "ClientRule", "Federation", "History", "InputError", "Metric",
-    "Participation", "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree", "Trial",
-    "Tuned", "__version__", "algorithms", "compare", "data", "diagnose", "draw", "models", "optim",
-    "simulate", "tasks", "testing", "trackers", "tune", "verify",
+    "ACCURACY", "Aggregator", "Algorithm", "ClientRule", "Federation", "History", "InputError",
+    "Metric", "Participation", "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree",
+    "Trial", "Tuned", "__version__", "aggregators", "algorithms", "compare", "data", "diagnose",
+    "draw", "models", "optim", "register", "simulate", "tasks", "testing", "trackers", "tune",
+    "verify",
 ]  # fmt: skip
 
 _MODULES = {
-    "ACCURACY": "evaluation", "Algorithm": "contract", "ClientRule": "contract",
-    "Federation": "federation", "History": "simulation", "InputError": "errors",
-    "Metric": "evaluation", "Participation": "participation", "Parts": "parts",
-    "Protocol": "tasks.task", "ServerRule": "contract",
+    "ACCURACY": "evaluation", "Aggregator": "contract", "Algorithm": "contract",
+    "ClientRule": "contract", "Federation": "federation", "History": "simulation",
+    "InputError": "errors", "Metric": "evaluation", "Participation": "participation",
+    "Parts": "parts", "Protocol": "tasks.task", "ServerRule": "contract",
     "StudyResult": "results.study_result", "Task": "tasks.task", "Tree": "tree",
     "Trial": "simulation", "Tuned": "experiment.grids.grid", "compare": "api",
-    "simulate": "simulation", "tune": "api", "verify": "experiment.verify",
+    "register": "api", "simulate": "simulation", "tune": "api", "verify": "experiment.verify",
 }  # fmt: skip
 
 

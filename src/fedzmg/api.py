@@ -13,15 +13,17 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from fedzmg import algorithms as registry
-from fedzmg import tasks
+from fedzmg import plugins, tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.algorithms.options import known_options
+from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.errors import InputError, Interrupted, brief, unknown
 from fedzmg.experiment.grids.grid import Tuned, run_grid
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
-from fedzmg.experiment.specs.plan import MOST_SEEDS
+from fedzmg.experiment.specs.plan import MOST_SEEDS, Plan
 from fedzmg.experiment.specs.run import SIDES, RunSpec
+from fedzmg.experiment.specs.variants import Algorithms, named_algorithms
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.plain_text import plain
 from fedzmg.results.study_result import StudyResult
@@ -33,19 +35,25 @@ COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 """Algorithms of a comparison by default."""
 
 
-def algorithm_names(given: Any) -> list[str]:
-    """Return names of algorithms, comma-separated or in a list; ``all`` means every one."""
-    if isinstance(given, str):
-        names = [name.strip() for name in given.split(",")]
-        if "" in names:
-            raise InputError(f"algorithms = {given!r}: a name is empty, remove a comma")
-        return list(ALGORITHMS) if names == ["all"] else names
-    if isinstance(given, Sequence) and all(isinstance(name, str) for name in given):
-        return list(given)
-    raise InputError(
-        f"algorithms = {given!r}: expected names; train an algorithm of your own with "
-        "simulate(task, [Trial(algorithm, seed)]) and compare by StudyResult.from_histories"
-    )
+def register(thing: Any) -> None:
+    """Add an algorithm, a task or a plugin file to those that names refer to.
+
+    ``compare``, ``tune``, ``Trial.of``, specifications and ``verify`` then know its name. The same
+    thing can be registered again; another one of the same name is an ``InputError``.
+
+    Args:
+        thing: an :class:`Algorithm` or ``AlgorithmInfo``, a :class:`Task`, or the path of a Python
+            file with a tuple ``ALGORITHMS`` or ``TASKS``.
+    """
+    if isinstance(thing, str | Path):
+        plugins.load(thing)
+    elif isinstance(thing, Algorithm | AlgorithmInfo):
+        ALGORITHMS.take(thing, plugins.written_in(thing))
+    elif isinstance(thing, Task | tasks.Preset):
+        tasks.TASKS.take(thing, None)
+    else:
+        wanted = "an Algorithm, a Task or the path of a Python file"
+        raise InputError(f"register({brief(thing)}): expected {wanted}")
 
 
 def tuning_notes(
@@ -72,14 +80,25 @@ def tuning_notes(
         more = f" and {len(untuned) - 3} more" if len(untuned) > 3 else ""
         notes.append(
             f"{', '.join(untuned[:3])}{more}: default learning rates, not tuned for {task} "
-            "('fedzmg grid' and fedzmg.tune search)"
+            "('fedzmg tune' and fedzmg.tune search)"
         )
     return notes
 
 
+def untuned(spec: Plan, objects: Collection[str] = ()) -> list[str]:
+    """Return the algorithms of a plan that take their learning rate from the task or a default."""
+    return list(
+        dict.fromkeys(
+            spec.base(name)
+            for name, variant in spec.algorithms.items()
+            if "lr" not in variant.client and name not in objects
+        )
+    )
+
+
 def comparison_spec(
     task: Task,
-    algorithms: Sequence[str],
+    algorithms: Mapping[str, Mapping[str, Any]],
     seeds: Sequence[int],
     settings: Mapping[str, Any],
     **fields: Any,
@@ -92,7 +111,8 @@ def comparison_spec(
             continue
         if table in RunSpec.model_fields:
             raise InputError(f"{own} cannot be set for one algorithm ({name}), only for all")
-        raise unknown("key", own, known_options(registry.get(name)), f"fedzmg list {name}")
+        base = str(algorithms[name].get("algorithm", name))
+        raise unknown("key", own, known_options(registry.get(base)), f"fedzmg list {base}")
     # Evaluations and rounds are at the top of a study file, in the protocol of a run.
     lifted = {key: f"protocol.{key}" for key in ("rounds", "eval_every")}
     values = {key: v for key, v in settings.items() if key not in lifted.values()}
@@ -100,7 +120,7 @@ def comparison_spec(
     top |= {key: value for key, value in fields.items() if value is not None}
     study: dict[str, Any] = {"task": task.name, "preset": dict(task.preset)}
     study |= {"rounds": task.protocol.rounds, "eval_every": task.protocol.eval_every}
-    study |= {"algorithms": list(algorithms), "seeds": list(seeds), "rates": "known"}
+    study |= {"algorithms": dict(algorithms), "seeds": list(seeds), "rates": "known"}
     spec = StudySpec.parse(study | top).with_settings(values)
     spec.check(task)
     return spec
@@ -108,7 +128,7 @@ def comparison_spec(
 
 def compare(
     task: Task | str,
-    algorithms: Sequence[str] | str = COMPARED,
+    algorithms: Algorithms = COMPARED,
     *,
     seeds: int | Sequence[int] = 3,
     rounds: int | None = None,
@@ -122,8 +142,10 @@ def compare(
     """Train algorithms on the same cohorts and batches, and test the differences.
 
     Args:
-        task: a :class:`Task` or the name of a preset.
-        algorithms: names; the first is the reference of the paired tests.
+        task: a :class:`Task`, the name of a preset, or ``my_task.py:task``.
+        algorithms: names and :class:`Algorithm` objects, or both by names of your own:
+            ``{"mine": algorithm, "heavy": ("fedavg", {"client.momentum": 0.9})}``. The first is the
+            reference of the paired tests.
         seeds: how many seeds (0, 1, ...), or which.
         rounds: instead of the task's own number.
         preset: fields of the named preset, e.g. ``{"centring": "image"}``.
@@ -145,21 +167,21 @@ def compare(
         InputError: for an unknown name or a value out of range.
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
-    chosen, algorithms = _task(task, preset), algorithm_names(algorithms)
+    chosen, named = _task(task, preset), named_algorithms(algorithms)
     numbers, directory = numbered_seeds(seeds), None if out is None else Path(out)
-    given = _flat_settings(settings, algorithms)
-    spec = comparison_spec(
-        chosen, algorithms, numbers, given, rounds=rounds, engine=engine, device=device
-    )
-    for note in tuning_notes(chosen.name, algorithms, given, chosen.options):
-        print(plain(f"fedzmg: {note}"), file=sys.stderr)
-    with _shown(progress, chosen, dict.fromkeys(study_packs(spec, chosen), 1)) as shown:
-        return run_study(spec, directory, task=chosen, progress=shown, grow=True, models=True)
+    given = _flat_settings(settings, named.table)
+    options = {"rounds": rounds, "engine": engine, "device": device}
+    with ALGORITHMS.including(named.objects):
+        spec = comparison_spec(chosen, named.table, numbers, given, **options)
+        for note in tuning_notes(chosen.name, untuned(spec, named.objects), (), chosen.options):
+            print(plain(f"fedzmg: {note}"), file=sys.stderr)
+        with _shown(progress, chosen, dict.fromkeys(study_packs(spec, chosen), 1)) as shown:
+            return run_study(spec, directory, task=chosen, progress=shown, grow=True, models=True)
 
 
 def tune(
     task: Task | str,
-    algorithms: Sequence[str] | str,
+    algorithms: Algorithms,
     axes: Mapping[str, Iterable[float]],
     *,
     seeds: int | Sequence[int] = 1,
@@ -176,8 +198,9 @@ def tune(
     """Search learning rates, or any other numbers, over every combination of the axes.
 
     Args:
-        task: a :class:`Task` with examples set apart for this (``tune``), or the name of a preset.
-        algorithms: names; one without an option of ``axes`` has an axis less.
+        task: a :class:`Task` with examples set apart for this (``tune``), or a name, as for
+            :func:`compare`.
+        algorithms: as for :func:`compare`; one without an option of ``axes`` has an axis less.
         axes: numbers to try by option, ``{"client.lr": [0.01, 0.1], "server.lr": [0.1, 1]}``.
         seeds: how many seeds (1000, 1001, ...: none that a comparison uses by default), or which.
         rounds: instead of the task's own number.
@@ -201,20 +224,15 @@ def tune(
         InputError: for an unknown name, a value out of range, or a task without examples set apart.
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
-    chosen, algorithms = _task(task, preset), algorithm_names(algorithms)
-    numbers, directory = numbered_seeds(seeds, first=1000), None if out is None else Path(out)
-    try:
-        values = {key: [float(value) for value in own] for key, own in axes.items()}
-    except (AttributeError, TypeError, ValueError):
-        example = {"client.lr": [0.1, 1.0]}
-        raise InputError(f"axes = {axes!r}: expected numbers by option, {example}") from None
-    total = chosen.protocol.rounds if rounds is None else rounds
-    last = min(10, total) if last is None and isinstance(total, int) else last
-    given: dict[str, Any] = {"task": chosen.name, "preset": dict(chosen.preset), "last": last}
-    given |= {"algorithms": algorithms, "axes": values, "seeds": numbers, "rounds": total}
-    given |= {"selection": selection, "engine": engine, "device": device}
-    spec = GridSpec.parse(given).with_settings(_flat_settings(settings, algorithms))
+    chosen, named = _task(task, preset), named_algorithms(algorithms)
+    directory = None if out is None else Path(out)
+    fields = {"selection": selection, "engine": engine, "device": device}
+    given = _flat_settings(settings, named.table)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(ALGORITHMS.including(named.objects))
+        spec = search_spec(
+            chosen, named.table, axes, seeds, given, rounds=rounds, last=last, **fields
+        )
         shown = stack.enter_context(_shown(progress, chosen, spec.packs()))
         kept = directory is not None
         where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="fedzmg-tune-")))
@@ -222,6 +240,31 @@ def tune(
             return Tuned(run_grid(spec, where, task=chosen, progress=shown))
         except Interrupted as error:
             raise Interrupted(error.done, error.rounds, kept=kept) from None
+
+
+def search_spec(
+    task: Task,
+    algorithms: Mapping[str, Mapping[str, Any]],
+    axes: Mapping[str, Iterable[float]],
+    seeds: int | Sequence[int],
+    settings: Mapping[str, Any],
+    *,
+    rounds: int | None = None,
+    last: int | None = None,
+    **fields: Any,
+) -> GridSpec:
+    """Build the grid of a search; ``fields`` may be ``selection``, ``engine`` and ``device``."""
+    try:
+        values = {key: [float(value) for value in own] for key, own in axes.items()}
+    except (AttributeError, TypeError, ValueError):
+        example = {"client.lr": [0.1, 1.0]}
+        raise InputError(f"axes = {axes!r}: expected numbers by option, {example}") from None
+    total = task.protocol.rounds if rounds is None else rounds
+    last = min(10, total) if last is None and isinstance(total, int) else last
+    given: dict[str, Any] = {"task": task.name, "preset": dict(task.preset), "last": last}
+    given |= {"algorithms": dict(algorithms), "axes": values, "rounds": total}
+    given |= {"seeds": numbered_seeds(seeds, first=1000), **fields}
+    return GridSpec.parse(given).with_settings(settings)
 
 
 def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
@@ -248,7 +291,7 @@ def numbered_seeds(seeds: Any, first: int = 0) -> list[int]:
     return found
 
 
-def _flat_settings(settings: Any, algorithms: Sequence[str]) -> dict[str, Any]:
+def _flat_settings(settings: Any, algorithms: Collection[str]) -> dict[str, Any]:
     """Return settings by ``ALGORITHM.KEY``; settings of a round that all share keep their key."""
     found = {}
     try:

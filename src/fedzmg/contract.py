@@ -39,6 +39,7 @@ from fedzmg.rule import (
     bind,
     chain,
     choice,
+    flag,
     inner_rules,
     map_rule,
     number,
@@ -50,28 +51,10 @@ from fedzmg.rule import (
 from fedzmg.tree import State, Tree
 
 __all__ = [
-    "Aggregator",
-    "Algorithm",
-    "AlgorithmInfo",
-    "ClientRule",
-    "Layout",
-    "Need",
-    "Number",
-    "ParamInfo",
-    "Parts",
-    "Rule",
-    "ServerRule",
-    "bind",
-    "chain",
-    "choice",
-    "inner_rules",
-    "map_rule",
-    "number",
-    "numbers",
-    "replace_in_chain",
-    "structure",
-    "whole",
-]
+    "Aggregator", "Algorithm", "AlgorithmInfo", "ClientRule", "Layout", "Need", "Number",
+    "ParamInfo", "Parts", "Rule", "ServerRule", "bind", "chain", "check_rule", "choice", "flag",
+    "inner_rules", "map_rule", "number", "numbers", "replace_in_chain", "structure", "whole",
+]  # fmt: skip
 
 Weights = Literal["examples", "uniform"]
 WrapperKind = Literal["clip", "change", "project", "pull", "schedule", "parts"]
@@ -221,8 +204,12 @@ class ServerRule(Rule, ABC):
 class Aggregator(Rule, ABC):
     """Base of stages that merge the model updates of a cohort in another way than their mean.
 
-    It sees all updates of a round at once, so all of them are kept in memory.
+    It sees all updates of a round at once, so all of them are kept in memory. It works with
+    algorithms whose uploads are a ``delta`` alone.
     """
+
+    streams: ClassVar[bool] = False
+    """Take the weighted mean instead, which adds updates as they come and keeps none."""
 
     @property
     def fewest(self) -> int:
@@ -254,8 +241,10 @@ class Algorithm:
         if self.weights not in ("examples", "uniform"):
             raise unknown("weights", str(self.weights), ["examples", "uniform"])
         try:
-            _check_rule("client", self.client, ClientRule)
-            _check_rule("server", self.server, ServerRule)
+            check_rule("client", self.client, ClientRule)
+            check_rule("server", self.server, ServerRule)
+            if self.aggregator is not None:
+                check_rule("aggregator", self.aggregator, Aggregator)
             _check_pairing(self.client, self.server)
             _check_wrappers(self.client)
         except InputError as error:
@@ -347,11 +336,12 @@ class AlgorithmInfo:
     """Equations and remarks: the docstring of its module, which the table fills in."""
 
 
-def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
+def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     """Reject a value that is not a rule of this kind, or not a dataclass."""
     name = (rule if isinstance(rule, type) else type(rule)).__name__
     if not isinstance(rule, kind):
-        example = "SGD(lr=0.1)" if kind is ClientRule else "Average()"
+        examples = {ClientRule: "SGD(lr=0.1)", ServerRule: "Average()", Aggregator: "Median()"}
+        example = examples[kind]
         if isinstance(rule, type) and issubclass(rule, kind):
             example = f"{name}(...), an instance of the class"
         shown = name if isinstance(rule, type | Rule) else repr(rule)
@@ -363,7 +353,7 @@ def _check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):
-            _check_rule(field.name, value, kind)
+            check_rule(field.name, value, kind)
 
 
 def _check_pairing(client: ClientRule, server: ServerRule) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedzmg import aggregators
+from fedzmg.contract import Aggregator, check_rule
 from fedzmg.errors import InputError
 from fedzmg.participation import Participation
 
@@ -16,9 +18,16 @@ class Federation:
     """Reject updates whose norm is above 100 times the median of the cohort."""
     participation: Participation = Participation()
     """Clients of a round, and their local work."""
+    aggregator: Aggregator | None = None
+    """Way to merge updates, by default the algorithm's; a name of :mod:`fedzmg.aggregators` is
+    accepted, too."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.guard, bool):
             raise InputError(f"guard = {self.guard!r}: expected true or false")
         if not isinstance(self.participation, Participation):
             raise InputError(f"participation = {self.participation!r}: expected a Participation")
+        if isinstance(self.aggregator, str):
+            object.__setattr__(self, "aggregator", aggregators.get(self.aggregator))
+        elif self.aggregator is not None:
+            check_rule("aggregator", self.aggregator, Aggregator)

@@ -57,9 +57,14 @@ def choice(*words: str, default: str | None = None, doc: str = "") -> Any:
     return dataclasses.field(default=chosen, metadata={"words": words, "doc": doc})
 
 
-def whole(default: int, *, low: int = 0, doc: str) -> Any:
-    """Declare a rule's field that holds a whole number; trials of a pack share it."""
+def whole(default: int | None, *, low: int = 0, doc: str) -> Any:
+    """Declare a rule's field that holds a whole number, the same for all trials of a pack."""
     return dataclasses.field(default=default, metadata={"whole": low, "doc": doc})
+
+
+def flag(default: bool, *, doc: str) -> Any:
+    """Declare a rule's field that is true or false."""
+    return dataclasses.field(default=default, metadata={"flag": True, "doc": doc})
 
 
 def _range_text(limits: Mapping[str, float]) -> str:
@@ -80,12 +85,14 @@ class Rule:
             value = getattr(self, field.name)
             if words is not None and value not in words:
                 raise unknown(field.name, str(value), words)
+            absent = value is None and field.default is None
+            if "flag" in field.metadata and not isinstance(value, bool):
+                raise InputError(f"{field.name} = {value!r}: expected true or false")
             low = field.metadata.get("whole")
-            if low is not None and (type(value) is not int or value < low):
+            if low is not None and not absent and (type(value) is not int or value < low):
                 raise InputError(
                     f"{field.name} = {value!r}: expected a whole number of at least {low}"
                 )
-            absent = value is None and field.default is None
             if limits is None or absent or isinstance(value, Tensor):
                 continue
             if isinstance(value, Real) and not isinstance(value, bool):

@@ -278,8 +278,8 @@ def test_scheduled_server_equals_learning_rates_set_by_hand() -> None:
 
 
 FAMILIES = (
-    "adabest", "fedadap", "fedcada", "feddyn", "fedgbo", "fedlion", "fedprox:adaptive", "fedzmg",
-    "mfl", "mimelite", "scaffold",
+    "adabest", "afl", "fedadap", "fedcada", "fedcm", "feddc", "feddyn", "fedexp", "fedgbo",
+    "fedlion", "fednova", "fedprox:adaptive", "fedzmg", "mfl", "mimelite", "qfedavg", "scaffold",
 )  # fmt: skip
 """An algorithm for every client rule."""
 

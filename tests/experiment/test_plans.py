@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fedzmg import tasks
-from fedzmg.api import algorithm_names
 from fedzmg.errors import InputError
 from fedzmg.experiment import estimate as pace
 from fedzmg.experiment.estimate import estimate
@@ -19,6 +18,7 @@ from fedzmg.experiment.specs import files as spec_files
 from fedzmg.experiment.specs.files import GridSpec, StudySpec, schema
 from fedzmg.experiment.specs.plan import PAPER_RATES
 from fedzmg.experiment.specs.run import RunSpec, parse_settings
+from fedzmg.experiment.specs.variants import algorithm_names
 from fedzmg.tasks.task import LARGEST
 from fedzmg.terminal import views
 
@@ -267,7 +267,8 @@ def test_thresholds_of_accuracies_are_shares() -> None:
 @pytest.mark.parametrize("kind", ["run", "grid", "study"])
 def test_schema_names_what_there_is(kind: str) -> None:
     found = schema(kind)
-    assert "digits" in found["properties"]["task"]["enum"]
+    assert "digits" in found["properties"]["task"]["anyOf"][0]["enum"]
+    assert "plugins" in found["properties"]
     assert not found["additionalProperties"]
     assert "fedzmg-adam:projected" in json.dumps(found)
     assert found["properties"]["precision"]["description"]

@@ -104,13 +104,13 @@ CLIENTS = {
     client("Assigns", lambda self, _, params, s, grad: (params.map(first_is_zero), s)):
         r"Assigns.step changed its argument context in place: ",
     client("Draws", lambda self, _, params, s, grad: (params.map(torch.randn_like), s)):
-        r"Draws.step uses the random generator of torch: ",
+        r"Draws.step uses the random generator of torch, ",
     client("Seeds", begin=lambda self, *_: torch.manual_seed(0) and ()):
-        r"Seeds.begin uses the random generator of torch: ",
+        r"Seeds.begin uses the random generator of torch, ",
     client("Rolls", lambda self, _, params, s, grad: (params * random.random(), s)):
-        r"Rolls.step uses the random generator of Python: ",
+        r"Rolls.step uses the random generator of Python, ",
     client("Normal", lambda self, _, params, s, grad: (params + np.random.normal(), s)):  # noqa: NPY002
-        r"Normal.step uses the random generator of NumPy: ",
+        r"Normal.step uses the random generator of NumPy, ",
     client("Own", lambda self, _, params, s, grad: (params + GENERATOR.normal(), s)):
         r"Own.step returned different values for the same arguments: ",
     client("Counts", lambda self, _, params, s, grad: (params * next(COUNTER), s)):

@@ -1,20 +1,23 @@
 """Every algorithm: one module per paper, and the table made from these modules.
 
 A module that defines ``ALGORITHMS``, a tuple of :class:`AlgorithmInfo`, is a part of the table
-without further edits. All final rule classes of the package can be imported from here.
+without further edits; so is a user's plugin file (:mod:`fedzmg.plugins`). All final rule classes of
+the package can be imported from here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import pkgutil
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedzmg.algorithms.projection import zero_mean
-from fedzmg.contract import Algorithm, AlgorithmInfo, Rule
-from fedzmg.errors import unknown
+from fedzmg.contract import Algorithm, AlgorithmInfo, Rule, chain
+from fedzmg.errors import InputError
+from fedzmg.plugins import Registry
 
 _FIRST = (
     "fedzmg", "fedavg", "fedadam", "fedavgm", "fedyogi", "fedadagrad", "fedadadb", "hybrids",
@@ -41,13 +44,52 @@ def _rules(module: ModuleType) -> dict[str, type[Rule]]:
     }
 
 
-ALGORITHMS: dict[str, AlgorithmInfo] = {
-    info.algorithm.name: dataclasses.replace(
-        info, about=module.__doc__ or "", family=getattr(module, "FAMILY", "others")
-    )
-    for module in _modules()
-    for info in getattr(module, "ALGORITHMS", ())
-}
+def _entry(value: Any, name: str, module: ModuleType | None) -> tuple[str, AlgorithmInfo]:
+    """Make a row of the table; ``module`` describes it."""
+    if isinstance(value, Algorithm):
+        summary = inspect.getdoc(type(value.client)) or ""
+        value = AlgorithmInfo(value, summary=summary.partition("\n")[0], source="")
+    if not isinstance(value, AlgorithmInfo):
+        given = f"{value!r:.80}"
+        raise InputError(f"{given}: expected an Algorithm, or an AlgorithmInfo that describes one")
+    if module is not None:
+        about, family = module.__doc__ or "", getattr(module, "FAMILY", "others")
+        value = dataclasses.replace(value, about=value.about or about, family=family)
+    if name and name != value.algorithm.name:
+        value = dataclasses.replace(
+            value, algorithm=dataclasses.replace(value.algorithm, name=name)
+        )
+    return value.algorithm.name, value
+
+
+def _same(old: AlgorithmInfo, new: AlgorithmInfo) -> bool:
+    """Return True for equal rules, and for rules that a notebook defines once more."""
+    if old.algorithm == new.algorithm:
+        return True
+    kinds = [
+        [
+            type(rule)
+            for side in (info.algorithm.client, info.algorithm.server)
+            for rule in chain(side)
+        ]
+        for info in (old, new)
+    ]
+    names = [[(kind.__module__, kind.__qualname__) for kind in own] for own in kinds]
+    typed = any(home == "__main__" for home, _ in names[0])
+    return typed and kinds[0] != kinds[1] and names[0] == names[1]
+
+
+ALGORITHMS: Registry[AlgorithmInfo] = Registry(
+    "algorithm",
+    dict(
+        _entry(info, "", module)
+        for module in _modules()
+        for info in getattr(module, "ALGORITHMS", ())
+    ),
+    _entry,
+    _same,
+)
+"""Algorithms by name."""
 _RULES = {name: rule for module in _modules() for name, rule in _rules(module).items()}
 globals().update(_RULES)
 __all__ = ["ALGORITHMS", "AlgorithmInfo", "get", "zero_mean", *sorted(_RULES)]
@@ -64,6 +106,4 @@ def get(name: str) -> Algorithm:
     Raises:
         InputError: if there is none; the nearest name is suggested.
     """
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise unknown("algorithm", str(name), ALGORITHMS, "fedzmg list")
-    return ALGORITHMS[name].algorithm
+    return ALGORITHMS.look_up(name).algorithm

@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import re
 import sys
+import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from fedzmg.cli import data, inspection, measuring, training
-from fedzmg.cli.common import INTERRUPTED
+from fedzmg.cli import data, extending, inspection, measuring, searching, training
+from fedzmg.cli.common import INTERRUPTED, with_plugins
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.plain_text import plain
+from fedzmg.plugins import PluginError
 from fedzmg.terminal.render import print_text
 from fedzmg.version import __version__
 
@@ -49,13 +51,16 @@ app = typer.Typer(
 )  # fmt: skip
 
 for command in (  # in the order of the help
-    training.compare, training.run, inspection.list_, training.grid, training.study,
-    training.validate, training.schema, inspection.watch, inspection.report, inspection.diff,
-    inspection.verify, inspection.keep, inspection.export, measuring.diagnose, measuring.theory,
-    measuring.bench,
+    training.compare, training.run, searching.tune, inspection.list_, searching.grid,
+    training.study, training.validate, training.schema, inspection.watch, inspection.report,
+    inspection.diff, inspection.verify, inspection.keep, inspection.export, measuring.diagnose,
+    measuring.theory, measuring.bench, extending.check,
 ):  # fmt: skip
+    if command not in (inspection.watch, inspection.report, inspection.keep, measuring.theory):
+        command = with_plugins(command)
     app.command(name=command.__name__.rstrip("_"))(command)
 app.add_typer(data.app, name="data")
+app.add_typer(extending.new, name="new")
 
 
 @app.callback()
@@ -79,6 +84,10 @@ def main() -> None:
             raise KeyboardInterrupt
     except InputError as error:
         _fail(str(error))
+    except PluginError as error:
+        print_text(plain(f"fedzmg: {error}"), err=True)
+        traceback.print_exception(error.__cause__)
+        sys.exit(1)
     except KeyboardInterrupt:
         _interrupted("; run the same command again to continue")
     except (OSError, UnicodeEncodeError) as error:

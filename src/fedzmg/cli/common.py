@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -38,6 +40,33 @@ Device = Annotated[str, opt(DEVICES)]
 Cache = Annotated[
     Path | None, opt("Data folder.", "$FEDZMG_DATA or the user's cache", metavar="DIR")
 ]
+
+
+Plugins = Annotated[
+    Texts,
+    Option("--plugin", metavar="FILE.py", help="A file with algorithms or tasks of your own."),
+]
+
+
+def with_plugins(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option ``--plugin``, which loads files before anything else."""
+
+    @functools.wraps(command)
+    def loading(*args: Any, plugin: Texts = None, **given: Any) -> Any:
+        if plugin:
+            from fedzmg import plugins
+
+            for file in plugin:
+                plugins.load(file)
+        return command(*args, **given)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter(
+        "plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugins
+    )
+    parameters = [*signature.parameters.values(), option]
+    loading.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return loading
 
 
 def show(

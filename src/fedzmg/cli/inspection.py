@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.live import Live
 from typer import Argument, Option
@@ -119,32 +119,54 @@ def verify(
 def list_(
     name: Annotated[str | None, Argument(help="Algorithm or task to describe.")] = None,
     task: Annotated[str | None, opt("Show costs in bytes for this task.")] = None,
+    aggregators: Annotated[
+        bool, Option("--aggregators", help="List ways to merge updates, with their options.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List algorithms and tasks, or describe one of them."""
-    from fedzmg import algorithms, tasks
+    from fedzmg import plugins, tasks, trackers
+    from fedzmg.algorithms import ALGORITHMS
     from fedzmg.algorithms.options import card
+    from fedzmg.tasks import TASKS
     from fedzmg.terminal import views
 
+    if aggregators:
+        from fedzmg.aggregators import describe
+
+        found = describe()
+        common.show(found, lambda width: views.aggregators(found, width), as_json)
+        return
+
+    def origin(table: Any, name: str) -> dict[str, Any]:
+        found = table.origins.get(name)
+        return {} if found is None else {"origin": found.as_dict()}
+
+    assert trackers.TRACKERS in plugins.tables()  # once it is imported
+    name, task = (None if text is None else plugins.load_reference(text) for text in (name, task))
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
-    if name in tasks.TASKS:
-        data = tasks.info(name).describe()
-        common.show(data, lambda width: views.task_card(data, name, width), as_json)
-    elif name in algorithms.ALGORITHMS:
-        data = card(algorithms.ALGORITHMS[name], size)
-        common.show(data, lambda width: views.algorithm_card(data, width, task), as_json)
-    elif name is not None:
-        known = [*algorithms.ALGORITHMS, *tasks.TASKS]
-        raise unknown("algorithm or task", name, known, "fedzmg list")
-    else:
+    if name is None:
         data = {
-            "algorithms": {n: card(info, size) for n, info in algorithms.ALGORITHMS.items()},
+            "algorithms": {
+                n: card(info, size) | origin(ALGORITHMS, n) for n, info in ALGORITHMS.items()
+            },
             "tasks": {
                 n: {"summary": info.summary, "data": info.data or None, "missing": info.missing}
-                for n, info in tasks.TASKS.items()
+                | origin(TASKS, n)
+                for n, info in TASKS.items()
             },
+            "installed": {table.kind: table.not_imported for table in plugins.tables()},
         }
         common.show(data, lambda width: views.tables(data, width), as_json)
+    elif name in TASKS:
+        data = tasks.info(name).describe() | origin(TASKS, name)
+        common.show(data, lambda width: views.task_card(data, name, width), as_json)
+    elif name in ALGORITHMS:
+        data = card(ALGORITHMS[name], size) | origin(ALGORITHMS, name)
+        common.show(data, lambda width: views.algorithm_card(data, width, task), as_json)
+    else:
+        known = [*ALGORITHMS, *TASKS]
+        raise unknown("algorithm or task", name, known, "fedzmg list")
 
 
 def report(

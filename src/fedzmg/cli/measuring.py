@@ -180,11 +180,13 @@ def diagnose(
 def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:
     """Load task, model, round and seed of a task's name or a run directory."""
     from fedzmg import tasks
+    from fedzmg.experiment.rules_hash import refuse_unloaded
     from fedzmg.experiment.run_directory import RunDirectory
-    from fedzmg.experiment.specs.files import refuse_own_task
     from fedzmg.experiment.specs.run import RunSpec, parse_settings
+    from fedzmg.plugins import load_reference
 
     params, round_ = None, 0
+    what = load_reference(what)
     if what in tasks.TASKS:
         for text in settings:
             if not text.startswith(("preset.", "protocol.")):
@@ -197,7 +199,8 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     else:
         directory = RunDirectory(Path(what))
         spec = directory.spec()
-        refuse_own_task(spec.task, directory.path, "fedzmg.diagnose.diagnose(task, params=...)")
+        call = "fedzmg.diagnose.diagnose(task, params=...)"
+        refuse_unloaded(spec.task, [], directory.path, call)
         checkpoint = directory.checkpoint()
         if checkpoint is None:
             raise InputError(f"{what} has no checkpoint: train the run for a round or more")

@@ -1,4 +1,4 @@
-"""Commands that train: ``run``, ``compare``, ``grid`` and ``study``; ``validate``, ``schema``."""
+"""Commands that train: ``run``, ``compare`` and ``study``; ``validate``, ``schema``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fedzmg.terminal.render import Terminal, print_text
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.experiment.specs.files import StudySpec
+    from fedzmg.experiment.specs.run import Experiment
     from fedzmg.tasks.task import Task
     from fedzmg.trackers import Naming, Tracking
 
@@ -27,6 +28,11 @@ Out = Annotated[Path | None, opt("Directory for results.", "under runs/")]
 Track = Annotated[
     str | None,
     opt("Show every round also to trackers, comma-separated: tensorboard, mlflow, wandb."),
+]
+TaskName = Annotated[str, Argument(help="A task of 'fedzmg list', or FILE.py:NAME of your own.")]
+AlgorithmSettings = Annotated[
+    Texts,
+    setting("e.g. fedavg.client.lr=0.03, or preset.centring=image for all.", "ALGORITHM.KEY=VALUE"),
 ]
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
@@ -40,7 +46,7 @@ Minutes = Annotated[
 
 
 @contextlib.contextmanager
-def _progress(
+def progress_of(
     task: Task, directory: Path, track: str | None, as_json: bool,
     *packs: Mapping[str, int], naming: Naming | None = None,
 ) -> Iterator[Tracking]:  # fmt: skip
@@ -62,7 +68,7 @@ def _progress(
 
 
 @contextlib.contextmanager
-def _after_results(directory: Path) -> Iterator[None]:
+def after_results(directory: Path) -> Iterator[None]:
     """Turn a failure to draw or write a figure, after all results are shown, into one line."""
     try:
         yield
@@ -83,12 +89,12 @@ def _train_study(
     from fedzmg.terminal import views
 
     sizes = {label: len(names) for label, names in study_packs(spec, task).items()}
-    with _progress(task, directory, track, as_json, dict.fromkeys(sizes, 1), sizes) as progress:
+    with progress_of(task, directory, track, as_json, dict.fromkeys(sizes, 1), sizes) as progress:
         result = run_study(spec, directory, task=task, progress=progress, **more)
     view, time = partial(views.study, result), sum(run.seconds for run in result.study.runs)
     paths: dict[str, Path | str] = {"time": f"{time:,.0f} s", "study": directory}
     common.show(result.as_dict(), view, as_json, directory, **paths)
-    with _after_results(directory):
+    with after_results(directory):
         if (chart := figures.curves(result)) is not None:
             written = figures.save(chart, directory / "curves")
             for what, path in zip(("figure", ""), () if as_json else written, strict=False):
@@ -96,7 +102,7 @@ def _train_study(
 
 
 def compare(
-    task: Annotated[str, Argument(help="A task of 'fedzmg list'.")] = "digits",
+    task: TaskName = "digits",
     algorithms: Annotated[
         str, opt("Comma-separated, or all; the first is the reference of the tests.")
     ] = "fedzmg,fedavg,fedavg:momentum,fedadam",
@@ -104,12 +110,7 @@ def compare(
         int | None, opt("Paired seeds for each.", "3, or 2 for more than ten algorithms", min=1)
     ] = None,
     rounds: Rounds = None,
-    set_: Annotated[
-        list[str] | None,
-        setting(
-            "e.g. fedavg.client.lr=0.03, or preset.centring=image for all.", "ALGORITHM.KEY=VALUE"
-        ),
-    ] = None,
+    set_: AlgorithmSettings = None,
     engine: Annotated[str, opt(ENGINES)] = "auto",
     device: Device = "auto",
     out: Out = None,
@@ -117,29 +118,27 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train algorithms on paired seeds; table, figure and run directories."""
-    from fedzmg import tasks
-    from fedzmg.api import algorithm_names, comparison_spec, numbered_seeds, tuning_notes
-    from fedzmg.experiment.specs.run import parse_settings
+    from fedzmg.api import comparison_spec, numbered_seeds, tuning_notes, untuned
+    from fedzmg.experiment.specs.variants import named_algorithms
 
-    if task.endswith(".toml"):
-        raise InputError(f"{task}: compare takes a task, not a file; use 'fedzmg study {task}'")
-    names = algorithm_names(algorithms)
+    names = named_algorithms(algorithms).table
     seeds = seeds or (3 if len(names) <= 10 else 2)
-    given = parse_settings(set_ or [])
-    preset = {k.removeprefix("preset."): v for k, v in given.items() if k.startswith("preset.")}
-    settings = {key: value for key, value in given.items() if not key.startswith("preset.")}
-    chosen = tasks.get(task, preset)
+    chosen, settings = task_and_settings("compare", task, set_)
     spec = comparison_spec(
         chosen, names, numbered_seeds(seeds), settings, rounds=rounds, engine=engine, device=device
     )
-    directory = out or Path("runs") / f"compare-{task}-{_digest(spec.model_dump())}"
+    directory = out or default_directory(f"compare-{chosen.name}", spec)
     _refuse_to_replace(directory, spec)
-    common.say(*chosen.notes, *tuning_notes(task, names, settings))
+    notes = tuning_notes(chosen.name, untuned(spec), (), chosen.options)
+    common.say(*chosen.notes, *notes)
     _train_study(spec, chosen, directory, track, as_json, grow=True)
 
 
 def run(
-    task: Annotated[str, Argument(help="A task of 'fedzmg list', or a file NAME.toml.")],
+    task: Annotated[
+        str,
+        Argument(help="A task of 'fedzmg list', FILE.py:NAME of your own, or a file NAME.toml."),
+    ],
     algorithm: Annotated[str | None, opt("An algorithm of 'fedzmg list'.", "fedzmg")] = None,
     seed: Annotated[int | None, opt("Fixes every random choice.", "0")] = None,
     rounds: Rounds = None,
@@ -156,6 +155,7 @@ def run(
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.run import RunSpec, parse_settings
+    from fedzmg.plugins import load_reference
     from fedzmg.storage.files import folder_name
 
     if (Path(task) / "spec.toml").is_file():
@@ -163,7 +163,7 @@ def run(
             f"{task} is a run directory: 'fedzmg run {task}/spec.toml --out {task}' continues it"
         )
     from_file = task.endswith(".toml")
-    spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=task)
+    spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=load_reference(task))
     assert isinstance(spec, RunSpec)
     settings = parse_settings(set_ or [])
     chosen = settings.pop("algorithm", algorithm)
@@ -177,13 +177,14 @@ def run(
     spec = spec.with_settings({**given, **settings})
     with common.mistakes_in(task, set_) if from_file else contextlib.nullcontext():
         built = spec.build_task()
-        notes = tuning_notes(spec.task, [spec.algorithm], [f"client.{k}" for k in spec.client])
+        given_rates = [f"client.{key}" for key in spec.client]
+        notes = tuning_notes(spec.task, [spec.algorithm], given_rates, built.options)
         resolved = spec.resolve(built)
         spec = resolved.spec
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
-    directory = out or Path("runs") / f"{name}-{_digest(spec.model_dump())}"
+    directory = out or default_directory(name, spec)
     common.say(*built.notes, *notes)
-    with _progress(built, directory, track, as_json) as progress:
+    with progress_of(built, directory, track, as_json) as progress:
         trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
         say_changed(trained, directory, progress.say)
         [history] = run_pack(built, [resolved], [directory], progress=progress)
@@ -198,40 +199,6 @@ def run(
     common.show(summary, lambda _: text, as_json, directory, run=directory)
 
 
-def grid(
-    file: File,
-    set_: Settings = None,
-    out: FileOut = None,
-    max_minutes: Minutes = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
-    """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
-    from fedzmg import trackers
-    from fedzmg.experiment.grids.grid import run_grid, warnings
-    from fedzmg.report import figures
-    from fedzmg.storage.formats import read_json
-    from fedzmg.terminal import views
-
-    spec, task, directory = _prepare("grid", file, set_, out)
-    naming = trackers.by_point(spec)
-    with _progress(task, directory, track, as_json, spec.packs(), naming=naming) as progress:
-        data = run_grid(spec, directory, task=task, progress=progress, max_minutes=max_minutes)
-    folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
-    manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
-    seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
-    view = partial(views.grid, data)
-    common.show(data, view, as_json, directory, time=seconds, grid=directory)
-    if not as_json:
-        common.say(*warnings(data))
-    with _after_results(directory):
-        for name, folder in folders.items():
-            figures.save(figures.heat_maps(data, name), folder / "heat-map")
-        written = figures.save(figures.heat_maps(data), directory / "heat-maps")
-        if not as_json:
-            common.print_path("figure", written[0])
-
-
 def study(
     file: File,
     set_: Settings = None,
@@ -241,7 +208,7 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
-    spec, task, directory = _prepare("study", file, set_, out)
+    spec, task, directory = prepare("study", file, set_, out)
     _train_study(spec, task, directory, track, as_json, max_minutes=max_minutes)
 
 
@@ -282,13 +249,16 @@ def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     return spec.with_settings(parse_settings(settings or []))
 
 
-def _prepare(
+def prepare(
     kind: str, file: Path, settings: list[str] | None, out: Path | None
 ) -> tuple[Any, Task, Path]:
     """Check everything that can be checked before anything is written."""
+    from fedzmg import tasks
+
     spec = _read(file, kind, settings)
     with common.mistakes_in(file, settings):
-        spec.check()
+        if not isinstance(tasks.info(spec.task), tasks.OwnTask):
+            spec.check()  # before data is read
         task = spec.build_task()
         spec.check(task)
     remarks = spec.remarks() if kind == "study" else []
@@ -311,7 +281,27 @@ def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
         )
 
 
-def _digest(values: dict[str, Any]) -> str:
-    """Return a short hash of settings, by which the same command finds its directory again."""
-    text = json.dumps(values, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+def task_and_settings(
+    command: str, task: str, set_: list[str] | None
+) -> tuple[Task, dict[str, Any]]:
+    """Build a named task with its preset's settings; return it with the other settings."""
+    from fedzmg import tasks
+    from fedzmg.experiment.specs.run import parse_settings
+
+    if task.endswith(".toml"):
+        remedy = {"compare": "study", "tune": "grid"}[command]
+        raise InputError(
+            f"{task}: {command} takes a task, not a file; use 'fedzmg {remedy} {task}'"
+        )
+    given = parse_settings(set_ or [])
+    preset = {k.removeprefix("preset."): v for k, v in given.items() if k.startswith("preset.")}
+    settings = {key: value for key, value in given.items() if not key.startswith("preset.")}
+    return tasks.get(task, preset), settings
+
+
+def default_directory(name: str, spec: Experiment) -> Path:
+    """Return the default directory, which the same command finds again by a hash of settings."""
+    from fedzmg.storage.files import folder_name
+
+    text = json.dumps(spec.model_dump(), sort_keys=True, default=str)
+    return Path("runs") / f"{folder_name(name)}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -6,11 +6,14 @@ or splitting a cohort does not move a bit. Every upload is one flat row while it
 operations on one matrix instead of many on every layer.
 
 An upload is an outlier if its norm is far above the median of its trial's uploads. The median is
-known only after the last chunk, so a guard that rejects outliers keeps all rows until then.
+known only after the last chunk, so a guard that rejects outliers keeps all rows until then. So does
+an aggregator, which takes the place of the mean.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable
 from math import nan
 from typing import Any, NamedTuple
 
@@ -20,8 +23,8 @@ from torch import Tensor
 
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Chunk
-from fedzmg.messages import Cohort, Upload
-from fedzmg.tree import Flat, flatten_rows, unflatten_rows
+from fedzmg.messages import Cohort, Rows, Upload
+from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflatten_rows
 
 OUTLIER = 100.0
 """Norm of an outlier over the median of its cohort, at least."""
@@ -39,7 +42,7 @@ class Sums(NamedTuple):
     clients: Tensor
     """Uploads merged."""
     dropped: Tensor
-    """Uploads rejected: not finite, or an outlier under a guard."""
+    """Uploads rejected: not finite, an outlier under a guard, or too few for an aggregator."""
     steps: Tensor
     loss: Tensor
 
@@ -53,12 +56,21 @@ class _Uploads(NamedTuple):
     total: Tensor
     steps: Tensor
     loss: Tensor
+    weights: Tensor
 
 
 class Merger:
     """Adds the uploads of one round, chunk by chunk; :meth:`finish` follows the last one.
 
-    A ``guard`` rejects outliers like uploads that are not finite.
+    Args:
+        batches: clients of the round, sorted by trial.
+        trials: number of trials.
+        by_examples: weight clients by their examples instead of equally.
+        guard: reject outliers like uploads that are not finite.
+        weigh: computes weights from numbers of clients and usual weights, both trials x clients.
+        fewest: uploads that an aggregator needs; the others of a trial with fewer are dropped.
+            Zero: there is no aggregator.
+        by_client: the server asks for the numbers of clients.
     """
 
     sums: Sums
@@ -74,18 +86,28 @@ class Merger:
     finite, or no upload."""
 
     def __init__(
-        self, batches: list[ClientBatch], trials: int, *, by_examples: bool, guard: bool = False
+        self,
+        batches: list[ClientBatch],
+        trials: int,
+        *,
+        by_examples: bool,
+        guard: bool = False,
+        weigh: Callable[[Tensor, Tensor], Tensor] | None = None,
+        fewest: int = 0,
+        by_client: bool = False,
     ) -> None:
         self._batches, self._trials, self._guard = batches, trials, guard
-        # A client without a batch sends nothing and has weight zero.
-        self._weights = [
-            (float(b.examples) if by_examples else 1.0) * bool(len(b.stream)) for b in batches
-        ]
+        self._weigh, self._fewest, self._by_client = weigh, fewest, by_client
+        self._sends = [len(b.stream) > 0 for b in batches]
+        """Flags of clients with a batch; the others send nothing."""
+        usual = [(float(b.examples) if by_examples else 1.0) * bool(len(b.stream)) for b in batches]
+        self._weights = torch.tensor(usual, dtype=torch.float64)
         self._forms: tuple[Flat, Flat] | None = None
         self._order: list[int] = []
         """Batches that the facts belong to."""
         self._facts: list[Tensor] = []
-        """Loss and norms of every client, chunk by chunk."""
+        """Loss, weight and norms of every client, chunk by chunk."""
+        self._each: list[State] = []
         self._kept: list[_Uploads] = []
         self.accepted: list[Tensor] = []
         """Flags of the clients whose uploads count, chunk by chunk."""
@@ -93,86 +115,169 @@ class Merger:
         """Client steps, padding included."""
 
     def add(self, chunk: Chunk) -> None:
-        """Merge a chunk, or keep it for the guard.
+        """Merge a chunk, or keep it until all chunks are known.
 
-        An upload with a value that is not finite is dropped and counted. Nothing here waits for the
-        device.
+        An upload with a value that is not finite, or a weight below zero, is dropped and counted.
+        Nothing here waits for the device.
         """
         self.upload = chunk.outcomes.upload
         self.computed += chunk.computed
         averaged, form = flatten_rows((self.upload.delta, self.upload.average))
         total, total_form = flatten_rows(self.upload.total, like=averaged)
+        own_weights = isinstance(self.upload.weight, Tensor)
         if self._forms is None:
             self._forms = form, total_form
             rows, totals = (t.new_zeros(self._trials, t.shape[1]) for t in (averaged, total))
             weight, loss = averaged.new_zeros(2, self._trials, dtype=torch.float64)
             clients, dropped, steps = averaged.new_zeros(3, self._trials, dtype=torch.int64)
             self.sums = Sums(rows, totals, weight, clients, dropped, steps, loss)
+            self._weights = self._weights.to(averaged.device, non_blocking=True)
+            if self._weigh and not own_weights:
+                table = self._table(range(len(self._batches)))
+                self._weights = self._weighed(table, self._lined_up(self._weights, table))
         # The largest absolute value is not finite if any is not: one pass, and nothing written.
         split = sum(shape.numel() for shape in form.shapes[: len(self.upload.delta)])
         parts = (averaged[:, :split], averaged[:, split:], total)
-        norms = [_largest(part).double() for part in parts if part.shape[1]]
-        facts = torch.stack([chunk.outcomes.loss.double(), *norms])
-        finite = facts[1:].isfinite().all(0)
+        norms = torch.stack([_largest(part).double() for part in parts if part.shape[1]])
+        finite = norms.isfinite().all(0)
+        for leaf in leaves(self.upload.each):
+            finite &= leaf.isfinite().reshape(len(leaf), -1).all(1)
         # Zero times a value that is not finite is not zero, so such a row is blanked first.
         for part in (averaged, total):
             if part.shape[1]:
                 part.masked_fill_(~finite[:, None], 0)
-        order = torch.tensor(chunk.rows).to(finite.device, non_blocking=True)
-        known = torch.tensor([self._weights[i] > 0 for i in chunk.batches])
-        merged = finite[order] & known.to(finite.device, non_blocking=True)
-        facts, steps = facts[:, order], chunk.outcomes.steps[order]
+        device = finite.device
+        order = torch.tensor(chunk.rows).to(device, non_blocking=True)
+        if own_weights:
+            weights = self.upload.weight[order].double()
+        else:
+            weights = self._weights[torch.tensor(chunk.batches).to(device, non_blocking=True)]
+        known = torch.tensor([self._sends[i] for i in chunk.batches])
+        merged = finite[order] & known.to(device, non_blocking=True) & _valid(weights, averaged)
+        loss, steps = chunk.outcomes.loss.double()[order], chunk.outcomes.steps[order]
+        facts = torch.cat([torch.stack([loss, weights]), norms[:, order]])
         self._facts.append(torch.where(merged, facts, nan))
         self._order += chunk.batches
-        uploads = _Uploads(chunk.batches, order, averaged, total, steps, facts[0])
-        if self._guard:
+        if leaves(self.upload.each):
+            self._each.append(row(self.upload.each, order))
+        uploads = _Uploads(chunk.batches, order, averaged, total, steps, loss, weights)
+        if self._guard or self._fewest or (self._weigh and own_weights):
             self._kept.append(uploads)
         else:
             self._merge(uploads, merged)
 
     def finish(self) -> None:
-        """Line up the clients of every trial; with a guard, merge all uploads but outliers."""
-        own: list[list[int]] = [[] for _ in range(self._trials)]
-        for position, batch in enumerate(self._order):
-            own[self._batches[batch].trial].append(position)
-        table = [found + [-1] * (max(map(len, own)) - len(found)) for found in own]
+        """Line up the clients of every trial, and merge the uploads that were kept and count."""
+        table = self._table(range(len(self._order)))
         self.clients = [[self._client(position) for position in row] for row in table]
-        filled = torch.cat(
-            [*self._facts, self._facts[0].new_full((len(self._facts[0]), 1), nan)], 1
-        )
-        facts = filled[:, torch.tensor(table).to(filled.device, non_blocking=True)]
-        self.losses, self.norms = facts[0], facts[1:]
-        if self._guard:
-            usual = ratios_to_median(self.norms) <= OUTLIER
+        facts = self._lined_up(torch.cat(self._facts, 1).T, table).permute(2, 0, 1)
+        self.losses, weights, self.norms = facts[0], facts[1], facts[2:]
+        if self._kept:
+            own = torch.cat([uploads.weights for uploads in self._kept])
+            if self._weigh and isinstance(self.upload.weight, Tensor):
+                own = self._weighed(table, weights)
+                valid = self._lined_up(_valid(own, self.sums.averaged), table)
+                self.norms = torch.where(valid, self.norms, nan)
+            usual = self.norms.isfinite().all(0)
+            if self._guard:
+                usual = ratios_to_median(self.norms) <= OUTLIER
+            if self._fewest:
+                usual = usual & (usual.sum(1, keepdim=True) >= self._fewest)
             self.losses = torch.where(usual, self.losses, nan)
-            places = torch.from_numpy(np.argsort(table, axis=None)[-len(self._order) :])
-            usual = usual.flatten()[places.to(usual.device, non_blocking=True)]
-            for uploads in self._kept:
-                self._merge(uploads, usual[: len(uploads.batches)])
-                usual = usual[len(uploads.batches) :]
-            self._kept = []
+            usual = usual.flatten()[self._places(table)]
+            for i, uploads in enumerate(self._kept):
+                end = len(uploads.batches)
+                self._kept[i] = uploads._replace(weights=own[:end])
+                self._merge(self._kept[i], usual[:end])
+                own, usual = own[end:], usual[end:]
+            if not self._fewest:
+                self._kept = []
+
+    def rows(self) -> Rows:
+        """Return the updates that count, clients by number, and release what was kept."""
+        table = self._table(sorted(range(len(self._order)), key=self._number))
+        places = self._places(table)
+        width = self._kept[0].averaged.shape[1]
+        deltas = self.sums.averaged.new_zeros(self._trials * len(table[0]), width)
+        weights = self.sums.weight.new_zeros(len(deltas))
+        for accepted in self.accepted:
+            uploads, chosen = self._kept.pop(0), places[: len(accepted)]
+            placed = torch.where(accepted[:, None], uploads.averaged[uploads.rows], 0)
+            deltas.index_copy_(0, chosen, placed)
+            weights.index_copy_(0, chosen, torch.where(accepted, uploads.weights, 0.0))
+            places = places[len(accepted) :]
+        shape = (self._trials, len(table[0]))
+        return Rows(deltas.reshape(*shape, width), weights.reshape(shape))
+
+    def cohort_sizes(self) -> list[int]:
+        """Return the number of clients of every trial."""
+        counts = Counter(batch.trial for batch in self._batches)
+        return [counts[trial] for trial in range(self._trials)]
+
+    def _number(self, position: int) -> tuple[int, int]:
+        """Return the number of an entry's client; its batch tells occurrences apart."""
+        batch = self._order[position]
+        return self._batches[batch].client, batch
+
+    def _table(self, entries: Iterable[int]) -> list[list[int]]:
+        """Line up entries by trial; -1 is padding."""
+        own: list[list[int]] = [[] for _ in range(self._trials)]
+        for entry in entries:
+            batch = self._order[entry] if self._order else entry
+            own[self._batches[batch].trial].append(entry)
+        return [found + [-1] * (max(map(len, own)) - len(found)) for found in own]
+
+    def _index(self, table: Any) -> Tensor:
+        return torch.as_tensor(table).to(self.sums.weight.device, non_blocking=True)
+
+    def _places(self, table: list[list[int]]) -> Tensor:
+        """Return the place of every entry in the flat table."""
+        ranked = np.argsort(table, axis=None)
+        return self._index(ranked[np.sort(table, axis=None) >= 0])
+
+    def _lined_up(self, values: Tensor, table: list[list[int]]) -> Tensor:
+        """Order values of entries by a table; NaN or false in padding."""
+        blank = False if values.dtype == torch.bool else nan
+        padded = torch.cat([values, values.new_full((1, *values.shape[1:]), blank)])
+        return padded[self._index(table)]
+
+    def _numbers(self, table: list[list[int]]) -> Tensor:
+        """Return the numbers of the clients in a table; 0 is padding."""
+        batches = self._order or range(len(self._batches))
+        return self._index(
+            [[self._batches[batches[e]].client if e >= 0 else 0 for e in row] for row in table]
+        )
+
+    def _weighed(self, table: list[list[int]], weights: Tensor) -> Tensor:
+        """Return the server's weights of all entries."""
+        assert self._weigh is not None
+        found = self._weigh(self._numbers(table), weights.nan_to_num(0.0))
+        return found.double().flatten()[self._places(table)]
 
     def _client(self, position: int) -> int | None:
         batch = self._order[position]
-        return self._batches[batch].client if position >= 0 and self._weights[batch] else None
+        return self._batches[batch].client if position >= 0 and self._sends[batch] else None
 
     def _merge(self, uploads: _Uploads, merged: Tensor) -> None:
         """Add uploads to the sums; ``merged`` flags those that count."""
         averaged, total = uploads.averaged, uploads.total
         trials, *schedule = self._schedule(uploads.batches)
-        places, weights = (part.to(averaged.device, non_blocking=True) for part in schedule)
-        uploaded = weights > 0
+        places, uploaded = (part.to(averaged.device, non_blocking=True) for part in schedule)
         accepted = uploaded & merged[places]
-        weights = torch.where(accepted, weights, 0.0)
+        weights = torch.where(accepted, uploads.weights[places], 0.0)
         factors = weights.to(averaged.dtype)[:, :, None]
         sums = Sums(*(part[trials] for part in self.sums))
-        sums.weight.add_(weights.sum(0))
+        # Whole numbers have the same sum in any order, weights of rules do not.
+        rounds = self._weigh is not None or isinstance(self.upload.weight, Tensor)
+        for part in weights if rounds else [weights.sum(0)]:
+            sums.weight.add_(part)
         sums.clients.add_(accepted.sum(0))
         sums.dropped.add_((uploaded & ~accepted).sum(0))
         sums.steps.add_(torch.where(accepted, uploads.steps[places], 0).sum(0))
         losses = torch.where(accepted, uploads.loss[places], 0.0)
         for i, chosen in enumerate(uploads.rows[places]):
-            sums.averaged.add_(averaged[chosen] * factors[i])
+            if not self._fewest:
+                sums.averaged.add_(averaged[chosen] * factors[i])
             sums.loss.add_(losses[i])
             if total.shape[1]:
                 sums.total.add_(torch.where(accepted[i][:, None], total[chosen], 0))
@@ -181,34 +286,60 @@ class Merger:
     def _schedule(self, batches: list[int]) -> tuple[Any, Tensor, Tensor]:
         """Order the clients of a chunk as the cohort, trials side by side.
 
-        Returns the trials, the entry that each adds at each step, and its weight; zero: none.
+        Returns the trials, the entry that each adds at each step, and flags; false: none.
         """
-        queues: dict[int, list[tuple[int, float]]] = {}
+        queues: dict[int, list[int]] = {}
         for i in sorted(range(len(batches)), key=batches.__getitem__):
-            weight = self._weights[batches[i]]
             queue = queues.setdefault(self._batches[batches[i]].trial, [])
-            if weight > 0:
-                queue.append((i, weight))
+            if self._sends[batches[i]]:
+                queue.append(i)
         # Batches are sorted by trial, so the trials of a chunk are neighbours.
         trials = slice(min(queues), max(queues) + 1)
         longest = max(len(queue) for queue in queues.values())
         places = np.zeros((longest, trials.stop - trials.start), dtype=np.int64)
-        weights = np.zeros(places.shape)
+        uploaded = np.zeros(places.shape, dtype=bool)
         for trial, queue in queues.items():
-            for i, (place, weight) in enumerate(queue):
-                places[i, trial - trials.start] = place
-                weights[i, trial - trials.start] = weight
-        return trials, torch.from_numpy(places), torch.from_numpy(weights)
+            places[: len(queue), trial - trials.start] = queue
+            uploaded[: len(queue), trial - trials.start] = True
+        return trials, torch.from_numpy(places), torch.from_numpy(uploaded)
 
-    def cohort(self, population: int, round_: Tensor) -> Cohort:
-        """Average and total every trial; a trial that lost every upload gets zeros."""
+    def cohort(
+        self, population: int, round_: Tensor, key: Any = (), delta: Tensor | None = None
+    ) -> Cohort:
+        """Average and total every trial; a trial that lost every upload gets zeros.
+
+        ``delta`` has flat updates of an aggregator in place of the average.
+        """
         assert self._forms is not None
         sums = self.sums
-        weight = torch.where(sums.weight > 0, sums.weight, 1.0).to(sums.averaged.dtype)
-        delta, average = unflatten_rows(sums.averaged / weight[:, None], self._forms[0])
+        if delta is None:
+            weight = torch.where(sums.weight > 0, sums.weight, 1.0).to(sums.averaged.dtype)
+            delta = sums.averaged / weight[:, None]
+        merged, average = unflatten_rows(delta, self._forms[0])
         total = unflatten_rows(sums.total, self._forms[1])
         population_ = torch.full_like(sums.clients, population)
-        return Cohort(delta, average, total, sums.clients, population_, round_)
+        cohort = Cohort(merged, average, total, sums.clients, population_, round_, key=key)
+        if not self._each and not self._by_client:
+            return cohort
+        table = self._table(sorted(range(len(self._order)), key=self._order.__getitem__))
+        valid = self._lined_up(torch.cat(self.accepted), table)
+        each = ()
+        if self._each:
+            rows = tree_map(lambda *parts: torch.cat(parts), *self._each)
+            index = self._index(table)
+            each = tree_map(lambda leaf: _blanked(leaf[index], valid), rows)
+        clients = self._numbers(table) if self._by_client else ()
+        return cohort._replace(each=each, valid=valid, clients=clients)
+
+
+def _blanked(rows: Tensor, valid: Tensor) -> Tensor:
+    """Put zeros where an upload does not count."""
+    return rows.masked_fill(~valid.reshape(*valid.shape, *[1] * (rows.ndim - 2)), 0)
+
+
+def _valid(weights: Tensor, like: Tensor) -> Tensor:
+    """Tell weights from values that are negative or not finite in the type of ``like``."""
+    return weights.to(like.dtype).isfinite() & (weights >= 0)
 
 
 def _largest(rows: Tensor) -> Tensor:

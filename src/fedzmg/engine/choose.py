@@ -115,18 +115,20 @@ class EnginePlanner:
         trials: int,
         rounds_left: int,
         clients: int | None = None,
+        rows: int = 0,
     ) -> None:
         """Decide; a probe that does not fit on the device is repeated in smaller chunks.
 
         ``clients`` is the largest number of clients that a round may have, by default the probe's.
+        ``rows`` copies of all their updates are kept until they are merged.
         """
         while True:
             try:
                 self.choice = self._choose(program, probe, trials, rounds_left)
                 if self.chunk is None and self.choice.path != "sequential":
                     own = probe()
-                    total, limit = trials * len(own.batches), clients_that_fit(program, own)
-                    total = clients or total
+                    total = clients or trials * len(own.batches)
+                    limit = clients_that_fit(program, own, rows * total)
                     if limit is not None and total > limit:
                         # The fewest chunks, of equal size: few widths to compile.
                         self.chunk = math.ceil(total / math.ceil(total / limit))
@@ -255,8 +257,10 @@ def _pass_seconds(engine: Engine, probe: Probe) -> float:
     return time.perf_counter() - began
 
 
-def clients_that_fit(program: Program, probe: Probe) -> int | None:
+def clients_that_fit(program: Program, probe: Probe, updates: int = 0) -> int | None:
     """Compute how many clients should train at once on a GPU; None: no limit is known.
+
+    ``updates`` of the size of the model have to fit besides.
 
     One step of few clients and one of a cohort are run. The difference of their peaks is the memory
     that clients take. The buffers of a CUDA graph hold each client's state once more.
@@ -272,7 +276,7 @@ def clients_that_fit(program: Program, probe: Probe) -> int | None:
     each = max((high - low) / (clients - few), model) + 3 * model
     free, _ = torch.cuda.mem_get_info(program.device)
     idle = torch.cuda.memory_reserved(program.device) - torch.cuda.memory_allocated(program.device)
-    room = MEMORY_SHARE * (free + idle) / each
+    room = MEMORY_SHARE * (free + idle - updates * model) / each
     return max(MIN_WIDTH, math.floor(min(room, max(ENOUGH_BYTES / model, clients))))
 
 

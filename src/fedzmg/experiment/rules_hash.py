@@ -3,6 +3,8 @@
 The hash covers the sources of the rules' classes, and of the functions, classes and numbers that
 these use from their own package or from ``fedzmg.algorithms``. Comments and docstrings do not
 count. Sources are the same in every process and for every version of Python; compiled code is not.
+
+Of algorithms and tasks from outside the package, a manifest also records file and hash.
 """
 
 from __future__ import annotations
@@ -13,40 +15,108 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedzmg.algorithms import ALGORITHMS
 from fedzmg.contract import Algorithm, chain
+from fedzmg.errors import InputError
 from fedzmg.storage.formats import read_json
+from fedzmg.storage.reading import files_below
+from fedzmg.tasks import TASKS
+from fedzmg.tasks.task import Task
 
 FACT = "rules_sha256"
 """Manifest key of the hash; older manifests lack it."""
+PLUGINS = "plugins"
+"""Manifest key of files and hashes by name; there is none if all code is of this package."""
 
 
 def rules_sha256(algorithm: Algorithm) -> str | None:
     """Hash an algorithm's rules; None if a source cannot be read, as at a prompt."""
-    rules = (*chain(algorithm.client), *chain(algorithm.server))
+    merged = chain(algorithm.aggregator) if algorithm.aggregator is not None else []
+    rules = (*chain(algorithm.client), *chain(algorithm.server), *merged)
     return _hash(tuple(type(rule) for rule in rules))
 
 
+def code_facts(task: Task, algorithms: Iterable[Algorithm]) -> dict[str, Any]:
+    """Return what a manifest records of code: the hash of rules, and files outside the package."""
+    trained = list(algorithms)
+    names = dict.fromkeys(algorithm.name for algorithm in trained)
+    found = {name: ALGORITHMS.origins[name] for name in names if name in ALGORITHMS.origins}
+    if task.name in TASKS.origins:
+        found[task.name] = TASKS.origins[task.name]
+    plugins = {name: origin.as_dict() for name, origin in found.items()}
+    # Trials of a pack differ in numbers only.
+    return {FACT: rules_sha256(trained[0]), **({PLUGINS: plugins} if plugins else {})}
+
+
 def say_changed(
-    trained: Iterable[tuple[str, Algorithm, Path]], out: Path, say: Callable[[str], None]
+    trained: Iterable[tuple[str, Algorithm, Path]],
+    out: Path,
+    say: Callable[[str], None],
+    remedy: str = "choose another --out",
 ) -> None:
     """Report algorithms, by displayed name, whose rules have changed since a directory's training.
 
-    Only a directory with a manifest has been trained.
+    Only a directory with a manifest has been trained. A plugin file that changed otherwise is
+    reported, too: it may hold a loss or a function that rules use.
     """
-    changed = []
+    changed, files = [], []
     for name, algorithm, directory in trained:
         path, now = directory / "manifest.json", rules_sha256(algorithm)
-        then = read_json(path).get(FACT) if path.is_file() else None
+        manifest = read_json(path) if path.is_file() else {}
+        then = manifest.get(FACT)
         if None not in (then, now) and then != now:
             changed.append(name)
-    if changed:
-        names = ", ".join(dict.fromkeys(changed))
-        say(f"{names}: rules have changed since {out} was trained; choose another --out")
+        else:
+            files += changed_files(manifest)
+    for what, verb in ((changed, "rules have"), (files, "the file has")):
+        if what:
+            names = ", ".join(dict.fromkeys(what))
+            say(f"{names}: {verb} changed since {out} was trained; {remedy}")
+
+
+def changed_files(manifest: Mapping[str, Any]) -> list[str]:
+    """Return recorded plugin files whose content is another one now."""
+    then = manifest.get(PLUGINS, {})
+    now = {**ALGORITHMS.origins, **TASKS.origins}
+    return [
+        str(origin["file"])
+        for name, origin in then.items()
+        if name in now and now[name].sha256 != origin["sha256"]
+    ]
+
+
+def refuse_unloaded(
+    task: str | None, algorithms: Iterable[str], path: Path, call: str = ""
+) -> None:
+    """Refuse results of a task or algorithm that is unknown here, and name its recorded file.
+
+    ``call`` is the Python function that takes a task as an object.
+    """
+    missing = [name for name in algorithms if name not in ALGORITHMS]
+    missing += [] if task is None or task in TASKS else [task]
+    if not missing:
+        return
+    name, recorded = missing[0], dict[str, Any]()
+    for manifest in files_below(path if path.is_dir() else path.parent, "manifest.json"):
+        recorded |= read_json(manifest).get(PLUGINS, {})
+    if (origin := recorded.get(name)) is None and name == task:
+        remedy = f"call {call}" if call else "use Python"
+        raise InputError(f"{path} is of {name!r}, a task made in Python: {remedy}")
+    kind = "task" if name == task else "algorithm"
+    if origin is None:
+        raise InputError(f"{path} is of {name!r}, an unknown {kind}: name its file with --plugin")
+    if "distribution" in origin:
+        raise InputError(f"{path} is of {name!r} of {origin['distribution']}: install that package")
+    file = origin["file"]
+    raise InputError(
+        f"{path} is of the {kind} {name!r} in {file}, which is run only if you name it: pass "
+        f"--plugin {file}, or call fedzmg.register in Python"
+    )
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedzmg.errors import InputError
 from fedzmg.experiment import run_directory, training
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.rules_hash import FACT
+from fedzmg.experiment.rules_hash import FACT, PLUGINS
 from fedzmg.experiment.run_directory import Position, RunDirectory
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.simulation import (
@@ -237,7 +237,8 @@ class RunStorage(training.TrainingStorage):
                 if (then := facts.get(name)) != now[name]:
                     what = f"began with {name} {then} and continues with {now[name]}"
                     progress.say(f"{directory.path} {what}: the last bits may differ")
-            changes = {FACT: now[FACT]} if self._saved_round == 0 else {}
+            again = (FACT, PLUGINS) if self._saved_round == 0 else ()
+            changes = {name: now.get(name) for name in again}
             run_directory.change_manifest(directory.path, finished=None, logs=None, **changes)
 
     def append(self, report: RoundReport) -> RoundReport:

@@ -35,7 +35,7 @@ import torch
 
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.errors import InputError
-from fedzmg.experiment.rules_hash import FACT, rules_sha256
+from fedzmg.experiment.rules_hash import code_facts
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.participation import Participation
 from fedzmg.provenance import provenance
@@ -259,8 +259,7 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
         "examples": task.train.examples.size,
         "data_sha256": task.train.fingerprint(),
         "task_sha256": task.fingerprint(),
-        # Trials of a pack differ in numbers only.
-        FACT: rules_sha256(simulation.trials[0].algorithm),
+        **code_facts(task, (trial.algorithm for trial in simulation.trials)),
     }
 
 

@@ -21,18 +21,20 @@ from fedzmg.experiment import run_directory
 from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.grids.score import read_rows
 from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
+from fedzmg.experiment.rules_hash import refuse_unloaded, say_changed
 from fedzmg.experiment.run_directory import RunDirectory
-from fedzmg.experiment.specs.files import GridSpec, refuse_own_task
+from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.training import build_simulation
 from fedzmg.results.diff import Rows, compare_logs
 from fedzmg.simulation import Record, Trial, resolve_device
-from fedzmg.storage.formats import json_words
+from fedzmg.storage.formats import flat_facts, json_words
 from fedzmg.storage.reading import check_folder, files_below
 from fedzmg.tasks.task import Task
 
 ROUNDS = 3
 REMEDY = "fedzmg.verify(DIR, task=task)"
+EXPECTED = "numbers may differ for this reason"
 IGNORED = ("started", "finished", "engine_reason", "command", "chunk_changes", "pack_changes")
 """Facts of a manifest that do not affect the bits of a run."""
 SHARED = ("pack", "engine", "onednn", "threads", "device")
@@ -88,7 +90,8 @@ class _Kept(NamedTuple):
 
     def judge(self, repeated: Rows, now: Mapping[str, Any], notes: Iterable[str]) -> Verdict:
         """Compare logs, and the manifest with the present one."""
-        then, curves = self.facts, compare_logs(self.name, self.rows, repeated)
+        curves = compare_logs(self.name, self.rows, repeated)
+        then, now = flat_facts(self.facts), flat_facts(now)
         keys = self.rows.keys() & repeated.keys()
         shared = {key[-1] if isinstance(key, tuple) else key for key in keys}
         ignored = {*IGNORED, "pack"} if then["device"] == now.get("device") == "cpu" else {*IGNORED}
@@ -144,11 +147,11 @@ def verify(
         pack = _read_pack(first, paths, root)
         spec = RunDirectory(first).spec()
         known = f"{spec.task} {sorted(spec.preset.items())}"
-        if task is None and known not in tasks:
-            refuse_own_task(spec.task, first, REMEDY)
-            tasks[known] = spec.build_task()
+        if known not in tasks:
+            refuse_unloaded(spec.task if task is None else None, spec.bases(), first, REMEDY)
+            tasks[known] = task or spec.build_task()
         say(f"{pack[0].name}, pack of {len(pack)}: first rounds")
-        found |= _verify_pack(task or tasks[known], pack, rounds)
+        found |= _verify_pack(tasks[known], pack, rounds, say)
     return [found[path] for path in paths]
 
 
@@ -179,12 +182,17 @@ def _read_run(path: Path, root: Path) -> _Kept:
     return _Kept(path, name, run.manifest(), rows)
 
 
-def _verify_pack(task: Task, pack: Sequence[_Kept], wanted: int) -> dict[Path, Verdict]:
+def _verify_pack(
+    task: Task, pack: Sequence[_Kept], wanted: int, say: Callable[[str], None]
+) -> dict[Path, Verdict]:
     # A run's own file has every option; recommendations of the task may have changed since.
     specs = [RunDirectory(run.path).spec() for run in pack]
     plain = replace(task, options={}, protocol=specs[0].build_protocol(task))
     names = [run.path.parent.name for run in pack]
     trials = [spec.resolve(plain, n).trial for spec, n in zip(specs, names, strict=True)]
+    algorithm = trials[0].algorithm
+    trained = [(algorithm.name, algorithm, pack[0].path)]
+    say_changed(trained, Path(pack[0].name), say, EXPECTED)
     notes: list[str] = []
     logged = max(round_ for run in pack for round_ in run.rows)
     last = min(wanted, plain.protocol.rounds, logged)
@@ -203,8 +211,7 @@ def _verify_grid(
     begun = [name for name in spec.algorithms if (root / spec.folder(name)).is_dir()]
     if not begun:
         raise InputError(f"{root} has no finished round yet: nothing can be compared")
-    if task is None:
-        refuse_own_task(spec.task, root, REMEDY)
+    refuse_unloaded(spec.task if task is None else None, spec.bases(), root, REMEDY)
     task = choosing(task or spec.build_task(), spec)
     for name in begun[:algorithms]:
         path, trials = root / spec.folder(name), trials_of(spec, name)
@@ -213,6 +220,9 @@ def _verify_grid(
         if not logged:
             raise InputError(f"{path} has no finished round yet: nothing can be compared")
         say(f"{name}, {len(trials)} trials: first rounds")
+        say_changed(
+            [(name, built(spec, name, task, trials[:1])[0].algorithm, path)], root, say, EXPECTED
+        )
         kept = _Kept(path, name, facts, {key: json_words(row) for key, row in rows.items()})
         notes, now, repeated = list[str](), dict[str, Any](), dict[Any, Mapping[str, Any]]()
         if len(logged) < wanted:

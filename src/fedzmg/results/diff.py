@@ -13,7 +13,7 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.results.runs import read_run
 from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
-from fedzmg.storage.formats import flat, json_words, log_lines, read_json, read_toml
+from fedzmg.storage.formats import flat, flat_facts, json_words, log_lines, read_json, read_toml
 from fedzmg.storage.reading import walk
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
@@ -273,7 +273,7 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
         listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
         listed += [
             ("data" if key in DATA else "versions", key, x, y)
-            for key, x, y in _unequal(a.manifest, b.manifest)
+            for key, x, y in _unequal(flat_facts(a.manifest), flat_facts(b.manifest))
             if key not in ignored
         ]
         for one in listed:

@@ -240,7 +240,7 @@ class StudyResult:
             "traffic": dict(score.traffic),
             "metric_per_mib": score.per_mib,
             "seconds": sum(run.seconds for run in runs),
-            "inferred": ALGORITHMS[name].inferred if name in ALGORITHMS else "",
+            "inferred": ALGORITHMS[name].inferred if name in ALGORITHMS.data else "",
         }  # fmt: skip
 
     def _reached(self, level: float, rule: ThresholdRule) -> dict[str, Any]:

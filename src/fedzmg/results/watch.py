@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedzmg import algorithms
+from fedzmg.algorithms import ALGORITHMS
 from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
 from fedzmg.results.reading import variants
@@ -303,10 +303,9 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
 def _points(group: str, variant: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options and seeds of a grid's trials, in their order."""
     axes = flat(variant.get("axes") or plan.get("axes", {}))
-    try:
-        known = known_options(algorithms.get(str(variant.get("algorithm") or group)))
-    except InputError:
-        known = list(axes)
+    # An algorithm of a plugin or an installed package is not imported for this.
+    info = ALGORITHMS.data.get(str(variant.get("algorithm") or group))
+    known = list(axes) if info is None else known_options(info.algorithm)
     own = {key: values for key, values in axes.items() if key in known}
     for point in itertools.product(*own.values()):
         options = [f"{key}={value:.4g}" for key, value in zip(own, point, strict=True)]

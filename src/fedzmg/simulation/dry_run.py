@@ -12,7 +12,7 @@ import inspect
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.parts import travelling
-from fedzmg.contract import ClientRule, Rule, ServerRule, bind, chain
+from fedzmg.contract import Aggregator, ClientRule, Rule, ServerRule, bind, chain
 from fedzmg.errors import InputError
-from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Upload
+from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Rows, Upload
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 
@@ -44,30 +44,33 @@ class Returned(NamedTuple):
     value: Any
 
 
-def dry_run(clients: PackedRule, servers: PackedRule, models: Tree) -> None:
+def dry_run(
+    clients: PackedRule, servers: PackedRule, models: Tree, aggregators: PackedRule | None = None
+) -> None:
     """Run one step and the end of a round with the first trial's rules, on gradients of one.
 
     A user's rules are run method by method and twice, to see that they are pure functions. Rules of
     this package are known to be.
     """
-    clients, servers = (p._replace(numbers=row(p.numbers, slice(0, 1))) for p in (clients, servers))
+    given = [clients, servers, *([] if aggregators is None else [aggregators])]
+    packed = [p._replace(numbers=row(p.numbers, slice(0, 1))) for p in given]
     first = row(models, slice(0, 1))
-    if any(_is_foreign(rule) for p in (clients, servers) for rule in chain(p.rule)):
-        check_pure(clients, servers, first)
+    if any(_is_foreign(rule) for p in packed for rule in chain(p.rule)):
+        check_pure(packed, first)
         return
 
-    def once(client: dict[str, Tensor], server: dict[str, Tensor], params: Tree) -> tuple[()]:
-        bound = bind(clients.rule, client), bind(servers.rule, server)
-        _round(_call, *bound, params, 1.0, ())
+    def once(numbers: list[dict[str, Tensor]], params: Tree) -> tuple[()]:
+        bound = [bind(p.rule, values) for p, values in zip(packed, numbers, strict=True)]
+        _round(_call, bound, params, 1.0, ())
         return ()
 
     with torch.no_grad(), _named_errors():
-        torch.vmap(once)(clients.numbers, servers.numbers, first)
+        torch.vmap(once)([p.numbers for p in packed], first)
 
 
-def check_pure(clients: PackedRule, servers: PackedRule, models: Tree, grad: float = 1.0) -> None:
+def check_pure(packed: Sequence[PackedRule], models: Tree, grad: float = 1.0) -> None:
     """Reject rules that change their arguments, draw random numbers or return NaN."""
-    calls = [rehearse(clients, servers, models, grad) for _ in range(2)]
+    calls = [rehearse(packed, models, grad) for _ in range(2)]
     for one, two in zip(*calls, strict=True):
         if not same(one.value, two.value):
             raise InputError(
@@ -84,14 +87,11 @@ def same(one: Any, two: Any) -> bool:
     )
 
 
-def rehearse(
-    clients: PackedRule, servers: PackedRule, models: Tree, grad: float = 1.0
-) -> list[Returned]:
+def rehearse(packed: Sequence[PackedRule], models: Tree, grad: float = 1.0) -> list[Returned]:
     """Map every method of a round on its own, check its effects, and return the values.
 
     Args:
-        clients: client rule and numbers of one trial or several.
-        servers: server rule and numbers of the same trials.
+        packed: client rule, server rule and, if there is one, aggregator of one or several trials.
         models: one row per trial.
         grad: value of every gradient, and of the loss.
     """
@@ -107,7 +107,7 @@ def rehearse(
         calls.append(Returned(packed.rule, method, value))
         return value
 
-    _round(call, clients, servers, models, grad, rows.shape)
+    _round(call, packed, models, grad, rows.shape)
     return calls
 
 
@@ -117,47 +117,74 @@ def _call(rule: Any, method: str, check: _Check, *args: Any) -> Any:
 
 def _round(
     call: Callable[..., Any],
-    client: Any,
-    server: Any,
+    rules: Sequence[Any],
     params: Tree,
     grad: float,
     rows: tuple[int, ...],
 ) -> None:
     """Call every method of a round; ``rows`` is the shape of a number."""
+    client, server, *aggregators = rules
+    mine, theirs = (r.rule if isinstance(r, PackedRule) else r for r in (client, server))
     some = next(iter(params.values()))
-    rule = client.rule if isinstance(client, PackedRule) else client
 
-    def count(value: int) -> Tensor:
-        return torch.full(rows, value, dtype=torch.int64, device=some.device)
+    def count(value: int, *shape: int) -> Tensor:
+        return torch.full((*rows, *shape), value, dtype=torch.int64, device=some.device)
 
     one, loss = count(1), some.new_full(rows, grad)
     grads = params.map(lambda leaf: torch.full_like(leaf, grad))
     state = call(server, "init", _state, params)
     shared = call(server, "share", _state, state)
     memory = call(client, "init_memory", _state, params)
-    sent = call(server, "send", _model, params, state)
-    known = {name: one for name in ("client", "key", "steps") if name in rule.needs}
-    if "label_counts" in rule.needs:
-        known["label_counts"] = torch.stack([one, one], -1)
+    sent = call(server, "send", _like_params, params, state)
+    known = {name: one for name in ("client", "key", "steps") if name in mine.needs}
+    if "label_counts" in mine.needs:
+        known["label_counts"] = count(EXAMPLES // 2, 2)
     asked = Asked(**known) if known else ()
     context = ClientContext(sent, shared, memory, one, count(EXAMPLES), asked)
-    begin = call(client, "start", _model_of_context, context)
+    begin = call(client, "start", _like_context, context)
     full_pass: FullPass | tuple[()] = ()
-    if rule.full_pass != "never":
-        full_pass = FullPass(loss, grads if rule.full_pass == "start" else Tree({}))
-    scratch = call(client, "begin", _state, context, full_pass)
-    for _ in range(rule.gradients_per_step - 1):
-        _, scratch = call(client, "next_point", _stepped, context, begin, scratch, grads)
-    moved, after = call(client, "step", _stepped, context, begin, scratch, grads)
-    if rule.uses_epoch_end:
+    if mine.full_pass != "never":
+        full_pass = FullPass(loss, grads if mine.full_pass == "start" else Tree({}))
+    later = call(client, "begin", _state, context, full_pass)
+    for _ in range(mine.gradients_per_step - 1):
+        _, later = call(client, "next_point", _stepped, context, begin, later, grads)
+    moved, after = call(client, "step", _stepped, context, begin, later, grads)
+    if mine.uses_epoch_end:
         after, _ = call(client, "end_epoch", _ended, after, loss)
-    upload, _ = call(client, "finish", _sent, context, moved, after, one)
+    upload, kept = call(client, "finish", _sent, context, moved, after, one)
+    if mine.is_personal:
+        call(client, "personal_model", _like_params, params, kept)
+    # The cohort has one client with a row.
+    weights = torch.ones((*rows, 1), dtype=torch.float64, device=some.device)
+    for aggregator in aggregators:
+        _check_mergeable(mine, aggregator, upload)
+        flat = torch.cat([leaf.reshape(*rows, 1, -1) for leaf in upload.delta.values()], -1)
+        before = call(aggregator, "init", _state, upload.delta)
+        call(aggregator, "aggregate", _merged, Rows(flat, weights), before)
+    if theirs.own_weights:
+        call(server, "weigh", _weighted, state, count(0, 1), weights)
     # Averages are floating point numbers whatever was uploaded.
     floats = tree_map(lambda leaf: leaf.to(some.dtype), upload)
-    merged = floats.delta, floats.average, floats.total
-    each, valid, clients = tree_map(lambda leaf: leaf[..., None], (floats.each, one > 0, one - 1))
-    cohort = Cohort(*merged, count(SIZE), count(POPULATION), one, each, valid, clients, one)
+    named = "client" in theirs.needs
+    cohort = Cohort(
+        *(floats.delta, floats.average, floats.total, count(SIZE), count(POPULATION), one),
+        each=tree_map(lambda leaf: leaf.unsqueeze(len(rows)), upload.each),
+        valid=count(1, 1) > 0 if leaves(upload.each) or named else (),
+        clients=count(0, 1) if named else (),
+        key=one if "key" in theirs.needs else (),
+    )
     call(server, "update", _updated, params, state, cohort)
+
+
+def _check_mergeable(client: Rule, aggregator: Any, upload: Upload) -> None:
+    """Refuse uploads that aggregators do not take."""
+    rule = aggregator.rule if isinstance(aggregator, PackedRule) else aggregator
+    for name in ("average", "total", "each", "weight"):
+        if leaves(getattr(upload, name)):
+            raise InputError(
+                f"{type(_culprit(client)).__name__} uploads more than an update ({name}), which "
+                f"{type(_culprit(rule)).__name__} cannot merge: leave federation.aggregator out"
+            )
 
 
 @contextlib.contextmanager
@@ -185,7 +212,8 @@ def _before(args: Any) -> tuple[list[list[int]], list[Any]]:
 
 def _check_call(packed: PackedRule, method: str, args: Any, value: Any, before: Any) -> None:
     """Reject changed arguments, used random generators, and NaN from moderate numbers."""
-    rule, base = packed.rule, ClientRule if isinstance(packed.rule, ClientRule) else ServerRule
+    rule = packed.rule
+    base = next(kind for kind in (ClientRule, ServerRule, Aggregator) if isinstance(rule, kind))
     versions, states = _before(args)
     names = list(inspect.signature(getattr(base, method)).parameters)[1:]
     if changed := [n for n, a, b in zip(names, before[0], versions, strict=True) if a != b]:
@@ -217,8 +245,8 @@ def _is_nan(value: Any) -> bool:
 
 def _randomness(place: str, owner: str) -> str:
     return (
-        f"{place} uses the random generator of {owner}: results would depend on the order of "
-        "clients and could not be repeated"
+        f"{place} uses the random generator of {owner}, whose numbers depend on the order of "
+        "clients: add 'key' to `needs` and draw with fedzmg.draw from context.key"
     )
 
 
@@ -232,17 +260,16 @@ def _state(rule: Rule, method: str, value: Any, _: Any) -> Any:
     )
 
 
-def _model(rule: Rule, method: str, value: Any, args: Any) -> Any:
+def _like_params(rule: Rule, method: str, value: Any, args: Any) -> Any:
     return _same(rule, method, value, args[0])
 
 
-def _model_of_context(rule: Rule, method: str, value: Any, args: Any) -> Any:
+def _like_context(rule: Rule, method: str, value: Any, args: Any) -> Any:
     return _same(rule, method, value, args[0].params)
 
 
 def _stepped(rule: Rule, method: str, value: Any, args: Any) -> Any:
-    _, params, scratch, _ = args
-    return _same(rule, method, value, (params, scratch))
+    return _same(rule, method, value, args[1:3])
 
 
 def _ended(rule: Rule, method: str, value: Any, args: Any) -> Any:
@@ -254,9 +281,20 @@ def _ended(rule: Rule, method: str, value: Any, args: Any) -> Any:
 def _sent(rule: Rule, method: str, value: Any, args: Any) -> Any:
     context = args[0]
     upload = value[0] if isinstance(value, tuple) and len(value) == 2 else ()
-    params = travelling(rule, context.params)
-    wanted = upload._replace(delta=params) if isinstance(upload, Upload) else Upload(params)
+    travels = travelling(rule, context.params)
+    wanted = upload._replace(delta=travels) if isinstance(upload, Upload) else Upload(travels)
+    if isinstance(upload, Upload) and leaves(upload.weight):
+        wanted = wanted._replace(weight=context.round)
     return _same(rule, method, value, (wanted, context.memory))
+
+
+def _merged(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    rows, state = args
+    return _same(rule, method, value, (rows.deltas[0], state))
+
+
+def _weighted(rule: Rule, method: str, value: Any, args: Any) -> Any:
+    return _same(rule, method, value, args[2])
 
 
 def _updated(rule: Rule, method: str, value: Any, args: Any) -> Any:

@@ -59,24 +59,28 @@ def message_size(stacked: Any, longest: int) -> Message:
 
 
 def message_sizes(
-    batches: list[ClientBatch], broadcast: Broadcast, uploads: Any, *, counts: bool
+    batches: list[ClientBatch], broadcast: Broadcast, uploads: Sequence[Any], *, counts: bool
 ) -> list[tuple[Message, Message]]:
     """Measure each trial's messages: down to all of its clients, and up from one client.
 
-    ``counts``: clients also send their example counts.
+    ``uploads`` has stacked values that travel, or their bytes, for every trial. ``counts``: clients
+    also send their example counts.
     """
     longest, sent = [0] * len(broadcast.round), [0] * len(broadcast.round)
     for batch in batches:
         longest[batch.trial] = max(longest[batch.trial], len(batch.stream))
         sent[batch.trial] += 1
 
+    by_id = {id(upload): upload for upload in uploads}  # usually the same for all trials
+
     @functools.cache
-    def sizes(steps: int, clients: int) -> tuple[Message, Message]:
-        up = message_size(uploads, steps)
+    def sizes(steps: int, clients: int, which: int) -> tuple[Message, Message]:
+        own = by_id[which]
+        up = Message(own, 0, own) if isinstance(own, int) else message_size(own, steps)
         down = message_size((broadcast.params, broadcast.shared), steps).times(clients)
         return down, up._replace(scalars=up.scalars + EXAMPLE_COUNT * counts)
 
-    return [sizes(*trial) for trial in zip(longest, sent, strict=True)]
+    return [sizes(*trial) for trial in zip(longest, sent, map(id, uploads), strict=True)]
 
 
 def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:

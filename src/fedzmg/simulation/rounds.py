@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedzmg.algorithms.parts import fit, travelling
 from fedzmg.data.federated import Examples
-from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast, Program
@@ -31,7 +30,7 @@ from fedzmg.simulation.labels import label_counts
 from fedzmg.simulation.personal import own_metrics
 from fedzmg.simulation.planner import RoundPlanner
 from fedzmg.simulation.records import RoundFacts, message_sizes
-from fedzmg.simulation.server import Checkpoint, Snapshot, next_snapshot, restored_snapshot
+from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, row, stack, tree_map
@@ -88,7 +87,6 @@ class Simulation:
         self.federation = federation or Federation()
         self._memory_places = memory_places
         shared = shared_algorithm(task, self.trials)
-        self.weights = shared.weights
         self.planner = planner or RoundPlanner(
             task,
             [trial.seed for trial in self.trials],
@@ -110,8 +108,12 @@ class Simulation:
         self._test = task.test.to(device, dtype)
         known = task.model.layout, task.parts, len(task.train)
         fitted = [fit(trial.algorithm, *known) for trial in self.trials]
+        self._client_rules = [algorithm.client for algorithm in fitted]
         self._clients, self._servers = (
             PackedRule.of(side, shared, fitted, dtype, device) for side in ("client", "server")
+        )
+        self._server_side = ServerSide.of(
+            self._servers, self.federation, task, self.trials, dtype, device
         )
         self.round = 0
         self.snapshot, self.memory = self._begin(restored)
@@ -132,6 +134,7 @@ class Simulation:
                 trials=len(self.trials),
                 rounds_left=rounds - self.round,
                 clients=self.planner.most_clients,
+                rows=self._server_side.kept_rows,
             )
         self.engine = self.engines.build(self.program)
 
@@ -140,10 +143,11 @@ class Simulation:
         task, seeds = self.task, [trial.seed for trial in self.trials]
         starts = stack([initial_params(task.model, task.init, seed) for seed in seeds])
         params = starts.map(lambda leaf: leaf.to(self.device, self.dtype))
-        dry_run(self._clients, self._servers, params)
+        dry_run(self._clients, self._servers, params, self._server_side.aggregator)
         state = self._servers.map(lambda rule, p: rule.init(p), params)
         none = torch.zeros(len(seeds), dtype=torch.int64, device=self.device)
-        snapshot = Snapshot(params, state, none == 0, none, torch.stack([none, none], 1))
+        traffic, merging = torch.stack([none, none], 1), self._server_side.init(params)
+        snapshot = Snapshot(params, state, none == 0, none, traffic, merging)
         fresh = self._clients.map(lambda rule, p: rule.init_memory(p), params)
         memory = MemoryStore(fresh, len(self.task.train), self._memory_places)
         if restored is None:
@@ -270,9 +274,7 @@ class Simulation:
         sent = [b for b in self.planner.batches(round_) if b.trial not in self.stopped_trials]
         batches = sent or [self.planner.absent()]
         broadcast = self.broadcast(round_, before)
-        by_examples = self.weights == "examples"
-        guard = self.federation.guard
-        merger = Merger(batches, len(self.trials), by_examples=by_examples, guard=guard)
+        merger = self._server_side.merger(batches, before)
         memories: list[tuple[list[tuple[int, int]], State]] = []
         for chunk in self.engine.train(
             batches, broadcast, self.read_memory([(b.trial, b.client) for b in batches])
@@ -287,7 +289,7 @@ class Simulation:
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
         # Server.
-        after = next_snapshot(self._servers, merger, len(self.task.train), broadcast.round, before)
+        after = self._server_side.next_snapshot(merger, round_, broadcast.round, before)
         # Evaluate.
         scores: list[Tensor] = []
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
@@ -297,7 +299,9 @@ class Simulation:
         # Record.
         sums = merger.sums
         travels = broadcast._replace(params=travelling(self._servers.rule, broadcast.params))
-        sizes = message_sizes(sent, travels, merger.upload, counts=by_examples)
+        uploads = [rule.wire(merger.upload) for rule in self._client_rules]
+        counts = self._server_side.by_examples and not isinstance(merger.upload.weight, Tensor)
+        sizes = message_sizes(sent, travels, uploads, counts=counts)
         totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
         down, up = totals.to(self.device, non_blocking=True).T
         traffic = torch.stack([down, up * (sums.clients + sums.dropped)], 1)

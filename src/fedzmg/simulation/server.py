@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.parts import travelling
+from fedzmg.contract import Algorithm, structure
+from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
-from fedzmg.simulation.trial import PackedRule
+from fedzmg.federation import Federation
+from fedzmg.messages import Rows
+from fedzmg.seeds import key
+from fedzmg.simulation.trial import PackedRule, Trial
+from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, named_leaves, refill, row, stack, tree_map
 
 DIVERGED_AFTER = 3
 """Rounds in a row that lose every upload before a trial counts as diverged."""
+TOGETHER = 16
+"""Trials whose updates are aggregated at once on a GPU, to bound memory. On a CPU it is one: a
+trial then gives the same bits alone and in a pack."""
 
 
 class Snapshot(NamedTuple):
@@ -28,30 +40,145 @@ class Snapshot(NamedTuple):
     """Rounds in a row that lost every upload."""
     traffic: Tensor
     """Bytes down and up of all rounds so far."""
+    aggregator: State = ()
 
 
-def next_snapshot(
-    server: PackedRule, merger: Merger, population: int, stamp: Tensor, old: Snapshot
-) -> Snapshot:
-    """Apply the server step; a trial that lost every upload, or diverged, keeps its state."""
-    cohort, sums = merger.cohort(population, stamp), merger.sums
-    params, state = server.map(
-        lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort
-    )
-    moves = old.alive & (sums.clients > 0)
+class ServerSide(NamedTuple):
+    """Stages of a round that follow local training, for a pack of trials."""
 
-    def pick(new: Tensor, before: Tensor) -> Tensor:
-        return torch.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, before)
+    rule: PackedRule
+    aggregator: PackedRule | None
+    """Absent: the weighted mean."""
+    by_examples: bool
+    guard: bool
+    seeds: Sequence[int]
+    population: int
 
-    uploaded = sums.clients + sums.dropped > 0
-    lost = torch.where((sums.clients == 0) & uploaded, old.lost + 1, torch.zeros_like(old.lost))
-    return Snapshot(
-        tree_map(pick, params, old.params),
-        tree_map(pick, state, old.state),
-        old.alive & (lost < DIVERGED_AFTER),
-        lost,
-        old.traffic,
-    )
+    @classmethod
+    def of(
+        cls,
+        rule: PackedRule,
+        federation: Federation,
+        task: Task,
+        trials: Sequence[Trial],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> ServerSide:
+        """Combine an algorithm's rules with the stages of a federation, which must fit."""
+        algorithms = [_with_aggregator(trial.algorithm, federation) for trial in trials]
+        first, packed = algorithms[0], None
+        if first.aggregator is not None and not first.aggregator.streams:
+            needed, cohort = first.aggregator.fewest, task.protocol.cohort
+            name = type(first.aggregator).__name__
+            if cohort < needed:
+                raise InputError(f"cohort = {cohort}: {name} needs at least {needed} clients")
+            if rule.rule.own_weights:
+                raise InputError(
+                    f"{first.name} weights updates itself, which {name} does not use: leave "
+                    "federation.aggregator out"
+                )
+            shared = replace(first, aggregator=structure(first.aggregator))
+            packed = PackedRule.of("aggregator", shared, algorithms, dtype, device)
+        return cls(
+            rule,
+            packed,
+            first.weights == "examples",
+            federation.guard,
+            [trial.seed for trial in trials],
+            len(task.train),
+        )
+
+    @property
+    def kept_rows(self) -> int:
+        """Copies of all updates of a round that are in memory at once."""
+        return 2 if self.aggregator is not None else int(self.guard)
+
+    @property
+    def fewest(self) -> int:
+        """Uploads that an aggregator needs; zero without one."""
+        return 0 if self.aggregator is None else max(self.aggregator.rule.fewest, 1)
+
+    def init(self, params: Tree) -> State:
+        """Return the aggregator's state before the first round."""
+        if self.aggregator is None:
+            return ()
+        sent = travelling(self.rule.rule, params)
+        return self.aggregator.map(lambda rule, p: rule.init(p), sent)
+
+    def merger(self, batches: list[ClientBatch], old: Snapshot) -> Merger:
+        """Make the merger of a round."""
+        weigh = functools.partial(self.rule.map, _weigh, old.state)
+        return Merger(
+            batches,
+            len(self.seeds),
+            by_examples=self.by_examples,
+            guard=self.guard,
+            weigh=weigh if self.rule.rule.own_weights else None,
+            fewest=self.fewest,
+            by_client="client" in self.rule.rule.needs,
+        )
+
+    def next_snapshot(self, merger: Merger, round_: int, stamp: Tensor, old: Snapshot) -> Snapshot:
+        """Apply the server step; a trial that lost every upload, or diverged, keeps its state."""
+        keys: Any = ()
+        if "key" in self.rule.rule.needs:
+            drawn = torch.tensor([key(seed, "server", round_) for seed in self.seeds])
+            keys = drawn.to(stamp.device, non_blocking=True)
+        delta, merging = None, old.aggregator
+        if self.aggregator is not None:
+            delta, merging = _aggregate(self.aggregator, merger, old.aggregator)
+        cohort, sums = merger.cohort(self.population, stamp, keys, delta), merger.sums
+        params, state = self.rule.map(
+            lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort
+        )
+        moves = old.alive & (sums.clients > 0)
+
+        def pick(new: Tensor, before: Tensor) -> Tensor:
+            return torch.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, before)
+
+        # A cohort that was too small from the start has lost nothing.
+        uploaded = sums.clients + sums.dropped >= max(self.fewest, 1)
+        lost = torch.where((sums.clients == 0) & uploaded, old.lost + 1, torch.zeros_like(old.lost))
+        return Snapshot(
+            tree_map(pick, params, old.params),
+            tree_map(pick, state, old.state),
+            old.alive & (lost < DIVERGED_AFTER),
+            lost,
+            old.traffic,
+            tree_map(pick, merging, old.aggregator),
+        )
+
+
+def _with_aggregator(algorithm: Algorithm, federation: Federation) -> Algorithm:
+    """Return an algorithm with its own aggregator or the federation's."""
+    own, chosen = algorithm.aggregator, federation.aggregator
+    if own is not None and chosen is not None:
+        raise InputError(
+            f"{algorithm.name} merges updates by its own {type(own).__name__}: leave "
+            "federation.aggregator out"
+        )
+    return replace(algorithm, aggregator=own or chosen)
+
+
+def _weigh(rule: Any, state: State, clients: Tensor, weights: Tensor) -> Any:
+    return rule.weigh(state, clients, weights)
+
+
+def _aggregate(aggregator: PackedRule, merger: Merger, state: State) -> tuple[Tensor, State]:
+    """Merge the updates of every trial by an aggregator."""
+    rows, sizes = merger.rows(), merger.cohort_sizes()
+    step = TOGETHER if rows.deltas.is_cuda else 1
+    parts = []
+    for first in range(0, len(sizes), step):
+        chosen = slice(first, first + step)
+        numbers, own, before = row((aggregator.numbers, rows, state), chosen)
+        # Padding up to the widest cohort of the pack would change the order of sums.
+        widest = max(1, *sizes[chosen])
+        shown = Rows(own.deltas[:, :widest], own.weights[:, :widest])
+        part = PackedRule(aggregator.rule, numbers)
+        parts.append(part.map(lambda rule, r, s: rule.aggregate(r, s), shown, before))
+    deltas, after = tree_map(lambda *own: torch.cat(own), parts[0], *parts[1:])
+    return deltas.to(rows.deltas.dtype), after
 
 
 class Checkpoint(NamedTuple):

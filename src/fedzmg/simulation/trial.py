@@ -14,7 +14,7 @@ from torch import Tensor
 from fedzmg import algorithms
 from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.parts import fit
-from fedzmg.contract import Algorithm, map_rule, numbers, structure
+from fedzmg.contract import Algorithm, AlgorithmInfo, map_rule, numbers, structure
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
 
@@ -40,22 +40,30 @@ class Trial:
             raise InputError(f"seed = {self.seed!r}: expected a whole number")
 
     @classmethod
-    def of(cls, name: str, seed: int = 0, task: Task | None = None, **options: Any) -> Trial:
-        """Make a trial by algorithm name.
+    def of(
+        cls,
+        algorithm: str | Algorithm | AlgorithmInfo,
+        seed: int = 0,
+        task: Task | None = None,
+        **options: Any,
+    ) -> Trial:
+        """Make a trial of an algorithm with some options changed.
 
         Args:
-            name: a key of ``fedzmg.algorithms.ALGORITHMS``.
+            algorithm: a name of ``fedzmg list``, or an algorithm of your own.
             seed: controls initial weights, cohorts, batch order and dropout.
             task: take the hyper-parameters that this task recommends for the algorithm.
             **options: changed fields, with ``_`` after the side: ``client_lr=0.03``.
         """
         if task is not None and not isinstance(task, Task):
             raise InputError(f"task = {task!r}: expected a Task, such as tasks.get('digits')")
-        wanted = {} if task is None else dict(task.options.get(name, {}))
+        if isinstance(algorithm, AlgorithmInfo):
+            algorithm = algorithm.algorithm
+        base = algorithm if isinstance(algorithm, Algorithm) else algorithms.get(algorithm)
+        wanted = {} if task is None else dict(task.options.get(base.name, {}))
         wanted |= {_KEYWORD.sub(r"\1.", keyword): value for keyword, value in options.items()}
-        algorithm = algorithms.get(name)
         try:
-            return cls(configure(algorithm, wanted), seed)
+            return cls(configure(base, wanted), seed)
         except InputError as error:
             # Keys in the message must work as keywords here.
             raise InputError(_KEY.sub(r"\1_", str(error))) from None
@@ -115,4 +123,6 @@ def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:
 
 def _shape(task: Task, trial: Trial) -> Algorithm:
     own = fit(trial.algorithm, task.model.layout, task.parts, len(task.train))
-    return replace(own, name="", client=structure(own.client), server=structure(own.server))
+    merged = own.aggregator and structure(own.aggregator)
+    client, server = structure(own.client), structure(own.server)
+    return replace(own, name="", client=client, server=server, aggregator=merged)

@@ -123,6 +123,14 @@ LogMark: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^\d{1,12} [0-9a-f]{
 """Size and hash of a log."""
 
 
+class PluginFile(TypedDict, total=False):
+    """File of an algorithm or task from outside the package."""
+
+    file: Required[str]
+    sha256: Required[str]
+    distribution: str
+
+
 class Manifest(TypedDict, total=False):
     """Content of ``manifest.json``."""
 
@@ -141,6 +149,7 @@ class Manifest(TypedDict, total=False):
     command: str | list[str] | None
     seconds: Number
     logs: dict[LogName, LogMark]
+    plugins: dict[str, PluginFile]
 
 
 class Stop(TypedDict, total=False):

@@ -140,6 +140,16 @@ def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, An
     return found
 
 
+def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest with one fact per plugin file.
+
+    >>> flat_facts({"device": "cpu", "plugins": {"mine": {"file": "mine.py"}}})
+    {'device': 'cpu', 'plugins.mine.file': 'mine.py'}
+    """
+    plugins = {"plugins": manifest.get("plugins", {})}
+    return {key: value for key, value in manifest.items() if key not in plugins} | flat(plugins)
+
+
 def json_words(value: Any) -> Any:
     """Prepare values for strict JSON: numbers that are not finite become words.
 

@@ -5,34 +5,61 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from fedzmg.errors import unknown
+from fedzmg.errors import InputError
+from fedzmg.plugins import Registry, load_reference
 from fedzmg.tasks.convex import Logistic, Quadratic
-from fedzmg.tasks.preset import Preset
+from fedzmg.tasks.preset import OwnTask, Preset
 from fedzmg.tasks.real import Characters, Cifar100, Digits, DigitsPersonal, NextCharacter, Plays
 from fedzmg.tasks.task import Protocol, Task
 
-__all__ = ["TASKS", "Preset", "Protocol", "Task", "get", "info"]
+__all__ = ["TASKS", "OwnTask", "Preset", "Protocol", "Task", "get", "info"]
 
 _CLASSES = (
     Characters, Cifar100, Digits, DigitsPersonal, Logistic, NextCharacter, Plays, Quadratic
 )  # fmt: skip
 _BY_NAME = {preset.__name__: preset for preset in _CLASSES}
 _TABLE = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
-TASKS = {name: _BY_NAME[fields.pop("preset")](name, **fields) for name, fields in _TABLE.items()}
+
+
+def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, Preset]:
+    """Make an entry of a preset, a task, or a function without arguments that returns a task."""
+    if isinstance(value, Preset):
+        return name or value.name, value
+    if not isinstance(value, Task) and (not callable(value) or isinstance(value, type)):
+        given = f"{value!r:.80}"
+        raise InputError(
+            f"{given}: expected a Task, or a function without arguments that makes one"
+        )
+    name = name or str(value.name if isinstance(value, Task) else value.__name__)
+    return name, OwnTask(name, value)
+
+
+def _same(old: Preset, new: Preset) -> bool:
+    return old is new or getattr(old, "source", old) is getattr(new, "source", new)
+
+
+TASKS: Registry[Preset] = Registry(
+    "task",
+    {name: _BY_NAME[fields.pop("preset")](name, **fields) for name, fields in _TABLE.items()},
+    _entry,
+    _same,
+)
 """Presets by name."""
 
 
 def info(name: str) -> Preset:
     """Return the preset of that name, known without its data."""
-    if not isinstance(name, str) or name not in TASKS:
-        raise unknown("task", str(name), TASKS, "fedzmg list")
-    return TASKS[name]
+    return TASKS.look_up(name)
 
 
 def get(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """Build the preset of that name, with some of its fields changed.
+
+    ``my_task.py:task`` names a task of your own: a :class:`Task` in that file, or a function
+    without arguments that returns one.
 
     >>> get("digits").protocol.cohort
     5
@@ -41,4 +68,4 @@ def get(name: str, options: Mapping[str, Any] | None = None) -> Task:
         InputError: for an unknown name or field (the nearest is suggested), a wrong value, or
             data that is not here yet.
     """
-    return info(name).with_options(options or {}).build()
+    return info(load_reference(name)).with_options(options or {}).build()

@@ -12,9 +12,9 @@ import inspect
 import json
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -23,6 +23,7 @@ from torch import nn
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.errors import InputError, brief, unknown
 from fedzmg.models.functional import FunctionalModel
+from fedzmg.plugins import user_code
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tree import num_bytes
 
@@ -183,3 +184,57 @@ class Preset(ABC):
                 for o in self.decisions()
             ],
         }
+
+
+class OwnTask(Preset):
+    """A task that a user brings: a :class:`Task`, or a function without arguments that makes it."""
+
+    source: Task | Callable[[], Task]
+
+    def __init__(self, name: str, source: Task | Callable[[], Task]) -> None:
+        summary = "" if isinstance(source, Task) else inspect.getdoc(source) or ""
+        own = {"name": name, "data": "", "summary": summary.partition("\n")[0], "source": source}
+        vars(self).update(own)
+
+    @cached_property
+    def task(self) -> Task:
+        """The task, made when it is first used."""
+        made: Any = self.source
+        if not isinstance(made, Task):
+            with user_code(f"task {self.name!r}"):
+                made = made()
+        if not isinstance(made, Task):
+            raise InputError(f"task {self.name!r} is a {type(made).__name__}: return a fedzmg.Task")
+        # Results carry the name by which a user finds it again.
+        return dataclasses.replace(made, name=self.name)
+
+    @property
+    def clients(self) -> int:
+        """Number of training clients."""
+        return len(self.task.train)
+
+    @property
+    def protocol(self) -> Protocol:  # type: ignore[override]
+        """Protocol of the task."""
+        return self.task.protocol
+
+    def network(self) -> nn.Module:
+        return self.task.model.module
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        if options:
+            super().with_options(options)  # which refuses them
+        return self
+
+    def decisions(self) -> list[Decision]:
+        return []
+
+    def build(self) -> Task:
+        return self.task
+
+    def describe(self) -> dict[str, Any]:
+        tuned_options = {
+            name: Tuning(own, "the task")._asdict() for name, own in self.task.options.items()
+        }
+        about = {"about": inspect.getdoc(self.source) if callable(self.source) else ""}
+        return super().describe() | about | {"tuned": tuned_options}

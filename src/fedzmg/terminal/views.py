@@ -40,7 +40,7 @@ def study(result: StudyResult, width: int) -> RenderableType:
     parts: list[Any] = [scores(result), thresholds(result), paired_tests(result)]
     parts.append(own_models(result))
     names = dict.fromkeys(score.algorithm for score in result.scores)
-    own = [name for name in names if name in ALGORITHMS and ALGORITHMS[name].inferred]
+    own = [name for name in names if name in ALGORITHMS.data and ALGORITHMS[name].inferred]
     parts += result.notes
     parts += [f"Partly inferred, see 'fedzmg list NAME': {', '.join(own)}."] if own else []
     return render(parts, width)
@@ -189,15 +189,50 @@ def _layers(data: Mapping[str, Any]) -> Table:
 def tables(data: Mapping[str, Any], width: int) -> RenderableType:
     """Show the algorithms and tasks of ``fedzmg list --json``."""
     algorithms = [
-        (name, card["summary"] + (" (inferred)" if card["inferred"] else ""), card["source"])
+        (name, card["summary"] + (" (inferred)" if card["inferred"] else ""), _source(card))
         for name, card in data["algorithms"].items()
     ]
-    tasks = [(name, one["summary"], one["missing"]) for name, one in data["tasks"].items()]
+    tasks = [
+        (name, _source(one | {"source": one["summary"]}), one["missing"])
+        for name, one in data["tasks"].items()
+    ]
+    installed = [
+        (name, kind, package)
+        for kind, own in data.get("installed", {}).items()
+        for name, package in own.items()
+    ]
     parts = [
         Table.of("Algorithms", ("name", "what it is", "source"), algorithms, words=3),
         Table.of("Tasks", ("name", "what it is", "data to get first"), tasks, words=3),
     ]
+    if installed:
+        heads = ("name", "what it is", "package")
+        parts.append(Table.of("Installed, not imported yet", heads, installed, words=3))
     return render(parts, width)
+
+
+def aggregators(data: Mapping[str, Any], width: int) -> RenderableType:
+    """Show the aggregators of ``fedzmg list --aggregators --json``."""
+    rows = [(name, one["summary"], one["source"]) for name, one in data.items()]
+    options = [
+        (f"{name}: {o['key']}", "absent" if o["default"] is None else str(o["default"]), o["doc"])
+        for name, one in data.items()
+        for o in one["options"]
+    ]
+    parts = [
+        Table.of("Aggregators (--set federation.aggregator=NAME)",
+                 ("name", "what it is", "source"), rows, words=3),
+        Table.of("Options (--set federation.aggregator.KEY=VALUE)",
+                 ("key", "default", "what it is"), options, words=3),
+    ]  # fmt: skip
+    return render(parts, width)
+
+
+def _source(card: Mapping[str, Any]) -> str:
+    """Describe where something is from: its paper, and its file if it is not of the package."""
+    origin = card.get("origin", {})
+    files = ", ".join(origin[key] for key in ("distribution", "file") if key in origin)
+    return "; ".join(filter(None, [card["source"], files]))
 
 
 def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
@@ -217,7 +252,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
         size = [bytes_text(data["costs"][f"{name}_bytes"])] if task else []
         costs.append([what, f"{data['costs'][name]:g}", *size])
     parts = [
-        bold(f"{data['name']}  ({data['source']})"),
+        bold(f"{data['name']}  ({_source(data)})"),
         data["summary"],
         f"inferred: {data['inferred']}" if data["inferred"] else None,
         Text(f"\n{prose(data['about'], width)}\n"),
@@ -233,12 +268,14 @@ def task_card(data: Mapping[str, Any], name: str, width: int) -> RenderableType:
     model, tuned = data["model"], data["tuned"]
     state = f"not here yet: {data['missing']}" if data["missing"] else "here"
     facts = {
-        "data": "ships with fedzmg" if data["data"] is None else f"{data['data']} ({state})",
+        "data": _source({**data, "source": ""}) or "ships with fedzmg"
+        if data["data"] is None
+        else f"{data['data']} ({state})",
         "clients": f"{data['clients']:,}",
         "model": f"{model['parameters']:,} parameters, {bytes_text(model['bytes'])}",
         "protocol": ", ".join(f"{k} {v}" for k, v in data["protocol"].items()),
         "tuned": f"learning rates of {len(tuned)} algorithms" if tuned
-        else "no learning rates; defaults of the algorithms apply ('fedzmg grid' searches)",
+        else "no learning rates; defaults of the algorithms apply ('fedzmg tune' searches)",
     }  # fmt: skip
     parts: list[Any] = [bold(f"{name}: {data['summary']}"), "", Text(prose(data["about"], width))]
     parts += ["", *(f"{what:<9} {text}" for what, text in facts.items()), ""]

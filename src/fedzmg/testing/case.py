@@ -72,7 +72,7 @@ class ChangedPlanner(RoundPlanner):
         algorithm: Algorithm,
         change: Callable[[list[ClientBatch]], list[ClientBatch]],
     ) -> None:
-        super().__init__(problem, range(PACK), extra_epochs=algorithm.client.extra_epochs)
+        super().__init__(problem, range(PACK), None, algorithm.client.extra_epochs)
         self._change = change
 
     def batches(self, round_: int) -> list[ClientBatch]:
@@ -155,16 +155,16 @@ class Case:
             self._runs[engine] = run_of(self.simulation(engine))
         return self._runs[engine]
 
-    def packed_rules(self) -> tuple[PackedRule, PackedRule, Tree]:
+    def packed_rules(self) -> tuple[list[PackedRule], Tree]:
         """Return client rule, server rule and models of the pack, for a dry run."""
         problem, trials = task(), self.trials()
         shared = shared_algorithm(problem, trials)
         known = problem.model.layout, problem.parts, len(problem.train)
         fitted = [fit(trial.algorithm, *known) for trial in trials]
         sides = ("client", "server")
-        client, server = (PackedRule.of(s, shared, fitted, torch.float64, CPU) for s in sides)
+        packed = [PackedRule.of(s, shared, fitted, torch.float64, CPU) for s in sides]
         starts = [initial_params(problem.model, problem.init, trial.seed) for trial in trials]
-        return client, server, stack(starts).map(Tensor.double)
+        return packed, stack(starts).map(Tensor.double)
 
 
 def distance(one: Any, two: Any) -> tuple[float, str]:

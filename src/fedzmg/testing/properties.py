@@ -33,9 +33,9 @@ ENGINES = ("sequential", "vectorized")
 
 def _rules_are_pure(case: Case) -> str:
     """Shapes, types, changed arguments, random numbers and NaN, method by method."""
-    clients, servers, models = case.packed_rules()
-    check_pure(clients, servers, models)
-    calls = {call.method: call for call in rehearse(clients, servers, models)}
+    packed, models = case.packed_rules()
+    check_pure(packed, models)
+    calls = {call.method: call for call in rehearse(packed, models)}
     values = {method: call.value for method, call in calls.items()}
     for method, found, wanted in (
         ("step", values["step"], (models, values["begin"])),

@@ -19,11 +19,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.specs.files import GridSpec
+from fedzmg.plugins import Registry
 from fedzmg.simulation import Record, RoundReport, Simulation, Trial
 from fedzmg.storage.files import folder_name, write_atomic
 from fedzmg.version import __version__
@@ -298,12 +300,31 @@ def _kept_id(run: TrackedRun, make: Callable[[], str]) -> str:
     return path.read_text().strip()
 
 
-TRACKERS: dict[str, tuple[Make, tuple[str, ...]]] = {
-    "tensorboard": (TensorBoard, ("tensorboard",)),
-    "mlflow": (MLflow, ("mlflow", "sqlalchemy", "alembic")),
-    "wandb": (WeightsAndBiases, ("wandb",)),
-}
-"""Factories and required modules, which the extra of the tracker's name installs."""
+class TrackerInfo(NamedTuple):
+    """A factory of trackers, and modules that it needs."""
+
+    make: Make
+    modules: tuple[str, ...] = ()
+    """Required modules, which the extra of the tracker's name installs."""
+
+
+def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, TrackerInfo]:
+    if not callable(value):
+        raise InputError(f"{value!r:.80}: expected a class, or a function that makes a Tracker")
+    return name or value.__name__.lower(), TrackerInfo(value)
+
+
+TRACKERS: Registry[TrackerInfo] = Registry(
+    "tracker",
+    {
+        "tensorboard": TrackerInfo(TensorBoard, ("tensorboard",)),
+        "mlflow": TrackerInfo(MLflow, ("mlflow", "sqlalchemy", "alembic")),
+        "wandb": TrackerInfo(WeightsAndBiases, ("wandb",)),
+    },
+    _entry,
+    lambda old, new: old.make is new.make,
+)
+"""Trackers by name."""
 
 
 def named(names: str | Sequence[str] | None) -> dict[str, Make]:
@@ -311,9 +332,7 @@ def named(names: str | Sequence[str] | None) -> dict[str, Make]:
     listed = names.split(",") if isinstance(names, str) else names or []
     found = {}
     for name in filter(None, map(str.strip, listed)):
-        if name not in TRACKERS:
-            raise unknown("tracker", name, TRACKERS)
-        found[name], modules = TRACKERS[name]
+        found[name], modules = TRACKERS.look_up(name)
         for module in modules:
             if importlib.util.find_spec(module) is None:
                 remedy = f"pip install 'fedzmg[{name}]'"

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import pydantic
 
-from fedzmg import algorithms, tasks
+from fedzmg import algorithms, plugins, tasks
 from fedzmg.algorithms.options import known_options, number_options
 from fedzmg.errors import InputError, brief, unknown
+from fedzmg.experiment.rules_hash import refuse_unloaded
 from fedzmg.experiment.specs.plan import (
     MOST_TRIALS,
     PAPER_RATES,
@@ -108,7 +109,7 @@ class GridSpec(Plan):
         preset = dict(self.preset)
         if self.selection == "test" and "selection" in tasks.info(self.task).options():
             preset["selection"] = "test"
-        return tasks.get(self.task, preset)
+        return tasks.info(self.task).with_options(preset).build()
 
     def check(self, task: Task | None = None) -> None:
         own = {f"axis of {n}": (v.axes, [self.base(n)]) for n, v in self.algorithms.items()}
@@ -240,7 +241,11 @@ SPECS: dict[str, type[Spec]] = {"run": RunSpec, "grid": GridSpec, "study": Study
 
 
 def read(path: Path, kind: str | None = None) -> Spec:
-    """Read a run, a grid or a study, as the file's ``kind`` says; ``kind`` requires one."""
+    """Read a run, a grid or a study, as the file's ``kind`` says; ``kind`` requires one.
+
+    ``plugins`` lists files that are loaded first, and ``task`` may be ``FILE.py:NAME``; paths are
+    relative to the file. A file beside results loads nothing.
+    """
     values = read_toml(path, typed=True)
     if "kind" not in values and kind in (None, "run") and "algorithms" in values:
         raise InputError(f'{path}: kind is missing: add kind = "grid" or kind = "study" at its top')
@@ -249,18 +254,34 @@ def read(path: Path, kind: str | None = None) -> Spec:
         raise InputError(f"{path}: {unknown('kind', str(found), SPECS)}")
     if kind is not None and found != kind:
         raise InputError(f"{path} is a {found}: use 'fedzmg {found} {path}'")
+    files = values.pop("plugins", [])
+    if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+        raise InputError(f'{path}: plugins = {brief(files)}: expected files, ["mine.py"]')
+    beside_results = _is_beside_results(path)
+    if beside_results and files:
+        remedy = " ".join(f"--plugin {file}" for file in files)
+        raise InputError(f"{path} is in a folder of results, which loads no code: pass {remedy}")
+    if not beside_results:
+        for file in files:
+            plugins.load(path.parent / file)
+        if isinstance(values.get("task"), str):
+            values["task"] = plugins.load_reference(values["task"], path.parent)
     spec = SPECS[found].parse(values, path)
-    # Beside results, an unknown task was made in Python; elsewhere it is a mistake in the file.
-    call = {"grid.toml": "tune", "study.toml": "compare", "spec.toml": "compare"}.get(path.name)
-    if call and spec.task not in tasks.TASKS and any(path.parent.rglob("manifest.json")):
-        refuse_own_task(spec.task, path, f"fedzmg.{call}(task, ..., out=DIR)")
+    if beside_results:
+        # An unknown task was made in Python; elsewhere it is a mistake in the file.
+        call = "tune" if found == "grid" else "compare"
+        refuse_unloaded(spec.task, spec.bases(), path, f"fedzmg.{call}(task, ..., out=DIR)")
     return spec
 
 
-def refuse_own_task(task: str, path: Path, remedy: str) -> None:
-    """Refuse results of a task that only a Python program builds; ``remedy`` is its call."""
-    if task not in tasks.TASKS:
-        raise InputError(f"{path} is of {task!r}, a task made in Python: call {remedy}")
+def _is_beside_results(path: Path) -> bool:
+    """Return True for the plan or the specification in a folder of results."""
+    results = ("manifest.json", "study.json", "grid.json")
+    if any((path.parent / name).exists() for name in results):
+        return True
+    below = ("*/manifest.json", "*/seed-*/manifest.json")
+    is_plan = path.name in ("grid.toml", "study.toml")
+    return is_plan and any(True for pattern in below for _ in path.parent.glob(pattern))
 
 
 def schema(kind: str) -> dict[str, Any]:
@@ -269,7 +290,12 @@ def schema(kind: str) -> dict[str, Any]:
         raise unknown("kind", kind, SPECS)
     found = SPECS[kind].model_json_schema()
     properties = found["properties"]
-    properties["task"]["enum"] = list(tasks.TASKS)
+    own = {"type": "string", "pattern": r"\.py:\w+$"}
+    properties["task"] = {"title": "Task", "anyOf": [{"enum": list(tasks.TASKS)}, own]}
+    properties["plugins"] = {
+        "description": "Python files that define algorithms or tasks, relative to this file.",
+        "type": "array", "items": {"type": "string"}, "default": [],
+    }  # fmt: skip
     names = {"type": "string", "enum": list(algorithms.ALGORITHMS)}
     if kind == "run":
         properties["algorithm"] |= names

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlia
 import pydantic
 import torch
 
-from fedzmg import algorithms, tasks
+from fedzmg import aggregators, algorithms, tasks
 from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.data.sampling import Sampler
@@ -199,17 +199,39 @@ class Stages(Strict):
     flagging them; all uploads of a round are then in memory at once."""
     participation: Participants = Participants()
     """Clients of a round, and their local work."""
+    aggregator: dict[str, Value] | None = None
+    """Way to merge updates: a name of ``fedzmg list --aggregators``, or a table of name and
+    options; by default the algorithm's, usually the weighted mean."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _whole_table(cls, given: Any) -> Any:
+        """Write all options of the aggregator out; ``aggregator.byzantine`` sets one of them."""
+        if not isinstance(given, Mapping):
+            return given
+        dotted = {k: v for k, v in given.items() if k.startswith("aggregator.")}
+        found = {k: v for k, v in given.items() if k not in dotted}
+        table = found.get("aggregator", {})
+        table = {"name": table} if isinstance(table, str) else table
+        if table is not None and not isinstance(table, Mapping):
+            raise InputError(f"aggregator = {brief(table)}: expected a name or a table")
+        if table or dotted:
+            own = {k.removeprefix("aggregator."): v for k, v in dotted.items()}
+            found["aggregator"] = aggregators.table_of(aggregators.build({**(table or {}), **own}))
+        return found
 
     @pydantic.model_serializer(mode="wrap")
     def _written(self, written: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         # Defaults are not written: earlier versions read the file, too.
         unset = {"participation"} if self.participation == Participants() else set()
+        unset |= {"aggregator"} if self.aggregator is None else set()
         return {key: value for key, value in written(self).items() if key not in unset}
 
     def build(self) -> Federation:
         """Build the stages."""
-        values = self.model_dump()
-        return Federation(**{**values, "participation": self.participation.build()})
+        merged = self.aggregator and aggregators.build(self.aggregator)
+        built = {"participation": self.participation.build(), "aggregator": merged}
+        return Federation(**{**self.model_dump(), **built})
 
 
 class Experiment(Strict):
@@ -246,7 +268,7 @@ class Experiment(Strict):
 
     def build_task(self) -> Task:
         """Build the preset with the user's changes."""
-        return tasks.get(self.task, self.preset)
+        return tasks.info(self.task).with_options(self.preset).build()
 
     def check_participation(self, task: Task) -> None:
         """Refuse a choice of clients that does not fit the data."""

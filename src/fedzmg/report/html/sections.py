@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,14 +193,12 @@ def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator
 
 def reproduction(material: Material) -> Section:
     """Make the section of left-out runs, commands and environment."""
-    blocks = [Block("notes", material.notes, "Left out"), *_commands(material)]
-    trained: list[Any] = [study.task for study in material.studies]
-    trained += [data.get("task") for data in material.grids.values()]
+    own = _own_tasks(material)
+    blocks = [Block("notes", material.notes, "Left out"), *_commands(material, own)]
     notes = [
         f"The task {task} was made in Python, so no command trains on it: call "
         "fedzmg.compare(task, ..., out=DIR) in the program that makes it."
-        for task in dict.fromkeys(trained)
-        if _is_own(task)
+        for task in own
     ]
     blocks.append(Block("notes", notes))
     for study in material.studies:
@@ -214,26 +212,33 @@ def reproduction(material: Material) -> Section:
     return Section("reproduce", "How to reproduce", "", blocks)
 
 
-def _commands(material: Material) -> Iterator[Block]:
-    """Yield the commands that repeat the runs."""
-    runs = [run for study in material.studies for run in study.runs if not _is_own(study.task)]
+def _commands(material: Material, own: Collection[str]) -> Iterator[Block]:
+    """Yield the commands that repeat the runs; ``own`` tasks have none."""
+    runs = [run for study in material.studies for run in study.runs if study.task not in own]
     plans = {plan: _read(plan) for plan in material.plans}
-    plans = {plan: planned for plan, planned in plans.items() if not _is_own(planned.get("task"))}
+    plans = {plan: planned for plan, planned in plans.items() if planned.get("task") not in own}
     # Grids first: studies take their rates from them.
     recorded: list[Any] = [
-        command for plan in plans if plan.kind == "grid" for command in _of_grid(plan)
+        facts.get("command") for plan in plans if plan.kind == "grid" for facts in _manifests(plan)
     ]
     recorded += [run.manifest.get("command") for run in runs]
     recorded += [one.get("made", {}).get("command") for one in material.heterogeneity.values()]
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded if one]
     # Paths as the user gave them: the commands work in the same directory.
     everything = [
-        _line(plan.kind, plan.path, *_rates(plan, planned), "--out", f"reproduced/{plan.shown}")
+        _line(
+            plan.kind, plan.path, *_rates(plan, planned), *_plugins(_manifests(plan)),
+            "--out", f"reproduced/{plan.shown}",
+        )
         for plan, planned in plans.items()
-    ]
+    ]  # fmt: skip
     each = [
-        _line("run", f"{run.path}/spec.toml", "--out", f"reproduced/{run.shown}") for run in runs
-    ]
+        _line(
+            "run", f"{run.path}/spec.toml", *_plugins([run.manifest]),
+            "--out", f"reproduced/{run.shown}",
+        )
+        for run in runs
+    ]  # fmt: skip
     for title, lines in (
         ("Commands as recorded", list(dict.fromkeys(words))),
         ("Everything", everything),
@@ -244,16 +249,32 @@ def _commands(material: Material) -> Iterator[Block]:
         yield Block("commands", lines, title + f" ({len(lines)} commands)" * many, folded=many)
 
 
-def _of_grid(plan: PlanFile) -> Iterator[Any]:
-    """Yield the commands that made a grid, as recorded by its algorithms."""
-    for path in sorted(Path(plan.path).parent.glob("*/manifest.json")):
+def _manifests(plan: PlanFile) -> Iterator[Mapping[str, Any]]:
+    """Yield the manifests of a grid or study."""
+    below = {"grid": "*/manifest.json", "study": "*/seed-*/manifest.json"}[plan.kind]
+    for path in sorted(Path(plan.path).parent.glob(below)):
         with contextlib.suppress(InputError):  # damaged, but its scores are there
-            yield read_json(path).get("command")
+            yield read_json(path)
 
 
-def _is_own(task: str | None) -> bool:
-    """Return True for a task that was made in Python: no command can train on it."""
-    return task is not None and task not in TASKS
+def _plugins(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the options that load the recorded plugin files."""
+    origins = [one for facts in manifests for one in facts.get("plugins", {}).values()]
+    files = dict.fromkeys(str(one["file"]) for one in origins if "distribution" not in one)
+    return [word for file in files for word in ("--plugin", file)]
+
+
+def _own_tasks(material: Material) -> list[str]:
+    """Return tasks that were made in Python: no command can train on them."""
+    facts = [run.manifest for study in material.studies for run in study.runs]
+    facts += [one for plan in material.plans for one in _manifests(plan)]
+    recorded = {name for one in facts for name in one.get("plugins", {})}
+    trained: list[Any] = [study.task for study in material.studies]
+    trained += [
+        data.get("task") for data in (*material.grids.values(), *map(_read, material.plans))
+    ]
+    found = dict.fromkeys(task for task in trained if task is not None and task not in TASKS)
+    return [task for task in found if task not in recorded]
 
 
 def _rates(plan: PlanFile, planned: dict[str, Any]) -> tuple[str, ...]:
@@ -289,6 +310,10 @@ def _circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
             texts = [f"{v:,}" if type(v) is int else fmt.setting_text(v) for v in values]
             name = "uncommitted changes" if fact == "dirty" else fact.replace("_", " ")
             found.append((name, ", ".join(dict.fromkeys(texts))))
+    plugins = {n: o for run in runs for n, o in run.manifest.get("plugins", {}).items()}
+    for name, origin in plugins.items():
+        words = (origin.get(key) for key in ("distribution", "file", "sha256"))
+        found.append((f"source of {name}", ", ".join(filter(None, words))))
     started = sorted(str(r.manifest["started"]) for r in runs if r.manifest.get("started"))
     spent = sum(run.seconds for run in runs)
     if spent:

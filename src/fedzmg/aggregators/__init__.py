@@ -1,0 +1,127 @@
+"""Aggregators: ways to merge the updates of a cohort, and the table of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedzmg.aggregators.clipping import CentredClipping, NormBound
+from fedzmg.aggregators.coordinates import Median, TrimmedMean
+from fedzmg.aggregators.geometric import GeometricMedian
+from fedzmg.aggregators.mean import Mean
+from fedzmg.aggregators.nearest import Bulyan, Krum, MultiKrum
+from fedzmg.contract import Aggregator
+from fedzmg.errors import InputError, unknown
+
+__all__ = [
+    "AGGREGATORS",
+    "AggregatorInfo",
+    "Bulyan",
+    "CentredClipping",
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "MultiKrum",
+    "NormBound",
+    "TrimmedMean",
+    "build",
+    "describe",
+    "get",
+    "table_of",
+]
+
+
+class AggregatorInfo(NamedTuple):
+    """An aggregator with its defaults, and a line about it."""
+
+    aggregator: Aggregator
+    summary: str
+    source: str
+    """Authors and year."""
+
+
+AGGREGATORS: dict[str, AggregatorInfo] = {
+    "mean": AggregatorInfo(
+        Mean(), "weighted mean, the default; keeps no updates", "McMahan et al. 2017"
+    ),
+    "median": AggregatorInfo(Median(), "median of every parameter", "Yin et al. 2018"),
+    "trimmed_mean": AggregatorInfo(
+        TrimmedMean(), "mean without the f smallest and f largest values", "Yin et al. 2018"
+    ),
+    "krum": AggregatorInfo(
+        Krum(), "the update nearest to its n - f - 2 neighbours", "Blanchard et al. 2017"
+    ),
+    "multi_krum": AggregatorInfo(
+        MultiKrum(), "mean of the n - f updates of lowest Krum score", "Blanchard et al. 2017"
+    ),
+    "bulyan": AggregatorInfo(
+        Bulyan(), "winners of Krum, then values nearest to the median", "El Mhamdi et al. 2018"
+    ),
+    "geometric_median": AggregatorInfo(
+        GeometricMedian(), "smallest sum of distances (RFA)", "Pillutla et al. 2022"
+    ),
+    "centred_clipping": AggregatorInfo(
+        CentredClipping(), "last aggregate plus clipped differences", "Karimireddy et al. 2021"
+    ),
+    "norm_bound": AggregatorInfo(
+        NormBound(), "mean of updates with bounded norms", "Sun et al. 2019"
+    ),
+}
+
+
+def get(name: str) -> Aggregator:
+    """Return the aggregator of that name with its default options.
+
+    Raises:
+        InputError: if there is none; the nearest name is suggested.
+    """
+    if not isinstance(name, str) or name not in AGGREGATORS:
+        raise unknown("aggregator", str(name), AGGREGATORS, "fedzmg list --aggregators")
+    return AGGREGATORS[name].aggregator
+
+
+def build(table: Mapping[str, Any]) -> Aggregator:
+    """Build an aggregator from its name and options, such as ``{"name": "krum", "byzantine": 2}``.
+
+    >>> build({"name": "krum", "byzantine": 2})
+    Krum(byzantine=2, neighbours='n-f-2')
+    """
+    options = dict(table)
+    if "name" not in options:
+        raise InputError(f"aggregator = {options!r}: add its name, such as name = 'median'")
+    name = options.pop("name")
+    aggregator = get(name)
+    known = [field.name for field in dataclasses.fields(aggregator)]  # type: ignore[arg-type]
+    for key in options:
+        if key not in known:
+            raise unknown(f"option of {name}", key, known, "fedzmg list --aggregators")
+    try:
+        return dataclasses.replace(aggregator, **options)  # type: ignore[type-var]
+    except InputError as error:
+        raise InputError(f"{name}, {error}") from None
+
+
+def describe() -> dict[str, dict[str, Any]]:
+    """Return all aggregators with their options, ready for JSON."""
+    return {
+        name: {
+            "summary": info.summary,
+            "source": info.source,
+            "fewest": info.aggregator.fewest,
+            "options": [
+                {"key": f.name, "default": f.default, "doc": f.metadata.get("doc", "")}
+                for f in dataclasses.fields(info.aggregator)  # type: ignore[arg-type]
+            ],
+        }
+        for name, info in AGGREGATORS.items()
+    }
+
+
+def table_of(aggregator: Aggregator) -> dict[str, Any]:
+    """Return the name and all options of an aggregator; :func:`build` builds the same."""
+    names = {type(info.aggregator): name for name, info in AGGREGATORS.items()}
+    options = dataclasses.asdict(aggregator)  # type: ignore[call-overload]
+    shown = {key: value for key, value in options.items() if value is not None}
+    return {"name": names.get(type(aggregator), type(aggregator).__name__), **shown}

@@ -1,0 +1,132 @@
+"""Commands for algorithms of one's own: ``fedzmg check`` and ``fedzmg new``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import keyword
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument
+
+from fedzmg.cli import common
+from fedzmg.cli.common import Json, opt
+from fedzmg.errors import InputError, unknown
+from fedzmg.terminal.render import Terminal, print_text, render
+
+if TYPE_CHECKING:
+    from fedzmg.contract import Algorithm, AlgorithmInfo
+
+new = typer.Typer(help="Write the beginning of something of your own.", no_args_is_help=True)
+
+
+def check(
+    target: Annotated[
+        str, Argument(metavar="FILE", help="A file with ALGORITHMS, or an algorithm's name.")
+    ],
+    algorithm: Annotated[str | None, opt("Only this algorithm of the file.", "all")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check that algorithms keep the contract: engines agree, resume, packing, bytes, bad data.
+
+    Exit code 0 if all properties hold, 1 if not, 2 for an error.
+    """
+    from fedzmg import testing
+    from fedzmg.report.tables.table import Table
+
+    chosen = _chosen(target, algorithm)
+    results = []
+    for entry in chosen:
+        result = testing.check(entry)
+        results.append(result)
+        if not as_json:
+            console, heads = Terminal(), ("property", "result", "time", "detail")
+            table = Table.of(result.algorithm, heads, result.table(), words=4)
+            console.print(render([table, *result.tracebacks(), result.summary], console.width))
+    if as_json:
+        print_text(json.dumps({"algorithms": [result.as_dict() for result in results]}))
+    if not all(result.ok for result in results):
+        raise SystemExit(1)
+
+
+def _chosen(target: str, name: str | None) -> list[Algorithm | AlgorithmInfo]:
+    """Return the algorithms of a file, or a built-in one."""
+    from fedzmg.algorithms import ALGORITHMS
+    from fedzmg.contract import Algorithm
+
+    if target in ALGORITHMS and name is None:
+        return [ALGORITHMS[target]]
+    if not target.endswith(".py"):
+        raise unknown("algorithm or file NAME.py", target, ALGORITHMS, "fedzmg list")
+    found = {
+        (entry if isinstance(entry, Algorithm) else entry.algorithm).name: entry
+        for entry in load_algorithms(Path(target))
+    }
+    if name is not None and name not in found:
+        raise unknown(f"algorithm of {target}", name, found)
+    return list(found.values()) if name is None else [found[name]]
+
+
+def load_algorithms(path: Path) -> list[Algorithm | AlgorithmInfo]:
+    """Run a user's file and return its ``ALGORITHMS``."""
+    from fedzmg.contract import Algorithm, AlgorithmInfo
+
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; check the path")
+    # Registered, for classes of it can otherwise not be pickled.
+    spec = importlib.util.spec_from_file_location(f"fedzmg_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path} cannot be loaded: {reason}") from error
+    found = getattr(module, "ALGORITHMS", None)
+    if not isinstance(found, tuple | list) or not found:
+        raise InputError(f"{path} defines no ALGORITHMS: add ALGORITHMS = (Algorithm(...),)")
+    for entry in found:
+        if not isinstance(entry, Algorithm | AlgorithmInfo):
+            raise InputError(f"{path}, ALGORITHMS: {entry!r} is not an Algorithm or AlgorithmInfo")
+    return list(found)
+
+
+@new.command(name="algorithm")
+def new_algorithm(
+    name: Annotated[str, Argument(help="Lower-case letters, digits and _, such as my_rule.")],
+    out: Annotated[
+        Path | None, opt("File to write; its test is written beside it.", "NAME.py")
+    ] = None,
+) -> None:
+    """Write a file with a working algorithm, and its test; then change the equations."""
+    from fedzmg.algorithms import ALGORITHMS
+    from fedzmg.testing.template import algorithm_file, pytest_file
+
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise InputError(f"name = {name!r}: expected lower-case letters, digits and _")
+    path = Path(f"{name}.py") if out is None else out
+    module = path.stem
+    if path.suffix != ".py" or not module.isidentifier() or keyword.iskeyword(module):
+        raise InputError(f"--out {path}: expected a file NAME.py")
+    if name in ALGORITHMS:
+        raise InputError(f"name = {name!r}: there is a built-in algorithm of this name")
+    if module in sys.stdlib_module_names or module in ("fedzmg", "numpy", "torch", "pytest"):
+        raise InputError(f"{path} would hide the Python module {module}: choose another name")
+    files = {path: algorithm_file(name), path.with_name(f"test_{path.name}"): pytest_file(module)}
+    for file in files:
+        if file.exists():
+            raise InputError(f"{file} exists: choose another name, or remove it")
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as stream:  # never over another file
+            stream.write(text)
+        common.print_path("written", file)
+    common.say(f"next: fedzmg check {path}, pytest {list(files)[1]}")

@@ -1,0 +1,133 @@
+"""Commands that search hyper-parameters: ``grid`` and ``tune``."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from fedzmg.cli import common
+from fedzmg.cli.common import Device, Json, opt
+from fedzmg.cli.training import (
+    AlgorithmSettings,
+    File,
+    FileOut,
+    Minutes,
+    Out,
+    Rounds,
+    Settings,
+    TaskName,
+    Track,
+    after_results,
+    default_directory,
+    prepare,
+    progress_of,
+    task_and_settings,
+)
+from fedzmg.errors import InputError
+from fedzmg.terminal.render import print_text
+
+if TYPE_CHECKING:
+    from fedzmg.experiment.grids.grid import Tuned
+
+
+def grid(
+    file: File,
+    set_: Settings = None,
+    out: FileOut = None,
+    max_minutes: Minutes = None,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
+    from fedzmg import trackers
+    from fedzmg.experiment.grids.grid import run_grid, warnings
+    from fedzmg.report import figures
+    from fedzmg.storage.formats import read_json
+    from fedzmg.terminal import views
+
+    spec, task, directory = prepare("grid", file, set_, out)
+    naming = trackers.by_point(spec)
+    with progress_of(task, directory, track, as_json, spec.packs(), naming=naming) as progress:
+        data = run_grid(spec, directory, task=task, progress=progress, max_minutes=max_minutes)
+    folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
+    manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
+    seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
+    view = partial(views.grid, data)
+    common.show(data, view, as_json, directory, time=seconds, grid=directory)
+    if not as_json:
+        common.say(*warnings(data))
+    with after_results(directory):
+        for name, folder in folders.items():
+            figures.save(figures.heat_maps(data, name), folder / "heat-map")
+        written = figures.save(figures.heat_maps(data), directory / "heat-maps")
+        if not as_json:
+            common.print_path("figure", written[0])
+
+
+def tune(
+    task: TaskName,
+    algorithms: Annotated[str, opt("Comma-separated, or all.")],
+    axis: Annotated[
+        list[str],
+        opt("Values to try; several axes are combined.", metavar="KEY=VALUE,VALUE,..."),
+    ],
+    seeds: Annotated[int, opt("Seeds for each point: 1000, 1001, ...", min=1)] = 1,
+    rounds: Rounds = None,
+    set_: AlgorithmSettings = None,
+    device: Device = "auto",
+    out: Out = None,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Search learning rates, or any other numbers; print the command that compares with them."""
+    from fedzmg import trackers
+    from fedzmg.api import search_spec
+    from fedzmg.experiment.grids.grid import Tuned, run_grid
+    from fedzmg.experiment.specs.variants import named_algorithms
+
+    axes = dict(map(_axis, axis))
+    chosen, settings = task_and_settings("tune", task, set_)
+    names = named_algorithms(algorithms).table
+    spec = search_spec(chosen, names, axes, seeds, settings, rounds=rounds, device=device)
+    spec.check(chosen)
+    directory = out or default_directory(f"tune-{chosen.name}", spec)
+    common.say(*chosen.notes)
+    naming = trackers.by_point(spec)
+    with progress_of(chosen, directory, track, as_json, spec.packs(), naming=naming) as progress:
+        found = Tuned(run_grid(spec, directory, task=chosen, progress=progress))
+    common.show(found.data, lambda _: str(found), as_json, directory, grid=directory)
+    line = _compare_line(task, found, set_ or [])
+    if as_json:
+        common.say(*found.warnings, *line)
+    else:
+        print_text("\n".join(line))
+
+
+def _axis(text: str) -> tuple[str, list[float]]:
+    """Parse ``client.lr=0.01,0.1``."""
+    key, _, values = text.partition("=")
+    try:
+        return key.strip(), [float(value) for value in values.split(",")]
+    except ValueError:
+        raise InputError(f"--axis {text}: expected KEY=NUMBER,NUMBER,...") from None
+
+
+def _compare_line(task: str, found: Tuned, given: list[str]) -> list[str]:
+    """Return the command that compares algorithms with the options that were found."""
+    from fedzmg.algorithms import ALGORITHMS
+    from fedzmg.experiment.grids.grid import chosen_options
+    from fedzmg.plugins import options_for
+
+    entries = {name: own for name, own in found.data["algorithms"].items() if own["best"]}
+    best = {name: chosen_options(name, own, own["best"]) for name, own in entries.items()}
+    if not best:
+        return []
+    loaded = options_for(ALGORITHMS.origins.get(name) for name in best)
+    own = {
+        f"{name}.{key}": value for name, options in best.items() for key, value in options.items()
+    }
+    kept = [text for text in given if text.startswith(("preset.", "protocol.", "federation."))]
+    sets = [*kept, *(f"{key}={value}" for key, value in own.items())]
+    words = ["fedzmg", "compare", task, "--algorithms", ",".join(best), *loaded]
+    return [shlex.join([*words, *(word for text in sets for word in ("--set", text))])]
