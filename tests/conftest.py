@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,3 +69,15 @@ def fedzmg(
         return Done(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process of its own for plugin files."""
+    from fedzmg import plugins
+    from fedzmg.algorithms import ALGORITHMS
+
+    monkeypatch.setattr(plugins, "_PLUGINS", {})
+    before = dict(ALGORITHMS.data), dict(ALGORITHMS.origins)
+    yield
+    ALGORITHMS.data, ALGORITHMS.origins = before

@@ -18,6 +18,7 @@ from fedzmg.contract import Aggregator, AlgorithmInfo, ClientRule, ServerRule
 from fedzmg.messages import Asked, BatchOutputs, ClientContext, Cohort, FullPass, Rows, Upload
 from fedzmg.testing import PROPERTIES, check
 
+pytestmark = pytest.mark.usefixtures("forget_plugins")
 TEXT = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 NOVA, SCRIPT, *OTHERS = BLOCKS

@@ -5,8 +5,8 @@ clients. With ``S`` the cohort, ``F_k`` the mean loss of client k over all its d
 received, and ``lambda_k = 1 / N`` at first::
 
     client:  w_k <- w_k - lr g
-    server:  w        <- w - server_lr sum over S of lambda_k (w - w_k) / sum over S of lambda_k
-             lambda_k <- lambda_k + mixture_lr F_k  for k in S ;   then the nearest mixture
+    server:  w        <- w - server_lr mean over S of (w - w_k), weighted by lambda_k
+             lambda_k <- lambda_k + mixture_lr F_k  for k in S, then the nearest mixture
 
 The step uses the lambda before its change. ``server.rule = "exponential"`` multiplies lambda_k by
 ``exp(mixture_lr F_k)`` and normalises instead, so that no entry ever becomes zero.
@@ -14,9 +14,9 @@ Travels down: the model. Travels up: the model difference and the loss, for whic
 more pass over its data. Server state: lambda, one number per client. The method is meant for few
 clients, below about 100.
 
-The paper has one local step and all clients in every round; local training is the form of Ro et al.
-2021. Sampled cohorts are our definition: the weights of a cohort are normalised, and are equal if
-all of them are zero. ``server.sampled = "unbiased"`` takes ``N / |S| lambda_k`` as they are, and
+Local training follows Ro et al. 2021; the paper has one local step and all clients in every round.
+Sampled cohorts are our definition: the weights of a cohort are normalised, and are equal if all of
+them are zero. ``server.sampled = "unbiased"`` takes ``N / |S| lambda_k`` as they are, and
 ``mixture_lr N / |S|``.
 The theory is about the mean of all models so far: ``server.output = "mean"`` evaluates this mean
 while training continues from the last model; it is then a part of the server state.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import keyword
 import re
@@ -73,30 +72,21 @@ def _chosen(target: str, name: str | None) -> list[Algorithm | AlgorithmInfo]:
 
 
 def load_algorithms(path: Path) -> list[Algorithm | AlgorithmInfo]:
-    """Run a user's file and return its ``ALGORITHMS``."""
-    from fedzmg.contract import Algorithm, AlgorithmInfo
+    """Load a plugin file and return its ``ALGORITHMS``."""
+    from fedzmg import algorithms, plugins
+    from fedzmg.contract import Algorithm
 
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; check the path")
-    # Registered, for classes of it can otherwise not be pickled.
-    spec = importlib.util.spec_from_file_location(f"fedzmg_user_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        traceback.print_exc()
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"{path} cannot be loaded: {reason}") from error
-    found = getattr(module, "ALGORITHMS", None)
-    if not isinstance(found, tuple | list) or not found:
+        found = getattr(plugins.load(path).module, "ALGORITHMS", ())
+    except plugins.PluginError as error:
+        traceback.print_exception(error.__cause__)
+        raise InputError(str(error)) from error
+    names = [getattr(entry, "algorithm", entry).name for entry in found]
+    if not names:
         raise InputError(f"{path} defines no ALGORITHMS: add ALGORITHMS = (Algorithm(...),)")
-    for entry in found:
-        if not isinstance(entry, Algorithm | AlgorithmInfo):
-            raise InputError(f"{path}, ALGORITHMS: {entry!r} is not an Algorithm or AlgorithmInfo")
-    return list(found)
+    given = zip(names, found, strict=True)
+    # The table adds descriptions; a plain Algorithm declares no traffic.
+    return [e if isinstance(e, Algorithm) else algorithms.ALGORITHMS[n] for n, e in given]
 
 
 @new.command(name="algorithm")
@@ -116,14 +106,14 @@ def new_algorithm(
     module = path.stem
     if path.suffix != ".py" or not module.isidentifier() or keyword.iskeyword(module):
         raise InputError(f"--out {path}: expected a file NAME.py")
-    if name in ALGORITHMS:
-        raise InputError(f"name = {name!r}: there is a built-in algorithm of this name")
     if module in sys.stdlib_module_names or module in ("fedzmg", "numpy", "torch", "pytest"):
         raise InputError(f"{path} would hide the Python module {module}: choose another name")
     files = {path: algorithm_file(name), path.with_name(f"test_{path.name}"): pytest_file(module)}
     for file in files:
         if file.exists():
             raise InputError(f"{file} exists: choose another name, or remove it")
+    if name in ALGORITHMS:
+        raise InputError(f"name = {name!r}: there is an algorithm of this name; choose another")
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as stream:  # never over another file

@@ -26,7 +26,7 @@ QUICK = {name: testing.PROPERTIES[name] for name in ("options", "numbers", "zero
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forget_plugins: None) -> None:
     """All properties take seconds; they are tested where they belong."""
     monkeypatch.setattr(testing, "PROPERTIES", QUICK)
     monkeypatch.chdir(tmp_path)
@@ -83,12 +83,19 @@ def test_check_prints_a_table_and_its_exit_code_tells_the_result() -> None:
     assert "client.mu" in bad.output
 
 
+MINE = """
+from fedzmg import Algorithm
+from fedzmg.algorithms import SGD, Average
+ALGORITHMS = (Algorithm("mine", SGD(), Average()),)
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "words", "value"),
     [
         ("", [], "ALGORITHMS"), ("ALGORITHMS = (1,)", [], "1"), (None, [], "mine.py"),
         ("1 / 0", [], "ZeroDivisionError"), ("def", [], "SyntaxError"),
-        ("from fedzmg.algorithms.fedavg import ALGORITHMS", ["--algorithm", "fedav"], "'fedavg'"),
+        (MINE, ["--algorithm", "mne"], "'mine'"),
     ],
 )  # fmt: skip
 def test_unusable_files_are_one_line(text: str | None, words: list[str], value: str) -> None:
