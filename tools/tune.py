@@ -32,7 +32,7 @@ SEEDS = (1000, 1001, 1002)
 RATES = [float(f"{10 ** (i / 2):.4g}") for i in range(-6, 3)]
 """The paper's grid: half decades from 1e-3 to 10."""
 ADAPTIVE_SERVERS = ("adam", "yogi", "adagrad", "adadb", "ams")
-ADAPTIVE_CLIENTS = ("fedlion", "fedcada", "fedgbo:adam", "fedgbo:rmsprop")
+ADAPTIVE_CLIENTS = ("fedlion", "fedcada", "fedmuon", "fedgbo:adam", "fedgbo:rmsprop")
 FIELD = [
     "fedavgm",
     "fedyogi",

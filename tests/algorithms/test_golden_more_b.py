@@ -32,6 +32,7 @@ from fedzmg.algorithms import (
 )
 from fedzmg.algorithms.fedmuon import newton_schulz, polar
 from fedzmg.algorithms.moon import OwnModel
+from fedzmg.algorithms.options import configure
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError
 from fedzmg.messages import Asked, BatchOutputs
@@ -272,17 +273,33 @@ def test_degenerate_cases(case: str) -> None:
     assert max(float((found[0][-1][n] - leaf).abs().max()) for n, leaf in start.items()) > 1e-3
 
 
+NAMES = ["fedsam", "mofedsam", "fedspeed", "fedspeed:all", "fedmuon", "fedmuon:local"]
+NAMES += ["moon", "fedlc", "fedntd"]
+
+
 def test_default_settings_are_not_degenerate() -> None:
     """With absent clients all rules differ, both servers of FedSpeed too."""
     task = classes(cohort=2)
-    names = "fedavg fedsam mofedsam fedspeed fedspeed:all fedmuon fedmuon:local moon fedlc fedntd"
     trained = {
         name: models(task, named(name), engine="vectorized", rounds=3)[-1]["0.weight"]
-        for name in names.split()
+        for name in ("fedavg", *NAMES)
     }
     for name, weight in trained.items():
         others = [w for n, w in trained.items() if n != name]
         assert min(float((weight - other).abs().max()) for other in others) > 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clipped_zero_mean_clients_keep_column_sums_on_a_schedule(name: str) -> None:
+    options = {"client.zero_mean": True, "client.clip_norm": 0.1}
+    options |= {"client.schedule": "cosine", "client.horizon": 4}
+    algorithm = configure(muon(name) if "muon" in name else named(name), options)
+    task = classes(cohort=2)
+    loop, mapped = (models(task, algorithm, engine=e, rounds=3) for e in ENGINES)
+    for layer in ("0.weight", "2.weight"):
+        close(mapped[-1][layer], loop[-1][layer])
+        close(mapped[-1][layer].sum(1), mapped[0][layer].sum(1), 1e-12)
+        assert (mapped[-1][layer] - mapped[0][layer]).abs().max() > 1e-4
 
 
 # Pieces.
@@ -338,7 +355,6 @@ def test_own_losses_average_positions_and_skip_padding() -> None:
         (twice(BATCH["global_projection"]), twice(BATCH["previous_projection"])),
     )
     for rule, context, name in (
-        (CalibratedLogits(SGD()), COUNTED, "fedlc"),
         (NotTrueDistillation(SGD()), COUNTED, "fedntd_distillation_tau1"),
         (Moon(SGD()), KNOWN, "moon_contrastive"),
     ):
@@ -408,9 +424,9 @@ def test_hidden_matrices_alone() -> None:
 
 
 def test_last_step_is_scaled_with_the_learning_rate_and_shared_by_all_steps() -> None:
-    """Clients without a gradient repeat gamma times the server's last step."""
+    """Clients without a gradient repeat alpha times the server's last step."""
     w = Tree({"weight": double(Q34["W0"])})
-    algorithm = muon("fedmuon", client_gamma=0.25)
+    algorithm = muon("fedmuon", client_alpha=0.25)
     server = algorithm.server.init(w)._replace(step=w, lr=double(0.2))
     context = make_context(w, shared=server)._replace(asked=Asked(steps=torch.tensor(4)))
     rule = dataclasses.replace(algorithm.client)
@@ -427,7 +443,7 @@ def test_first_round_from_no_momentum_is_local_and_zero_mean_keeps_sums() -> Non
     task = classes()
     [shared], [local] = (
         models(task, muon(name, **more), engine="vectorized", rounds=1)
-        for name, more in (("fedmuon", {"client_gamma": 0.0}), ("fedmuon:local", {}))
+        for name, more in (("fedmuon", {"client_alpha": 0.0}), ("fedmuon:local", {}))
     )
     for name, leaf in local.items():
         assert torch.equal(shared[name], leaf)

@@ -12,7 +12,8 @@ is left out of the sum, and its logit gets no gradient. ``client.absent = "count
 margin of a class with one example instead. Counts are not frequencies, so the effect shrinks with
 more data: margins are 1, 0.56, 0.32, 0.18 for 1, 10, 100, 1000 examples.
 
-Travels down: the model. Travels up: the model difference. State: none. Only for classification.
+Travels down: the model. Travels up: the model difference. State: none.
+Only for tasks with one class per example.
 Differences from the paper: the printed sum leaves out the true class, which makes the loss
 unbounded below; all three implementations we read sum over every class. The paper gives no value of
 tau; users try 0.1 to 1.
@@ -28,12 +29,11 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.class_losses import check_classes
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, Need, Number, choice, number
 from fedzmg.messages import BatchOutputs, ClientContext
-from fedzmg.models.objective import cross_entropy, masked_cross_entropy
+from fedzmg.models.objective import cross_entropy
 
 Absent = Literal["masked", "counted"]
 
@@ -57,15 +57,12 @@ class CalibratedLogits(Wrapper):
         return True
 
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
-        check_classes(self, batch)
         counts = context.label_counts
         margins = self.tau * counts.clamp(min=1).to(batch.outputs.dtype) ** -0.25
         scores = batch.outputs - margins
         if self.absent == "masked":
             scores = torch.where(counts > 0, scores, -torch.inf)
-        # Positions of sequences may be padding.
-        entropy = cross_entropy if batch.targets.ndim == 1 else masked_cross_entropy
-        losses = entropy(scores, batch.targets)
+        losses = cross_entropy(scores, batch.targets)
         return super().loss(context, batch._replace(losses=losses))
 
 

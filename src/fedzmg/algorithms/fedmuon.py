@@ -4,16 +4,18 @@ With ``M`` the server's momentum and ``D`` its last step, zero at first, and ``K
 
     client:  m   <- M                                            at the start of the round
              m   <- beta m + (1 - beta) g ;   u <- beta m + (1 - beta) g     (nesterov; plain: m)
-             q   <- lr (1 - gamma)
-             w_k <- (1 - q scale decay) w_k - q scale sqrt(max(1, rows/columns)) O(u) - gamma D / K
+             q   <- lr (1 - alpha)
+             w_k <- (1 - q scale decay) w_k - q scale sqrt(max(1, rows/columns)) O(u) - alpha D / K
     server:  D   <- mean_k (w - w_k) ;   M <- mean_k m ;   w <- w - D
 
 ``O(u)`` brings all singular values of a matrix near 1: five Newton-Schulz steps, or exactly
 (``client.orthogonal = "polar"``, by a singular value decomposition). These are the equations of
 matrices, that is of parameters with two axes or more, as ``(first axis, all others)``. Vectors get
 AdamW (0.9, 0.95, eps 1e-10) with learning rate ``q`` from a new state every round, and the same
-``gamma D / K``. If lr changes between rounds, D is scaled along. ``client.matrices = "hidden"``
+``alpha D / K``. If lr changes between rounds, D is scaled along. ``client.matrices = "hidden"``
 leaves embeddings and the last layer to AdamW, as Muon's authors advise.
+Defaults of alpha, beta and decay are the authors'; they use ``lr = 0.03, scale = 0.5`` for a ResNet
+and ``lr = 0.0003, scale = 10`` for transformers.
 
 Travels down: the model, M and D. Travels up: the model difference and m. Both moments of vectors
 are zero in messages. Server state: M and D. Weights are uniform. ``fedmuon:local`` is Muon on every
@@ -22,7 +24,7 @@ client alone, from a momentum of zero: only the model travels.
 Differences from the paper: where its quoted equations and its code differ, this follows the code
 (averaging momentum, Nesterov, Newton-Schulz), in the model's precision, not bfloat16. The factor of
 the shape uses the flattened kernel, K is the client's own. Other algorithms have the same name.
-Degenerate cases: ``gamma = 0`` from a momentum of zero is ``fedmuon:local``. A momentum of zero
+Degenerate cases: ``alpha = 0`` from a momentum of zero is ``fedmuon:local``. A momentum of zero
 gives no step. Orthogonalising keeps column sums of zero: inside ``ZeroMean``, and without decay,
 the sum of every column is conserved.
 """
@@ -158,7 +160,7 @@ class Aligned(Wrapper):
     pairing = "fedmuon"
 
     inner: Muon = Muon()
-    gamma: Number = number(0.5, low=0, below=1, doc="share of the server's last step")
+    alpha: Number = number(0.5, low=0, below=1, doc="share of the server's last step")
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -169,9 +171,9 @@ class Aligned(Wrapper):
 
     def step(self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
         lr, shared = self.inner.lr, context.shared
-        inner = replace(self.inner, lr=lr * (1 - self.gamma))
+        inner = replace(self.inner, lr=lr * (1 - self.alpha))
         params, scratch = inner.step(context, params, scratch, grad)
-        share = self.gamma * lr / shared.lr / context.steps.to(shared.lr.dtype)
+        share = self.alpha * lr / shared.lr / context.steps.to(shared.lr.dtype)
         return params - share * shared.step, scratch
 
     def finish(

@@ -21,8 +21,11 @@ def label_counts(task: Task, rule: ClientRule, device: torch.device) -> Tensor |
         return ()
     outputs = task.model.evaluate(params, few)
     if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 2:
-        name = type(chain(rule)[-1]).__name__
-        raise InputError(f"{name} counts labels, but this task has no class for every example")
+        name = [type(r).__name__ for r in chain(rule) if "label_counts" in r.needs][-1]
+        raise InputError(
+            f"{name} counts labels, but {task.name} has no class for every example: choose a "
+            "classification task or another algorithm"
+        )
     owners = torch.from_numpy(np.repeat(np.arange(len(task.train)), task.train.counts))
     found = torch.zeros(len(task.train), outputs.shape[1], dtype=torch.int64)
     found.index_put_((owners, y.cpu()), torch.tensor(1), accumulate=True)
