@@ -2,8 +2,8 @@
 
 With ``g2`` the second gradient of FedSAM and ``K_k`` the steps that a client did::
 
-    client:  w_k <- w_k - lr (alpha g2 + (1 - alpha) m)           m is fixed during the round
-    server:  m   <- mean_k (w - w_k) / (K_k lr)                   m = 0 before the first round
+    client:  w_k <- w_k - lr (alpha g2 + (1 - alpha) m)    m is fixed in the round
+    server:  m   <- mean_k (w - w_k) / (K_k lr)            m = 0 at first
              w   <- w - server_lr mean_k (w - w_k)
 
 It is ``SAM`` around FedCM's clients, with FedCM's server. ``alpha``, the weight of the new
@@ -38,7 +38,7 @@ from fedzmg.messages import ClientContext
 class ColdStart(Wrapper):
     """FedCM's client that uses its own gradient alone in the first round."""
 
-    inner: FedCM = FedCM()
+    inner: FedCM
 
     def inner_at(self, context: ClientContext) -> ClientRule:
         one = next(iter(context.params.values())).new_ones(())
@@ -60,5 +60,5 @@ def _info(name: str, client: ClientRule, first: str) -> AlgorithmInfo:
 FAMILY = "second gradients"
 ALGORITHMS = (
     _info("mofedsam", FedCM(), "; server average"),
-    _info("mofedsam:cold-start", ColdStart(), ", but not in the first round"),
+    _info("mofedsam:cold-start", ColdStart(FedCM()), ", but not in the first round"),
 )
