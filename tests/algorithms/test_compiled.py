@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_answers import close
+from known_answers import close, simulation
 from torch import nn
 
 from fedzmg import Task, algorithms
@@ -16,7 +16,7 @@ from fedzmg.algorithms.options import configure
 from fedzmg.contract import Rule, chain
 from fedzmg.engine import cuda_graph
 from fedzmg.engine.choose import EnginePlanner
-from golden_problems import models, random_task
+from golden_problems import random_task
 
 RULES = {
     tuple(map(type, chain(info.algorithm.client))): name
@@ -63,9 +63,8 @@ def test_compiled_cuda_graphs_agree(
     algorithm = configure(algorithm, WRAPPED if inside == "wrapped" else {})
     torch.compiler.reset()
     compiled = EnginePlanner("compiled_cuda_graph", backend="eager")
-    loop, graph = (
-        models(task(), algorithm, engine=engine, rounds=2)[-1]
-        for engine in ("sequential", compiled)
-    )
-    for key, leaf in loop.items():
-        close(graph[key], leaf)
+    loop, graph = (simulation(task(), algorithm, engine=e) for e in ("sequential", compiled))
+    for _ in range(2):
+        expected, found = (sim.run_round().simulation.snapshot.params for sim in (loop, graph))
+        for key, leaf in expected.items():
+            close(found[key], leaf)

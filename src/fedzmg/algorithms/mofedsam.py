@@ -21,7 +21,7 @@ Degenerate cases: ``alpha = 1`` is FedSAM with equal weights; ``rho = 0`` is Fed
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -30,7 +30,8 @@ from fedzmg.algorithms.fedcm import FedCM, FedCMServer
 from fedzmg.algorithms.fedsam import SAM
 from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule
-from fedzmg.messages import ClientContext
+from fedzmg.messages import ClientContext, Stepped
+from fedzmg.tree import State, Tree
 
 
 @final
@@ -40,10 +41,10 @@ class ColdStart(Wrapper):
 
     inner: FedCM
 
-    def inner_at(self, context: ClientContext) -> ClientRule:
-        one = next(iter(context.params.values())).new_ones(())
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        one = next(iter(params.values())).new_ones(())
         alpha = torch.where(context.round == 1, one, one * self.inner.alpha)
-        return replace(self.inner, alpha=alpha)
+        return self.inner.mixed_step(alpha, context, params, grad), scratch
 
 
 def _info(name: str, client: ClientRule, first: str) -> AlgorithmInfo:

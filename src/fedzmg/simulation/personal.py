@@ -107,9 +107,9 @@ def _fine_tuned(
 ) -> Tree:
     """Train the models of some clients on their own training data, at the client's rate."""
     chosen = simulation.trials[trial]
-    client = chosen.algorithm.client
-    own = (getattr(rule, "fine_tuning_rate", None) for rule in chain(client))
-    rate = next(filter(None, own), None) or rate_of(client) or 0.1
+    trained = chosen.algorithm.client
+    own = (getattr(rule, "fine_tuning_rate", None) for rule in chain(trained))
+    rate = next(filter(None, own), None) or rate_of(trained) or 0.1
     program = replace(simulation.program, rule=FineTune(), longest=0)
     batching = replace(simulation.task.protocol.batching, epochs=epochs)
     offsets = simulation.task.train.offsets
