@@ -124,7 +124,7 @@ def test_every_round(problem: str, case: str, engine: Any) -> None:
         dtype=torch.float64,
         engine=engine,
     )
-    rule = fit(algorithm, sim.task.model.layout, Parts()).client
+    rule = fit(algorithm, sim.task.model.layout, Parts(), 2).client
     for expected in GOLDEN[problem][case]["rounds"]:
         sim.run_round()
         params = row(sim.snapshot.params, 0)

@@ -60,9 +60,9 @@ def test_cards_show_the_papers_numbers(name: str) -> None:
 
 
 def test_every_task_is_in_the_papers_table_or_embedded() -> None:
-    known = [*PAPER, "digits", "plays", "quadratic", "logistic"]
+    known = [*PAPER, "digits", "digits-personal", "plays", "quadratic", "logistic"]
     assert known == sorted(tasks.TASKS, key=known.index)
-    for name in ("digits", "plays"):
+    for name in ("digits", "digits-personal", "plays"):
         task, shown = tasks.get(name), tasks.info(name).describe()
         assert (len(task.train), task.name) == (shown["clients"], name)
         assert shown["protocol"] == vars(task.protocol)

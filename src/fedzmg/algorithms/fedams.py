@@ -6,8 +6,8 @@ state zero at first::
     all:             m <- beta1 m + (1 - beta1) g ;   v <- beta2 v + (1 - beta2) g^2
     fedams           u <- max(u, v, eps) ;   w <- w - lr m / sqrt(u)
     fedams:amsgrad   u <- max(u, v) ;        w <- w - lr m / (sqrt(u) + eps)
-    fedams:code      u <- max(u, v) ;        w <- w - lr / (1 - beta1^t) m
-                                                      / (sqrt(u / (1 - beta2^t)) + eps)
+    fedams:code      u <- max(u, v)
+                     w <- w - lr m / (1 - beta1^t) / (sqrt(u / (1 - beta2^t)) + eps)
 
 ``fedams`` and ``fedams:amsgrad`` are the two published options, the third is the authors' code. Its
 denominator can shrink, since the maximum is of uncorrected moments. ``eps`` has the scale of ``v``
