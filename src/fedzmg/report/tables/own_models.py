@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +10,11 @@ import numpy.typing as npt
 from fedzmg.evaluation import OverClients
 from fedzmg.report.tables.table import NOTHING, Cell, Table
 from fedzmg.results import formatting as fmt
-from fedzmg.results.scores import client_tables, mean_and_sd
+from fedzmg.results.scores import client_tables, over_seeds
 from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.client_metrics import ClientTable
 
-_MODELS = {
-    "metric": "common model",
-    "personal": "own model",
-    "tuned": "fine-tuned",
-}
+_MODELS = {"metric": "common model", "personal": "own model", "tuned": "fine-tuned"}
 _VALUES = {"mean": "mean", "sd": "deviation", "worst_tenth": "worst 10 %"}
 
 
@@ -40,14 +34,11 @@ def own_models(result: StudyResult) -> Table | None:
                 record |= {f"{kind}_{name}": getattr(spread, name) for name in _VALUES}
             records.append(record)
     keys = [f"{kind}_{name}" for kind in kinds for name in _VALUES]
-    columns = {
-        key: [[r[key] for r in records if r["algorithm"] == label] for label in found]
-        for key in keys
-    }
-    rows = [
-        [Cell(label), *(_cell(columns[key][i], study.metric) for key in keys)]
-        for i, label in enumerate(found)
-    ]
+    rows = [[Cell(label)] for label in found]
+    for key in keys:
+        for row, (mean, sd) in zip(rows, over_seeds(records, found, key), strict=True):
+            text = fmt.spread_text(mean, sd, study.metric)
+            row.append(NOTHING if mean is None else Cell(text, mean))
     heads = [f"{_MODELS[kind]}: {text}" for kind in kinds for text in _VALUES.values()]
     epochs = int(study.protocol.get("fine_tune") or 0)
     tuned = f" Fine-tuned: after {fmt.count_text(epochs, 'epoch')} of SGD on the client's training "
@@ -66,10 +57,3 @@ def _final(table: ClientTable, kind: str) -> npt.NDArray[np.float64]:
     values = getattr(table, kind)
     last: npt.NDArray[np.float64] = (table.metric if values is None else values)[-1]
     return last
-
-
-def _cell(values: Sequence[float], metric: str) -> Cell:
-    if not values:
-        return NOTHING
-    mean, sd = mean_and_sd(values) if all(map(math.isfinite, values)) else (sum(values), None)
-    return NOTHING if mean is None else Cell(fmt.spread_text(mean, sd, metric), mean)
