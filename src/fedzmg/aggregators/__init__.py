@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedzmg.aggregators.clipping import CentredClipping, NormBound
@@ -11,8 +14,9 @@ from fedzmg.aggregators.coordinates import Median, TrimmedMean
 from fedzmg.aggregators.geometric import GeometricMedian
 from fedzmg.aggregators.mean import Mean
 from fedzmg.aggregators.nearest import Bulyan, Krum, MultiKrum
-from fedzmg.contract import Aggregator
+from fedzmg.contract import Aggregator, check_rule
 from fedzmg.errors import InputError, unknown
+from fedzmg.plugins import Registry
 
 __all__ = [
     "AGGREGATORS",
@@ -42,7 +46,7 @@ class AggregatorInfo(NamedTuple):
     """Authors and year."""
 
 
-AGGREGATORS: dict[str, AggregatorInfo] = {
+_BUILT_IN = {
     "mean": AggregatorInfo(
         Mean(), "weighted mean, the default; keeps no updates", "McMahan et al. 2017"
     ),
@@ -71,15 +75,31 @@ AGGREGATORS: dict[str, AggregatorInfo] = {
 }
 
 
+def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, AggregatorInfo]:
+    """Make an entry of an aggregator; its class gives the name: ``MyMean`` is ``my_mean``."""
+    if isinstance(value, Aggregator):
+        summary = inspect.getdoc(type(value)) or ""
+        value = AggregatorInfo(value, summary.partition("\n")[0], "")
+    if not isinstance(value, AggregatorInfo):
+        raise InputError(f"{value!r:.80}: expected an Aggregator, or an AggregatorInfo")
+    check_rule("aggregator", value.aggregator, Aggregator)
+    own = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(value.aggregator).__name__).lower()
+    return name or own, value
+
+
+AGGREGATORS: Registry[AggregatorInfo] = Registry(
+    "aggregator", _BUILT_IN, _entry, lambda old, new: old.aggregator == new.aggregator
+)
+"""Aggregators by name."""
+
+
 def get(name: str) -> Aggregator:
     """Return the aggregator of that name with its default options.
 
     Raises:
         InputError: if there is none; the nearest name is suggested.
     """
-    if not isinstance(name, str) or name not in AGGREGATORS:
-        raise unknown("aggregator", str(name), AGGREGATORS, "fedzmg list --aggregators")
-    return AGGREGATORS[name].aggregator
+    return AGGREGATORS.look_up(name).aggregator
 
 
 def build(table: Mapping[str, Any]) -> Aggregator:

@@ -251,6 +251,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
     }.items():
         size = [bytes_text(data["costs"][f"{name}_bytes"])] if task else []
         costs.append([what, f"{data['costs'][name]:g}", *size])
+    split = any(option["key"].startswith("parts.") for option in data["options"])
     parts = [
         bold(f"{data['name']}  ({_source(data)})"),
         data["summary"],
@@ -259,6 +260,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
         Table.of("Options (--set KEY=VALUE)", heads, options, 4),
         *([f"also: {', '.join(own)}", ""] if (own := data["wrapper_options"]) else []),
         Table.of("Costs, scalars left out", ("", "models", *([task] if task else [])), costs),
+        "Models here are the shared part; personal layers are kept besides." if split else None,
     ]
     return render(parts, width)
 
