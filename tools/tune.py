@@ -164,7 +164,7 @@ def main() -> None:
         if not task.metric.higher_is_better:
             raise SystemExit(f"tune.py: {task.name}: lower {task.metric.name} is better; "
                              "use 'fedzmg grid'")  # fmt: skip
-        tuning = replace(task, test=task.tune or task.test)
+        tuning = replace(task, test=task.tune or task.test, test_owners=None)
         path = arguments.out / f"{task.name}.json"
         kept = json.loads(path.read_text()) if path.exists() else {}
         for name in arguments.algorithms:

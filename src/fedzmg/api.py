@@ -28,7 +28,7 @@ from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.plain_text import plain
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import Device, EngineName
-from fedzmg.tasks.preset import tuned, tunings
+from fedzmg.tasks.preset import TUNED_ON, tuned, tunings
 from fedzmg.tasks.task import Task
 
 COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
@@ -76,13 +76,15 @@ def tuning_notes(
             untuned.append(name)
         elif name in searches and searches[name].remark and known[name] == searches[name].options:
             notes.append(f"{name} on {task}: {searches[name].remark}")
+        elif task in TUNED_ON:
+            notes.append(f"{task}: learning rates tuned on {TUNED_ON[task]}")
     if untuned:
         more = f" and {len(untuned) - 3} more" if len(untuned) > 3 else ""
         notes.append(
             f"{', '.join(untuned[:3])}{more}: default learning rates, not tuned for {task} "
             "('fedzmg tune' and fedzmg.tune search)"
         )
-    return notes
+    return list(dict.fromkeys(notes))
 
 
 def untuned(spec: Plan, objects: Collection[str] = ()) -> list[str]:

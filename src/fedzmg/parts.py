@@ -62,8 +62,10 @@ class Parts:
         if both := personal & frozen:
             raise InputError(f"parameter {min(both)!r} is personal and frozen: choose one")
         shared = tuple(n for n in layout if n not in personal | frozen)
-        if len(frozen) == len(layout):
-            raise InputError("all parameters are frozen: leave some to train")
+        if not shared:
+            given = ", ".join((*self.personal, *self.frozen))
+            alone = "'ditto' with client.lam = 0 trains clients alone"
+            raise InputError(f"parts {given} leave no parameter to share: name fewer; {alone}")
         ordered = (tuple(n for n in layout if n in part) for part in (personal, frozen))
         return Split(shared, *ordered)
 

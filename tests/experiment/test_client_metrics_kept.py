@@ -22,12 +22,18 @@ from fedzmg.storage.client_metrics import CLIENTS
 
 
 def task() -> Task:
-    return toy(rounds=6, eval_every=2, epochs=1)
+    return toy(rounds=6, eval_every=2, epochs=1, fine_tune=1)
 
 
 def specs(every: int = 2) -> list[RunSpec]:
     return [
-        RunSpec(task="toy", seed=seed, engine="vectorized", client_metrics_every=every)
+        RunSpec(
+            task="toy",
+            algorithm="fedper",
+            seed=seed,
+            engine="vectorized",
+            client_metrics_every=every,
+        )
         for seed in (0, 1)
     ]
 
@@ -41,7 +47,7 @@ def same(one: tuple[ClientMetrics, ...], other: tuple[ClientMetrics, ...]) -> bo
         (a.round, a.part, a.population) == (b.round, b.part, b.population)
         and all(
             np.array_equal(getattr(a, name), getattr(b, name))
-            for name in ("clients", "examples", "metric", "loss")
+            for name in ("clients", "examples", "metric", "loss", "personal", "tuned")
         )
         for a, b in zip(one, other, strict=True)
     )

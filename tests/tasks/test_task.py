@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedzmg import InputError, Metric, Task, Trial, simulate
+from fedzmg import InputError, Metric, Parts, Task, Trial, simulate
 from fedzmg.data.columns import Columns
 from fedzmg.data.formats import arrays
 from fedzmg.evaluation import accuracy
@@ -69,6 +69,12 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         ({"tune": X}, r"tune is a ndarray: .*tune=\("),
         ({"tune": (X[:, :3], Y)}, r"tuning data of shape \(3,\)"),
         ({"tune": (X, Y + 3)}, "tuning data .* label"),
+        ({"test_clients": ["a"] * 30}, "test_clients: 'a'"),
+        ({"test_clients": [0] * 29}, "29 owners of 30 test examples"),
+        ({"test_clients": [[0]] * 30}, r"test_clients: .*\(30, 1\)"),
+        ({"parts": Parts(personal=("*",))}, "parts \\* leave no"),
+        ({"parts": Parts(frozen=("last:9",))}, "parts last:9 leave no"),
+        ({"parts": Parts(personal=("neck",))}, "'neck' matches no"),
         ({"cohort": 6}, "cohort = 6 but there are 5 clients"),
         ({"cohort": 0}, "cohort = 0: .* from 1 to"),
         ({"batch_size": 2.5}, "batch_size = 2.5"),
@@ -175,6 +181,9 @@ def test_tuning_examples_come_from_arrays_or_columns() -> None:
 
 
 def test_test_rows_are_matched_to_training_clients() -> None:
+    owners = make(test_clients=(np.arange(30) + 1) % 7).test_owners
+    assert owners is not None
+    assert owners.tolist() == [i if i < 5 else -1 for i in (np.arange(30) + 1) % 7]
     made = Task.from_columns(
         nn.Linear(4, 3), columns(["a", "b", "c"] * 10), cohort=1,
         test=columns(["c", "a", "z"] * 10),

@@ -13,7 +13,7 @@ first, and give its model as the start of the task.
 
 Differences from the paper: all personal heads start from the same initial values, where the paper
 draws one per client.
-Degenerate cases: without a personal layer it is FedAvg; without a shared one, local training.
+Degenerate case: without a personal layer it is FedAvg. One layer at least must be shared.
 """
 
 from __future__ import annotations

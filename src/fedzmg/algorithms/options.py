@@ -130,6 +130,9 @@ def _unknown(algorithm: Algorithm, key: str) -> InputError:
     if side in ("client", "server") and dot and not same:
         rule = type(getattr(algorithm, side)).__name__
         return InputError(f"{algorithm.name}, {key!r}: its {side} rule {rule} has no options")
+    if side == "parts" and dot and not same:
+        remedy = "use fedper (personal) or fedbabu (frozen), or Task(parts=...) for every algorithm"
+        return InputError(f"{algorithm.name}, {key!r}: it has no parts; {remedy}")
     command = f"fedzmg list {algorithm.name}"
     return unknown(f"option of {algorithm.name}", key, same or known, command)
 

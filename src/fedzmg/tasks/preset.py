@@ -27,6 +27,9 @@ from fedzmg.plugins import user_code
 from fedzmg.tasks.task import Protocol, Task
 from fedzmg.tree import num_bytes
 
+TUNED_ON = {"digits-personal": "digits"}
+"""Tasks that use the learning rates tuned on another one."""
+
 
 class Tuning(NamedTuple):
     """Best point of a search for one algorithm on one task."""
@@ -42,7 +45,8 @@ class Tuning(NamedTuple):
 def tunings(task: str) -> Mapping[str, Tuning]:
     """Return kept searches by algorithm name; ``tools/tune.py --adopt`` writes them."""
     text = resources.files(__package__).joinpath("tuned.json").read_text(encoding="utf-8")
-    return {name: Tuning(**fields) for name, fields in json.loads(text).get(task, {}).items()}
+    found = json.loads(text).get(TUNED_ON.get(task, task), {})
+    return {name: Tuning(**fields) for name, fields in found.items()}
 
 
 @cache

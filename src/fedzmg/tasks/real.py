@@ -127,7 +127,7 @@ class DigitsPersonal(Preset):
 
     Of a client's images, three fifths train, one fifth chooses learning rates and one fifth reports
     results. A client sees few of the ten labels, so a model of its own can win. Clients are also
-    evaluated after one epoch of fine-tuning.
+    evaluated after one epoch of fine-tuning. Learning rates are those tuned on ``digits``.
     """
 
     alpha: float = decision(0.1, "label skew, Dirichlet(alpha): smaller is stronger")

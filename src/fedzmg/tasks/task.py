@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg.data.columns import Columns, Owners
-from fedzmg.data.federated import Examples, FederatedData, examples
+from fedzmg.data.federated import Examples, FederatedData, examples, number_clients
 from fedzmg.data.plan import Batching
 from fedzmg.errors import InputError, brief, check_text, unknown
 from fedzmg.evaluation import ACCURACY, Metric
@@ -153,6 +153,12 @@ class Task:
                 f"cohort = {protocol.cohort} but there are {clients} clients: choose a smaller "
                 "cohort or replacement=True"
             )
+        owners = self.test_owners
+        if owners is not None and (owners.shape != (self.test.size,) or owners.max() >= clients):
+            raise InputError(
+                f"{len(owners)} owners of {self.test.size} test examples, of {clients} clients: "
+                "give each example the number of one client"
+            )
         everything = self.train.examples.size * protocol.epochs
         if protocol.batch_size > max(FULL_BATCH, everything):
             # Batches are padded to this size.
@@ -233,6 +239,7 @@ class Task:
         clients: Any,
         *,
         test: tuple[Any, Any],
+        test_clients: Any = None,
         tune: tuple[Any, Any] | None = None,
         name: str = "custom",
         loss: LossFunction = cross_entropy,
@@ -252,6 +259,8 @@ class Task:
             y: training targets, one per example.
             clients: the client id of every training example.
             test: inputs and targets for evaluation.
+            test_clients: the client id of every test example; clients are then evaluated on their
+                own test examples. Ids without training examples belong to no client.
             tune: other inputs and targets, for :func:`fedzmg.tune`; nothing is reported on them.
             name: name in run directories and tables.
             loss: ``(outputs, targets) -> one loss per example``.
@@ -267,12 +276,13 @@ class Task:
             InputError: for parts that do not fit together; the message names the remedy.
         """
         tuning = None if tune is None else examples(*_pair(tune, "tune"), what="tuning data")
+        train = FederatedData.from_arrays(x, y, clients, client_names)
+        owners = None if test_clients is None else _test_owners(test_clients, train.names)
         return cls(
-            name, FunctionalModel(model, axes),
-            FederatedData.from_arrays(x, y, clients, client_names),
+            name, FunctionalModel(model, axes), train,
             examples(*_pair(test, "test"), what="test data"),
             loss, metric, prepare, init, Protocol().with_options(protocol), tuning,
-            parts=parts or Parts(),
+            test_owners=owners, parts=parts or Parts(),
         )  # fmt: skip
 
     @classmethod
@@ -312,7 +322,9 @@ class Task:
                 )
         owners = None if test.owners is None else match_clients(train.owners.names, test.owners)
         bytes_ = held["training data"].x.dtype == torch.uint8
-        parts = {key: options.pop(key) for key in ("loss", "metric", "init") if key in options}
+        parts = {
+            key: options.pop(key) for key in ("loss", "metric", "init", "parts") if key in options
+        }
         return cls(
             name=options.pop("name", "custom"),
             model=FunctionalModel(model, axes),
@@ -332,6 +344,22 @@ def match_clients(train: Sequence[str], test: Owners) -> npt.NDArray[np.int64]:
     position = {name: i for i, name in enumerate(train)}
     matched = np.array([position.get(name, -1) for name in test.names], np.int64)
     return np.repeat(matched, np.diff(test.offsets))
+
+
+def _test_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the position in ``train`` of each test example's client, or -1."""
+    try:
+        present, owner = number_clients(clients)
+    except InputError as error:
+        raise InputError(f"test_clients: {error}") from None
+    position = {name: i for i, name in enumerate(train)}
+    matched = np.array([position.get(str(name), -1) for name in present], np.int64)
+    if (matched < 0).all():
+        raise InputError(
+            f"test_clients: {str(present[0])!r} and all others are no training clients, which are "
+            f"called {train[0]!r}, ...: give ids of the same kind"
+        )
+    return matched[owner]
 
 
 @contextlib.contextmanager

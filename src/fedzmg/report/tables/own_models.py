@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,13 @@ import numpy.typing as npt
 from fedzmg.evaluation import OverClients
 from fedzmg.report.tables.table import NOTHING, Cell, Table
 from fedzmg.results import formatting as fmt
-from fedzmg.results.scores import client_tables, over_seeds
+from fedzmg.results.reading import Study
+from fedzmg.results.scores import client_tables, mean_and_sd
 from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.client_metrics import ClientTable
 
 _MODELS = {"metric": "common model", "personal": "own model", "tuned": "fine-tuned"}
-_VALUES = {"mean": "mean", "sd": "deviation", "worst_tenth": "worst 10 %"}
+_VALUES = ("mean", "worst_tenth", "sd")
 
 
 def own_models(result: StudyResult) -> Table | None:
@@ -33,13 +36,17 @@ def own_models(result: StudyResult) -> Table | None:
                 spread = OverClients.of(_final(one, kind), higher_is_better=study.higher_is_better)
                 record |= {f"{kind}_{name}": getattr(spread, name) for name in _VALUES}
             records.append(record)
-    keys = [f"{kind}_{name}" for kind in kinds for name in _VALUES]
-    rows = [[Cell(label)] for label in found]
-    for key in keys:
-        for row, (mean, sd) in zip(rows, over_seeds(records, found, key), strict=True):
-            text = fmt.spread_text(mean, sd, study.metric)
-            row.append(NOTHING if mean is None else Cell(text, mean))
-    heads = [f"{_MODELS[kind]}: {text}" for kind in kinds for text in _VALUES.values()]
+    rows, heads = [[Cell(label)] for label in found], ["algorithm"]
+    for kind in kinds:
+        name = _MODELS[kind]
+        texts = {"mean": name, "worst_tenth": f"{name}, worst 10 %", "sd": f"{name}, deviation"}
+        # The table of clients describes the common model further.
+        for value in _VALUES[:1] if kind == "metric" else _VALUES:
+            key = f"{kind}_{value}"
+            runs_of = [[r[key] for r in records if r["algorithm"] == own] for own in found]
+            heads.append(texts[value])
+            for row, cell in zip(rows, _cells(runs_of, value, study), strict=True):
+                row.append(cell)
     epochs = int(study.protocol.get("fine_tune") or 0)
     tuned = f" Fine-tuned: after {fmt.count_text(epochs, 'epoch')} of SGD on the client's training "
     tuned += "examples at the client learning rate, on a copy."
@@ -49,7 +56,7 @@ def own_models(result: StudyResult) -> Table | None:
         f"{tuned if 'tuned' in kinds and epochs else ''}"
     )
     title = f"Clients' own models on {study.name}"
-    return Table("own_models", title, ("algorithm", *heads), rows, caption, records)
+    return Table("own_models", title, tuple(heads), rows, caption, records)
 
 
 def _final(table: ClientTable, kind: str) -> npt.NDArray[np.float64]:
@@ -57,3 +64,18 @@ def _final(table: ClientTable, kind: str) -> npt.NDArray[np.float64]:
     values = getattr(table, kind)
     last: npt.NDArray[np.float64] = (table.metric if values is None else values)[-1]
     return last
+
+
+def _cells(columns: Sequence[Sequence[float]], value: str, study: Study) -> Iterator[Cell]:
+    """Yield the mean over seeds by algorithm, the best marked; means with their deviation."""
+    means = [sum(values) / len(values) if values else None for values in columns]
+    finite = [mean for mean in means if mean is not None and math.isfinite(mean)]
+    best = (max if study.higher_is_better else min)(finite, default=None)
+    marked = value != "sd" and len(finite) > 1
+    for values, mean in zip(columns, means, strict=True):
+        if mean is None:
+            yield NOTHING
+            continue
+        sd = mean_and_sd(values)[1] if value == "mean" and math.isfinite(mean) else None
+        text = fmt.spread_text(mean, sd, study.metric)
+        yield Cell(text, mean, "best" * (marked and mean == best))
