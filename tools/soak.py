@@ -42,11 +42,22 @@ stop = {{ diverged = true, cannot_win = true, best_possible = 0.0 }}
 STUDY = f"""kind = "study"\n{BASE}rates = "given"\nrounds = 12\nseeds = [0, 1]\nprotocol.cohort = 3
 stop = {{ diverged = true }}
 """
+PLUGIN = """from fedzmg import Algorithm, Parts
+from fedzmg.algorithms import SGD, Average
+ALGORITHMS = (Algorithm("mine", SGD(lr=0.1), Average(), parts=Parts(personal=("last:1",))),)
+"""
 FEW = "--set protocol.cohort=3 --engine vectorized --device cpu"
 COMMANDS = {
     "run": f"run digits --algorithm scaffold --rounds 5 --set protocol.epochs=1 {FEW}",
     "run with server state": f"run logistic --algorithm fedadam --rounds 30 {FEW}",
     "run with memory": f"run logistic --algorithm scaffold --rounds 30 {FEW}",
+    "run with personal models": f"run digits --algorithm fedper --rounds 5 "
+    f"--set protocol.epochs=1 --set client_metrics_every=2 {FEW}",
+    "run with stages": "run logistic --algorithm fedavg --rounds 30 "
+    "--set federation.aggregator=trimmed_mean --set federation.participation.sampler=poisson "
+    f"{FEW}",
+    "run with plugin": "run digits --plugin mine.py --algorithm mine --rounds 5 "
+    f"--set protocol.epochs=1 --set protocol.fine_tune=1 {FEW}",
     "compare": "compare logistic --algorithms scaffold,fedadam --seeds 2 --rounds 12 "
     "--engine vectorized --device cpu",
     "grid": "grid grid.toml",
@@ -315,6 +326,7 @@ def main() -> None:
         os.chdir(folder)
         Path("grid.toml").write_text(GRID)
         Path("study.toml").write_text(STUDY)
+        Path("mine.py").write_text(PLUGIN)
         seeds = range(options.seed, options.seed + tries)
         end = began + 60 * options.minutes
         counts = soak(Path(folder).resolve(), seeds, end, options.workers)

@@ -216,6 +216,12 @@ class Aggregator(Rule, ABC):
         """Return the number of updates below which a round changes nothing."""
         return 1
 
+    def check_cohort(self, cohort: int) -> None:
+        """Refuse a cohort that is too small."""
+        if not self.streams and cohort < self.fewest:
+            needed = f"{type(self).__name__} needs at least {self.fewest} clients"
+            raise InputError(f"cohort = {cohort}: {needed}")
+
     def init(self, params: Tree) -> State:
         """Return the state before the first round."""
         return ()

@@ -123,7 +123,7 @@ def _lists(given: Any) -> tuple[tuple[int | str, ...], ...]:
     except TypeError:
         good, lists = False, ()
     if not good or not all(
-        isinstance(c, str) or is_number(c, whole=True) for r in lists for c in r
+        type(c) in (int, str) or is_number(c, whole=True) for r in lists for c in r
     ):
         wanted = "a list of client numbers or names for every round, such as [[0, 1], [2, 3]]"
         raise InputError(f"schedule = {brief(given)}: expected {wanted}")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fedzmg.errors import InputError
 from fedzmg.rule import Layout
 
-_LAYERS = re.compile(r"(first|last):([1-9]\d*)")
+_LAYERS = re.compile(r"(first|last):([1-9]\d{0,5})")
 
 
 class Split(NamedTuple):

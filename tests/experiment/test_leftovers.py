@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.report.writing import write
 from fedzmg.storage.files import LEFTOVER_SECONDS
+from fedzmg.storage.lock import Owner
 
 SHARED: dict[str, Any] = {"task": "toy", "engine": "vectorized", "device": "cpu", "rounds": 2}
 GRID = GridSpec.parse(
@@ -60,6 +62,18 @@ def test_next_start_removes_temporary_files(tmp_path: Path) -> None:
     again = run_study(STUDY, study, task=task)
     assert again.scores[0].finals == result.scores[0].finals
     assert hidden(tmp_path) == []
+
+
+def test_lock_of_a_finished_run_is_removed(tmp_path: Path) -> None:
+    """The process was killed between its last record and the removal of its lock."""
+    task, out = toy(rounds=2), tmp_path / "run"
+    process = Owner.of_this_process()
+    run_pack(task, [RUN], [out])
+    for gone in (True, False):
+        owner = replace(process, pid=process.pid if not gone else 2**22 + 1)
+        (out / "lock.json").write_text(json.dumps(asdict(owner)))
+        run_pack(task, [RUN], [out])
+        assert (out / "lock.json").exists() != gone
 
 
 def test_files_of_others_stay(tmp_path: Path) -> None:

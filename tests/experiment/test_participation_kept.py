@@ -142,3 +142,16 @@ def test_bad_choices_end_before_anything_is_written(
     with pytest.raises(InputError, match=value):
         run_pack(toy(), runs(*settings), [tmp_path / "a", tmp_path / "b"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_largest_seed_can_be_read_again(tmp_path: Path) -> None:
+    [largest, _] = runs("protocol.rounds=1")
+    run_pack(toy(), [largest.with_settings({"seed": 2**128 - 1})], [tmp_path])
+    [study] = read([tmp_path]).studies
+    assert study.seeds == [2**128 - 1]
+
+
+def test_cohort_of_an_aggregator_is_checked_with_the_plan() -> None:
+    [large, _] = runs("federation.aggregator=krum", "federation.aggregator.byzantine=1000000")
+    with pytest.raises(InputError, match="2000003"):
+        large.check_participation(toy())

@@ -26,7 +26,7 @@ from fedzmg.simulation import (
 )
 from fedzmg.storage.files import log_marks
 from fedzmg.storage.formats import flat
-from fedzmg.storage.lock import hold
+from fedzmg.storage.lock import hold, is_left_locked
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
@@ -92,13 +92,15 @@ def run_pack(
     rounds = task.protocol.rounds
     seconds = training.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
     directories = [RunDirectory(path) for path in paths] if paths else [None] * len(runs)
-    # Finished runs are only read: they need no lock and may be read-only.
+    # Finished runs are only read: they need no lock and may be read-only. A lock that a killed
+    # process left is taken over and removed.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
     together = _must_stay_together(first) and not all(job.complete for job in jobs)
     to_hold = {
         i: job.directory
         for i, job in enumerate(jobs)
-        if job.directory is not None and (together or not (job.complete and job.is_marked))
+        if job.directory is not None
+        and (together or not (job.complete and job.is_marked) or is_left_locked(job.directory.path))
     }
     with hold([directory.path for directory in to_hold.values()], progress.say) as held:
         for i, directory in to_hold.items():

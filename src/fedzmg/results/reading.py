@@ -129,6 +129,7 @@ def read(directories: Sequence[Path]) -> Material:
     runs: list[Run] = []
     contents: dict[str, list[dict[str, Any]]] = {name: [] for name in _REQUIRED}
     plans: dict[str, Mapping[str, Any]] = {}
+    labels: dict[str, tuple[str, str]] = {}
     files: list[PlanFile] = []
     notes: list[str] = []
     names = tuple(top.resolve().name or "root" for top in directories)
@@ -146,10 +147,12 @@ def read(directories: Sequence[Path]) -> Material:
                 if f"{kind}.toml" in held
             ]
             if "study.toml" in held:
-                plans[directory.as_posix()] = read_toml(directory / "study.toml")
+                where = directory.as_posix()
+                plans[where] = read_toml(directory / "study.toml")
+                labels |= _labels(where, plans[where])
             if "spec.toml" in held:
                 run = read_run(directory, shown, notes)
-                runs += [] if run is None else [planned(run, plans)]
+                runs += [] if run is None else [planned(run, labels)]
             for file in sorted(_REQUIRED.keys() & set(held)):
                 content = read_json(directory / file)
                 for key in _REQUIRED[file]:
@@ -210,13 +213,21 @@ def directories(plan: Mapping[str, Any]) -> dict[str, str]:
     return {v.get("label") or name: folder_name(name) for name, v in variants(plan).items()}
 
 
-def planned(run: Run, plans: Mapping[str, Mapping[str, Any]]) -> Run:
-    """Return a run with the label and the directory of the study around it."""
-    for directory, plan in plans.items():
-        for label, folder in directories(plan).items():
-            if run.path == str(PurePosixPath(directory, folder, f"seed-{run.seed}")):
-                return replace(run, plan=directory, label=label)
-    return run
+def _labels(where: str, plan: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    found = directories(plan).items()
+    return {str(PurePosixPath(where, folder)): (where, label) for label, folder in found}
+
+
+def planned(run: Run, labels: Mapping[str, tuple[str, str]]) -> Run:
+    """Return a run with the directory and the label of the study around it.
+
+    ``labels`` holds both by the directory of an algorithm.
+    """
+    directory, _, name = run.path.rpartition("/")
+    if name != f"seed-{run.seed}" or directory not in labels:
+        return run
+    plan, label = labels[directory]
+    return replace(run, plan=plan, label=label)
 
 
 def studies(

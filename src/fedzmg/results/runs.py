@@ -190,8 +190,8 @@ def read_log(path: Path) -> dict[str, Any]:
 def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     by_round = {int(one["round"]): one for one in records}
     evaluated = {r: one for r, one in by_round.items() if one.get("metric") is not None}
-    ways = ("total_bytes_down", "total_bytes_up")
-    moved = {r: sum(int(one[way]) for way in ways) for r, one in by_round.items()}
+    down, up = "total_bytes_down", "total_bytes_up"
+    moved = {r: int(one[down]) + int(one[up]) for r, one in by_round.items()}
     losses = [one.get("client_loss") for one in records]
     sizes = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
     return {
@@ -201,14 +201,16 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "metrics": {r: float(one["metric"]) for r, one in evaluated.items()},
         "moved": {r: moved[r] for r in evaluated},
         "traffic": {
-            **{name: sum(int(one[name]) for one in records) for name in sizes},
+            **{name: sum([int(one[name]) for one in records]) for name in sizes},
             "kept": int(records[-1].get("bytes_kept", 0)) if records else 0,
             "total": next(reversed(moved.values()), 0),
         },
-        "seconds": sum(float(one["seconds"]) for one in records),
+        "seconds": sum([float(one["seconds"]) for one in records]),
         "client_loss": tuple(None if one is None else tuple(map(float, one)) for one in losses),
-        "steps": sum(int(one["steps"]) for one in records),
+        "steps": sum([int(one["steps"]) for one in records]),
         "unusual": unusual_clients(
-            (r, one.get("rejected", ()), one.get("flagged", ())) for r, one in by_round.items()
+            (r, one.get("rejected", ()), one.get("flagged", ()))
+            for r, one in by_round.items()
+            if "rejected" in one or "flagged" in one
         ),
     }

@@ -71,10 +71,8 @@ class ServerSide(NamedTuple):
         algorithms = [_with_aggregator(trial.algorithm, federation) for trial in trials]
         first, packed = algorithms[0], None
         if first.aggregator is not None and not first.aggregator.streams:
-            needed, cohort = first.aggregator.fewest, task.protocol.cohort
             name = type(first.aggregator).__name__
-            if cohort < needed:
-                raise InputError(f"cohort = {cohort}: {name} needs at least {needed} clients")
+            first.aggregator.check_cohort(task.protocol.cohort)
             if rule.rule.own_weights:
                 raise InputError(
                     f"{first.name} weights updates itself, which {name} does not use: leave "

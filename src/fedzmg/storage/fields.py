@@ -26,7 +26,8 @@ Count: TypeAlias = Annotated[int, pydantic.Field(ge=0, le=2**53)]
 Round: TypeAlias = Annotated[int, pydantic.Field(ge=0, le=MOST_LINES)]
 Interval: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=2**53)]
 _FEW = pydantic.Field(max_length=MOST_POINTS)
-Seeds: TypeAlias = Annotated[list[Count], _FEW]
+Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
+Seeds: TypeAlias = Annotated[list[Seed], _FEW]
 Axes: TypeAlias = dict[str, Annotated[list[Number], pydantic.Field(max_length=1000)]]
 
 
@@ -57,7 +58,7 @@ class Run(TypedDict, total=False):
 
     task: str
     algorithm: str
-    seed: Count
+    seed: Seed
     weights: str
     preset: dict[str, Value]
     protocol: Protocol

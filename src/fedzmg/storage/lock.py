@@ -274,6 +274,13 @@ def read_owner(path: Path) -> Owner | None:
         return None
 
 
+def is_left_locked(path: Path) -> bool:
+    """Tell whether an ended process of this machine left its lock in a writable directory."""
+    owner = read_owner(path)
+    is_left = owner is not None and not owner.is_elsewhere and owner.is_gone
+    return is_left and os.access(path, os.W_OK)
+
+
 def _machine() -> str:
     namespace = ""
     with contextlib.suppress(OSError):  # containers may share a host name

@@ -28,6 +28,8 @@ OTHER_LIMIT = 512 * MIB
 """Largest size of other files, such as figures and tables of clients."""
 MOST_LINES = 1_000_000
 """Largest number of lines in a log, and of rounds and trials."""
+MOST_PLANNED = MOST_LINES // 2
+"""Largest number of lines that a plan may need: a resumed training writes some of them twice."""
 LONGEST_LINE, MOST_FIELDS, LARGEST = 128 * 1024, 100, 10**100
 """Longest line of a log in bytes, its most fields, and the bound of its integers."""
 MOST_LISTS = 10 * MOST_LINES
@@ -147,11 +149,14 @@ def read_gzip(path: Path) -> bytes:
 
 def strict_json(text: bytes | str) -> Any:
     """Parse JSON without ``NaN`` and ``Infinity``, which are not JSON; ``ValueError`` otherwise."""
-    return json.loads(text, parse_constant=_not_json)
+    return _STRICT.decode(text if isinstance(text, str) else text.decode())
 
 
 def _not_json(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_not_json)
 
 
 def bounded(values: T) -> T:
@@ -188,7 +193,8 @@ def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     short = text.count(b",") <= MOST_FIELDS * many and _HUGE not in text.translate(_DIGITS)
     if not (counts and short and len(found) == many) and not all(map(_is_flat, found)):
         raise ValueError("not a line of a log")
-    if not all(0 <= line.get(key, 0) <= MOST_LINES for line in found for key in ("round", "trial")):
+    numbers = [line.get(key, 0) for line in found for key in ("round", "trial")]
+    if numbers and not 0 <= min(numbers) <= max(numbers) <= MOST_LINES:
         raise ValueError("a round or trial out of range")
     return found
 

@@ -30,6 +30,7 @@ from fedzmg.models.objective import (
     masked_cross_entropy,
 )
 from fedzmg.parts import Parts
+from fedzmg.storage.reading import MOST_PLANNED
 from fedzmg.tree import num_bytes
 
 
@@ -44,7 +45,7 @@ def unit_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 LARGEST = {
-    "rounds": 10**9,
+    "rounds": MOST_PLANNED,
     "cohort": 10**6,
     "batch_size": 10**9,
     "epochs": 10**5,

@@ -25,6 +25,7 @@ from fedzmg.experiment.specs.plan import (
 )
 from fedzmg.experiment.specs.run import COUNT, RunSpec
 from fedzmg.storage.formats import read_toml
+from fedzmg.storage.reading import MOST_PLANNED
 from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Task
 
@@ -41,7 +42,7 @@ class GridSpec(Plan):
     kind: Literal["grid"] = "grid"
     seeds: Seeds = [1000]
     """Seeds of the search; no reported run should use them."""
-    rounds: int = pydantic.Field(default=50, ge=1, le=COUNT)
+    rounds: int = pydantic.Field(default=50, ge=1, le=MOST_PLANNED)
     last: int = pydantic.Field(default=10, ge=1, le=MOST_TRIALS)
     """Number of last rounds whose mean metric is the score; a diverged trial scores 0."""
     selection: Literal["tune", "test"] = "tune"
@@ -123,6 +124,10 @@ class GridSpec(Plan):
         if (trials := sum(map(self.trials, self.algorithms))) > MOST_TRIALS:
             remedy = f"shorten the axes or seeds to at most {MOST_TRIALS:,}"
             raise InputError(f"the grid has {trials:,} trials: {remedy}")
+        logged = self.last + len(self.stop.heuristic_halving)
+        if (lines := logged * max(map(self.trials, self.algorithms))) > MOST_PLANNED:
+            remedy = f"shorten the axes or seeds, or last = {self.last}"
+            raise InputError(f"the log would have over {MOST_PLANNED:,} lines, {lines:,}: {remedy}")
         super().check(task)
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
@@ -148,7 +153,7 @@ class StudySpec(Plan):
 
     kind: Literal["study"] = "study"
     seeds: Seeds = [0, 1, 2, 3, 4]
-    rounds: int = pydantic.Field(default=1000, ge=1, le=COUNT)
+    rounds: int = pydantic.Field(default=1000, ge=1, le=MOST_PLANNED)
     eval_every: int = pydantic.Field(default=5, ge=1, le=COUNT)
     client_metrics_every: int = pydantic.Field(default=0, ge=0, le=COUNT)
     """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the

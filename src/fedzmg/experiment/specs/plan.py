@@ -17,10 +17,11 @@ import pydantic
 from fedzmg import algorithms, tasks
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, brief, check_text
-from fedzmg.experiment.specs.run import COUNT, SIDES, Experiment, RunSpec, Seed, by_side
+from fedzmg.experiment.specs.run import SIDES, Experiment, RunSpec, Seed, by_side
 from fedzmg.experiment.specs.strict import Strict, Value, toml
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import flat
+from fedzmg.storage.reading import MOST_PLANNED
 from fedzmg.tasks.task import Task
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9 ._:+-]*[A-Za-z0-9+])?")
@@ -116,7 +117,7 @@ class Plan(Experiment):
     label: str = ""
     """A remark that is shown with every result, such as "reduced protocol"."""
     seeds: Seeds
-    rounds: Annotated[int, pydantic.Field(ge=1, le=COUNT)]
+    rounds: Annotated[int, pydantic.Field(ge=1, le=MOST_PLANNED)]
     algorithms: Annotated[
         dict[str, Variant], pydantic.Field(min_length=1, max_length=MOST_ALGORITHMS)
     ]

@@ -24,8 +24,8 @@ from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import LARGEST, Protocol, Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-COUNT = LARGEST["rounds"]
-"""Largest interval or number of rounds in a file."""
+COUNT = LARGEST["eval_every"]
+"""Largest interval in a file."""
 Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
 
 
@@ -135,10 +135,12 @@ class Experiment(Strict):
         return tasks.info(self.task).with_options(self.preset).build()
 
     def check_participation(self, task: Task) -> None:
-        """Refuse a choice of clients that does not fit the data."""
+        """Refuse clients that do not fit the data, and too few for the aggregator."""
         protocol = task.protocol.with_options(self.protocol)
-        chosen = self.federation.participation.build()
-        Sampler(chosen, task.train, protocol.cohort, replacement=protocol.replacement)
+        stages, cohort = self.federation.build(), protocol.cohort
+        Sampler(stages.participation, task.train, cohort, replacement=protocol.replacement)
+        if stages.aggregator is not None:
+            stages.aggregator.check_cohort(cohort)
 
     def with_settings(self, settings: Mapping[str, Setting]) -> Self:
         """Copy with ``key=value`` settings; keys as in the TOML file, ``client.lr`` in tables."""
