@@ -15,14 +15,14 @@ Degenerate cases: with ``head_epochs = 0`` the heads keep their initial values, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Self, final
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.algorithms.wrapper import PartsAware
 from fedzmg.contract import Algorithm, AlgorithmInfo, Parts, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
@@ -31,15 +31,10 @@ from fedzmg.tree import State, Tree
 
 @final
 @dataclass(frozen=True)
-class HeadFirst(Wrapper):
+class HeadFirst(PartsAware):
     """Any client rule, on the personal parameters first and on the shared ones afterwards."""
 
     head_epochs: int = whole(4, doc="epochs for the head, before those of the protocol")
-    personal: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
-    """Names of the personal parameters, once the model is known."""
-
-    def for_parts(self, personal: tuple[str, ...]) -> Self:
-        return replace(super().for_parts(personal), personal=personal)
 
     @property
     def uses_epoch_end(self) -> bool:
@@ -54,6 +49,12 @@ class HeadFirst(Wrapper):
             raise InputError("FedRep needs personal parameters: set parts.personal, such as last:1")
         epochs = torch.zeros_like(context.num_examples)
         return epochs, self.inner.begin(context, full_pass)
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        point, inside = self.inner.next_point(context, params, scratch[1], grad)
+        return point, (scratch[0], inside)
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         epochs, inside = scratch

@@ -46,6 +46,8 @@ Perturbation = Literal["raw", "unit"]
 class DualSteps(ClientRule):
     """Local steps of FedSpeed; base of the rules that differ in what they upload."""
 
+    corrects = True
+
     lr: Number = number(0.1, above=0, doc="client learning rate")
     rho: Number = number(0.1, low=0, doc="length of the ascent to the second gradient")
     alpha: Number | None = number(None, low=0, high=1, doc="weight of the second gradient")

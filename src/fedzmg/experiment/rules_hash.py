@@ -21,8 +21,10 @@ from types import ModuleType
 from typing import Any
 
 from fedzmg.algorithms import ALGORITHMS
+from fedzmg.algorithms.parts import PartsClient, PartsServer
 from fedzmg.contract import Algorithm, chain
 from fedzmg.errors import InputError
+from fedzmg.federation import Federation
 from fedzmg.storage.formats import read_json
 from fedzmg.storage.reading import files_below
 from fedzmg.tasks import TASKS
@@ -34,14 +36,23 @@ PLUGINS = "plugins"
 """Manifest key of files and hashes by name; there is none if all code is of this package."""
 
 
-def rules_sha256(algorithm: Algorithm) -> str | None:
-    """Hash an algorithm's rules; None if a source cannot be read, as at a prompt."""
-    merged = chain(algorithm.aggregator) if algorithm.aggregator is not None else []
-    rules = (*chain(algorithm.client), *chain(algorithm.server), *merged)
-    return _hash(tuple(type(rule) for rule in rules))
+def rules_sha256(
+    algorithm: Algorithm, task: Task | None = None, federation: Federation | None = None
+) -> str | None:
+    """Hash an algorithm's rules; None if a source cannot be read, as at a prompt.
+
+    The parts of a task and the aggregator of a federation count like the algorithm's own.
+    """
+    merged = algorithm.aggregator or (federation and federation.aggregator)
+    rules = [*chain(algorithm.client), *chain(algorithm.server), *(chain(merged) if merged else ())]
+    has_parts = algorithm.parts or (task and task.parts)
+    parts = (PartsClient, PartsServer) if has_parts else ()
+    return _hash((*(type(rule) for rule in rules), *parts))
 
 
-def code_facts(task: Task, algorithms: Iterable[Algorithm]) -> dict[str, Any]:
+def code_facts(
+    task: Task, algorithms: Iterable[Algorithm], federation: Federation
+) -> dict[str, Any]:
     """Return what a manifest records of code: the hash of rules, and files outside the package."""
     trained = list(algorithms)
     names = dict.fromkeys(algorithm.name for algorithm in trained)
@@ -50,11 +61,14 @@ def code_facts(task: Task, algorithms: Iterable[Algorithm]) -> dict[str, Any]:
         found[task.name] = TASKS.origins[task.name]
     plugins = {name: origin.as_dict() for name, origin in found.items()}
     # Trials of a pack differ in numbers only.
-    return {FACT: rules_sha256(trained[0]), **({PLUGINS: plugins} if plugins else {})}
+    rules = rules_sha256(trained[0], task, federation)
+    return {FACT: rules, **({PLUGINS: plugins} if plugins else {})}
 
 
 def say_changed(
     trained: Iterable[tuple[str, Algorithm, Path]],
+    task: Task,
+    federation: Federation,
     out: Path,
     say: Callable[[str], None],
     remedy: str = "choose another --out",
@@ -66,7 +80,7 @@ def say_changed(
     """
     changed, files = [], []
     for name, algorithm, directory in trained:
-        path, now = directory / "manifest.json", rules_sha256(algorithm)
+        path, now = directory / "manifest.json", rules_sha256(algorithm, task, federation)
         manifest = read_json(path) if path.is_file() else {}
         then = manifest.get(FACT)
         if None not in (then, now) and then != now:

@@ -299,7 +299,8 @@ class Simulation:
         # Record.
         sums = merger.sums
         travels = broadcast._replace(params=travelling(self._servers.rule, broadcast.params))
-        uploads = [rule.wire(merger.upload) for rule in self._client_rules]
+        one = row(merger.upload, 0)
+        uploads = [rule.wire(one) for rule in self._client_rules]
         counts = self._server_side.by_examples and not isinstance(merger.upload.weight, Tensor)
         sizes = message_sizes(sent, travels, uploads, counts=counts)
         totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
