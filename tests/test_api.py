@@ -62,6 +62,7 @@ COMPARE = {"algorithms": ["fedavg"]}
         (lambda: Trial.of("fedzmg", lr=0.1), "'lr'.*'client_lr' or 'server_lr'"),
         (lambda: Trial.of("fedzmg", client_momentun=0.9), "'client_momentum'"),
         (lambda: Trial.of("fedzmg", client_lr=-1.0), "client_lr: lr = -1.0"),
+        (lambda: Trial.of("fedper", parts_personal=1), "parts_personal: personal = 1"),
         (lambda: compare(None), "NoneType"),
         (lambda: compare(nn.Linear(2, 2)), "Linear"),
         (lambda: compare(task(), 3), "algorithms = 3"),

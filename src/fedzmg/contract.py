@@ -76,6 +76,9 @@ class ClientRule(Rule, ABC):
     incompatible: ClassVar[Mapping[WrapperKind, str]] = MappingProxyType({})
     """Kinds of wrappers that must not be put around it, each with the reason."""
 
+    corrects: ClassVar[bool] = False
+    """Its memory has corrections relative to the server's state: zero for personal parameters."""
+
     @property
     def needs(self) -> frozenset[Need]:
         """Return the optional values of the context and of batches that the rule uses."""

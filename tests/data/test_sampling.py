@@ -210,6 +210,7 @@ def steps_of(participation: Participation, batching: Batching, count: int, extra
         ({"epochs": 0.01}, Batching(4), 0, 0, [], ""),
         ({"epochs": 3}, Batching(4, 1, straddle=True), 5, 0, [4, 4, 4, 3], ".xxx"),
         ({"epochs": 1.6}, Batching(4, 1, straddle=True), 5, 0, [4, 4], ".x"),
+        ({"epochs": 7}, Batching(3, 1, straddle=True), 7, 0, [3] * 16 + [1], "..x.x.x.x..x.x.xx"),
         ({"steps": 1}, Batching(4, 9), 10, 0, [4], "."),
         ({"steps": 5}, Batching(4, 9), 10, 0, [4, 4, 2, 4, 4], "..x.."),
         ({"steps": 5}, Batching(4, 9, straddle=True), 10, 0, [4] * 5, "..x.x"),
@@ -228,6 +229,12 @@ def test_work_of_a_client(
     assert stream.counts.tolist() == counts
     assert "".join(".x"[int(c)] for c in stream.closes) == closes
     assert work(Participation(**fields), batching, extra).most_steps(count) == len(counts)
+
+
+def test_no_epochs_are_one_step() -> None:
+    none = Participation(epochs=lambda *_: 0)
+    assert steps_of(none, Batching(4), 10, 0).counts.tolist() == [4]
+    assert steps_of(none, Batching(4), 10, 1).counts.tolist() == [4, 4, 2]
 
 
 batchings = st.builds(Batching, st.integers(1, 7), st.integers(1, 4), st.booleans(), st.booleans())

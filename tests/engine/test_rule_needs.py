@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg import InputError, Parts, Task, Trial, draw
-from fedzmg.algorithms import Average, ZeroMean
+from fedzmg.algorithms import ALGORITHMS, Average, ZeroMean
+from fedzmg.algorithms.ditto import Ditto
+from fedzmg.algorithms.parts import fit
+from fedzmg.algorithms.qfedavg import FairAverage, LossWeighted
 from fedzmg.contract import Algorithm, ClientRule, Need, Number, ServerRule, number
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.messages import (
@@ -26,7 +29,7 @@ from fedzmg.messages import (
     Upload,
 )
 from fedzmg.simulation import Simulation
-from fedzmg.tree import State, Tree, leaves
+from fedzmg.tree import State, Tree, leaves, tree_map
 from golden_problems import random_task
 
 
@@ -208,6 +211,58 @@ def test_bad_parts(parts: dict[str, Any]) -> None:
     made = random_task(net, list(SIZES), inputs=6, classes=3, cohort=3, batch_size=4, epochs=1)
     with pytest.raises(InputError):
         replace(made, parts=Parts(**parts))
+
+
+def test_some_parameters_must_be_shared() -> None:
+    with pytest.raises(InputError, match=r"parts\.personal"):
+        final(replace(ALGORITHMS["fedavg"].algorithm, parts=Parts(personal="*")), "vectorized")  # type: ignore[arg-type]
+
+
+def personal_head(name: str) -> tuple[ClientRule, ServerRule, Tree]:
+    """Rules of an algorithm on a model with a personal head, and its parameters."""
+    model = task().model
+    head = Parts(personal=("last:1",))
+    fitted = fit(ALGORITHMS[name].algorithm, model.layout, head, 4)
+    return fitted.client, fitted.server, model.params()
+
+
+def context_of(client: ClientRule, server: ServerRule, params: Tree) -> ClientContext:
+    """A context whose memory of the rule inside is 1 everywhere."""
+    personal, memory = client.init_memory(params)
+    one = torch.tensor(1)
+    memory = tree_map(torch.ones_like, memory)
+    shared = server.share(server.init(params))
+    return ClientContext(params, shared, (personal, memory), one + 1, one)
+
+
+@pytest.mark.parametrize(
+    "name", ["scaffold", "feddyn", "adabest", "feddc", "fedspeed", "fedspeed:all"]
+)
+def test_personal_parameters_are_not_corrected(name: str) -> None:
+    client, server, params = personal_head(name)
+    context = context_of(client, server, params)
+    scratch = client.begin(context, ())
+    moved, _ = client.step(context, params, scratch, params.zeros())
+    assert {n for n in params if not torch.equal(moved[n], params[n])} == {"0.weight", "0.bias"}
+
+
+@pytest.mark.parametrize("name", ["fedexp", "qfedavg"])
+def test_norms_of_updates_are_those_of_shared_parameters(name: str) -> None:
+    client, server, params = personal_head(name)
+    context = context_of(client, server, params)
+    seen = FullPass(torch.tensor(0.5), Tree({})) if client.full_pass == "loss" else ()
+    scratch = client.begin(context, seen)
+    upload, _ = client.finish(context, params + 1, scratch, torch.tensor(1))
+    factor = 0.1 / 0.5 if name == "qfedavg" else 1
+    assert float(upload.average[0]) == pytest.approx(35 * factor)
+
+
+def test_wrappers_with_own_state_pass_the_points_of_gradients_on() -> None:
+    """With q = 0 the wrapper changes nothing, and the rule inside takes two gradients."""
+    plain = Algorithm("ditto", Ditto(lr=0.1), Average(), "uniform")
+    wrapped = Algorithm("fair", LossWeighted(Ditto(lr=0.1), q=0.0), FairAverage(), "uniform")
+    a, b = (final(algorithm, "sequential").snapshot.params for algorithm in (plain, wrapped))
+    assert distance(a, b) < 1e-12
 
 
 def test_random_numbers_depend_on_the_key_alone() -> None:

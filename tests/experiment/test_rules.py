@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from toys import Stop, toy
 
-from fedzmg import algorithms
+from fedzmg import Federation, Parts, aggregators, algorithms, tasks
 from fedzmg.contract import Algorithm, ServerRule
 from fedzmg.experiment import rules_hash as rules
 from fedzmg.experiment.grids.grid import run_grid
@@ -107,6 +107,22 @@ def test_the_projection_counts_for_fedzmg_and_rates_do_not() -> None:
     assert any("def zero_mean(" in part for part in rules._parts(kinds))
     other = replace(fedzmg, server=replace(fedzmg.server, lr=0.125))
     assert rules_sha256(other) == rules_sha256(fedzmg) != rules_sha256(algorithms.get("fedavg"))
+
+
+def test_parts_and_aggregators_count() -> None:
+    fedavg, task = algorithms.get("fedavg"), tasks.get("quadratic")
+    median = Federation(aggregator=aggregators.get("median"))
+    kinds = [
+        rules_sha256(fedavg, task, Federation()),
+        rules_sha256(replace(fedavg, parts=Parts(frozen=("norm",))), task),
+        rules_sha256(fedavg, replace(task, parts=Parts(frozen=("norm",)))),
+        rules_sha256(fedavg, task, median),
+        rules_sha256(replace(fedavg, aggregator=aggregators.get("median"))),
+    ]
+    assert kinds[0] == rules_sha256(fedavg)
+    assert kinds[1] == kinds[2]
+    assert kinds[3] == kinds[4]
+    assert len(set(kinds)) == 3
 
 
 def test_rules_without_a_source_have_none() -> None:

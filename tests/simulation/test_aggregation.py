@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedzmg import Aggregator, Federation, InputError, Task, Trial, aggregators
+from fedzmg import (
+    Aggregator,
+    Federation,
+    InputError,
+    Participation,
+    Task,
+    Trial,
+    aggregators,
+)
 from fedzmg.algorithms import SGD, Average
 from fedzmg.contract import Algorithm, Need, Number, ServerRule, number
 from fedzmg.data.federated import Examples
@@ -165,7 +173,7 @@ class Weighted(SGD):  # type: ignore[misc]
         return Upload(upload.delta, each=(loss, count), weight=count.double() ** 2), memory
 
     def wire(self, upload: Upload) -> State | int:
-        return 1000 + upload.delta["bias"].shape[-1]
+        return 1000 + upload.delta["bias"].numel()
 
 
 @dataclass(frozen=True)
@@ -255,11 +263,52 @@ def test_bad_weights_drop_the_upload(value: float) -> None:
         assert record.rejected == (("3", math.inf),)
 
 
+def listed(*clients: list[int]) -> Participation:
+    return Participation(sampler="schedule", schedule=clients)
+
+
+def test_a_schedule_may_be_larger_than_the_cohort() -> None:
+    stages = Federation(
+        aggregator=aggregators.get("krum"), participation=listed([*range(7)], [*range(3)])
+    )
+    found = run(simulation(trials(), federation=stages, problem=task(2)), 2)
+    assert [(rs[0].clients, rs[0].dropped) for rs in found] == [(7, 0), (0, 3)]
+
+
+def test_cohorts_of_different_size_do_not_move_bits_of_values_of_clients() -> None:
+    @dataclass(frozen=True)
+    class Summed(Fair):
+        def weigh(self, state: State, clients: Tensor, weights: Tensor) -> Tensor:
+            return weights / weights.sqrt().sum()
+
+        def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+            return params - cohort.delta / cohort.each[0].sum(), state
+
+    @dataclass(frozen=True)
+    class Plain(SGD):  # type: ignore[misc]
+        def finish(self, *args: Any) -> Result:
+            upload, memory = super().finish(*args)
+            return upload._replace(each=(upload.delta["bias"].abs().sum(),)), memory
+
+    chosen = [Trial(Algorithm("own", Plain(lr=0.1), Summed(40)), seed) for seed in range(4)]
+    stages = Federation(participation=Participation(sampler="poisson"))
+    problem = random_task(nn.Linear(5, 3), SIZES * 5, inputs=5, classes=3, cohort=20, batch_size=4)
+    given = {"problem": problem, "federation": stages, "dtype": torch.float32}
+    packed = simulation(chosen, **given)
+    run(packed)
+    for i, trial in enumerate(chosen):
+        alone = simulation([trial], **given)
+        run(alone)
+        pairs = zip(leaves(packed.snapshot), leaves(alone.snapshot), strict=True)
+        assert all(torch.equal(a[i], b[0]) for a, b in pairs)
+
+
 def unfit(kind: str) -> tuple[list[Trial], Federation, int]:
     krum = aggregators.get("krum")
     own = Algorithm("mine", SGD(lr=0.1), Average(), aggregator=krum)
     return {
         "cohort": (trials(), Federation(aggregator=krum), 4),
+        "schedule": (trials(), Federation(aggregator=krum, participation=listed([0, 1, 2])), 7),
         "weights": (trials(own_algorithm()), Federation(aggregator=krum), 7),
         "each": (trials(own_algorithm(weighs=False)), Federation(aggregator=krum), 7),
         "total": ([Trial.of("scaffold")], Federation(aggregator=krum), 7),
@@ -280,6 +329,7 @@ class Wrong(Aggregator):
     ("kind", "named"),
     [
         ("cohort", "cohort = 4"),
+        ("schedule", "cohort = 3"),
         ("weights", "own"),
         ("each", "each"),
         ("total", "total"),

@@ -50,6 +50,7 @@ class AdaBest(ClientRule):
     """SGD along the gradient minus the client's bias estimate."""
 
     pairing = "adabest"
+    corrects = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     mu: Number = number(0.1, low=0, doc="weight of a round's drift in the bias estimate")

@@ -50,6 +50,7 @@ class FedDC(ClientRule):
     """SGD pulled to the global model less the client's drift, and corrected by gradient states."""
 
     pairing = "feddc"
+    corrects = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     alpha: Number = number(0.01, low=0, doc="strength of the pull")

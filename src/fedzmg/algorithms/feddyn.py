@@ -37,6 +37,7 @@ class FedDyn(ClientRule):
     """SGD on the client's objective, corrected by its past and pulled to the global model."""
 
     pairing = "feddyn"
+    corrects = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     alpha: Number = number(0.01, above=0, doc="strength of the regularisation")

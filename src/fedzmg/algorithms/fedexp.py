@@ -28,15 +28,16 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.algorithms.wrapper import Wrapper, rate_of
+from fedzmg.algorithms.wrapper import PartsAware, rate_of
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, choice, number
 from fedzmg.messages import ClientContext, Cohort, Result, Upload
 from fedzmg.tree import State, Tree
 
 
-def squared_norm(tree: Tree) -> Tensor:
-    """Return the squared Euclidean norm over all parameters together."""
-    return torch.stack([leaf.square().sum() for leaf in tree.values()]).sum()
+def squared_norm(tree: Tree, personal: tuple[str, ...] | None = None) -> Tensor:
+    """Return the squared Euclidean norm over all parameters together, but personal ones."""
+    counted = [leaf for name, leaf in tree.items() if name not in (personal or ())]
+    return torch.stack([leaf.square().sum() for leaf in counted]).sum()
 
 
 def client_rate(rule: ClientRule, like: Tensor) -> Tensor:
@@ -52,14 +53,14 @@ def first_rate(kept: Tensor, rate: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class WithNorm(Wrapper):
+class WithNorm(PartsAware):
     """Any client rule; the server also sees the norm of its update and its learning rate."""
 
     pairing = "fedexp"
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         upload, memory = self.inner.finish(context, params, scratch, steps)
-        norm = squared_norm(upload.delta)
+        norm = squared_norm(upload.delta, self.personal)
         return upload._replace(average=(norm, client_rate(self.inner, norm))), memory
 
     def wire(self, upload: Upload) -> State:

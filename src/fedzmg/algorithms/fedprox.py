@@ -72,6 +72,12 @@ class ServerSetProx(Wrapper):
         wanted = () if self.inner.full_pass == "never" else full_pass
         return full_pass.loss, self.inner.begin(_inside(context), wanted)
 
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        point, inside = self.inner.next_point(_inside(context), params, scratch[1], grad)
+        return point, (scratch[0], inside)
+
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         (mu, _), (loss, inside) = context.shared, scratch
         grad = grad + mu * (params - context.params)

@@ -16,14 +16,14 @@ Degenerate cases: with ``head_epochs = 0`` the heads keep their initial values, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Self, final
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.algorithms.wrapper import PartsAware
 from fedzmg.contract import Algorithm, AlgorithmInfo, Parts, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
@@ -32,15 +32,10 @@ from fedzmg.tree import State, Tree
 
 @final
 @dataclass(frozen=True)
-class HeadFirst(Wrapper):
+class HeadFirst(PartsAware):
     """Any client rule, on the personal parameters first and on the shared ones afterwards."""
 
     head_epochs: int = whole(4, doc="epochs for the head, before those of the protocol")
-    personal: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
-    """Names of the personal parameters, once the model is known."""
-
-    def for_parts(self, personal: tuple[str, ...]) -> Self:
-        return replace(super().for_parts(personal), personal=personal)
 
     @property
     def uses_epoch_end(self) -> bool:

@@ -58,6 +58,7 @@ class DualSteps(ClientRule):
     """Local steps of FedSpeed; base of the rules that differ in what they upload."""
 
     incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
+    corrects = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     rho: Number = number(0.1, low=0, doc="length of the ascent to the second gradient")

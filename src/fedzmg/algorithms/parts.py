@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from torch import Tensor, zeros_like
+from torch import Tensor
 
 from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper
-from fedzmg.contract import Algorithm, Layout, Parts
+from fedzmg.contract import Algorithm, Layout, Parts, chain
+from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.parts import Split
 from fedzmg.tree import State, Tree, map_trees
@@ -26,6 +27,11 @@ def fit(algorithm: Algorithm, layout: Layout, parts: Parts, population: int) -> 
     if not parts:
         return fitted
     split = parts.split(layout)
+    if not split.shared:
+        raise InputError(
+            f"{algorithm.name}: all parameters are personal or frozen: name fewer in "
+            "parts.personal, or choose a model with more layers"
+        )
     client = PartsClient(fitted.client.for_parts(split.personal), split)
     return replace(fitted, client=client, server=PartsServer(fitted.server, split))
 
@@ -57,15 +63,23 @@ class PartsClient(Wrapper):
         return pick(tree, (*self.split.shared, *self.split.personal))
 
     def _inside(self, context: ClientContext) -> ClientContext:
-        """Return the context of the rule inside; shared values of personal parameters are zero."""
+        """Return the context of the rule inside.
+
+        Personal parameters are zero in shared values, and in corrections relative to these.
+        """
         personal, memory = context.memory
-        params = filled(personal, self._trained(context.params))
+        params, zeros = filled(personal, self._trained(context.params)), personal.zeros()
 
         def extended(tree: Tree) -> Tree:
             if set(tree) != set(self.split.shared):
                 return tree
-            return Tree({n: tree[n] if n in tree else zeros_like(w) for n, w in params.items()})
+            return Tree({name: {**tree, **zeros}[name] for name in params})
 
+        def corrected(tree: Tree) -> Tree:
+            return filled(zeros, tree) if set(tree) == set(params) else tree
+
+        if any(rule.corrects for rule in chain(self.inner)):
+            memory = map_trees(corrected, memory)
         shared = map_trees(extended, context.shared)
         return context._replace(params=params, memory=memory, shared=shared)
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedexp import client_rate, first_rate, squared_norm
-from fedzmg.algorithms.wrapper import Wrapper
+from fedzmg.algorithms.wrapper import PartsAware
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, choice, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
@@ -39,7 +39,7 @@ FLOOR = 1e-10
 """Addend of every loss."""
 
 
-class LossFirst(Wrapper):
+class LossFirst(PartsAware):
     """A client rule around another that knows the loss at the model it received."""
 
     @property
@@ -88,7 +88,7 @@ class LossWeighted(LossFirst):
         weight = (loss / context.shared) ** self.q
         if self.shares == "examples":
             weight = weight * context.num_examples
-        damping = self.q * squared_norm(upload.delta) / loss
+        damping = self.q * squared_norm(upload.delta, self.personal) / loss
         average = damping, loss, client_rate(self.inner, loss)
         return upload._replace(average=average, weight=weight), memory
 

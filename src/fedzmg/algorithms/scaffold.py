@@ -45,6 +45,7 @@ class Scaffold(ClientRule):
     """SGD along ``g - c_i + c``; the received ``c`` and the own ``c_i`` stay fixed in a round."""
 
     pairing = "scaffold"
+    corrects = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     variate: Variate = choice(*get_args(Variate), doc="gradients that make a control variate")

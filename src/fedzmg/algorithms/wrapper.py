@@ -120,6 +120,19 @@ class Wrapper(ClientRule):
         return self.inner_at(context).finish(context, params, scratch, steps)
 
 
+@dataclass(frozen=True)
+class PartsAware(Wrapper):
+    """A wrapper that knows the names of personal parameters."""
+
+    personal: tuple[str, ...] | None = field(
+        default=None, repr=False, kw_only=True, metadata={"derived": True}
+    )
+    """None: there are no parts."""
+
+    def for_parts(self, personal: tuple[str, ...]) -> Self:
+        return replace(super().for_parts(personal), personal=personal)
+
+
 class GradientWrapper(Wrapper):
     """A wrapper that changes every gradient: of a batch, and of a full pass."""
 

@@ -187,7 +187,7 @@ def run(
     common.say(*built.notes, *notes)
     with progress_of(built, directory, track, as_json) as progress:
         trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
-        say_changed(trained, directory, progress.say)
+        say_changed(trained, built, spec.federation.build(), directory, progress.say)
         [history] = run_pack(built, [resolved], [directory], progress=progress)
     last, metric, diverged = history.records[-1], built.metric.name, history.diverged
     summary = {

@@ -132,13 +132,15 @@ class LocalWork:
         )
         if not once:  # the only batch is not full
             batching, once = replace(batching, keep_partial=True), 1
-        extra = self._extra
+        extra, is_whole = self._extra, not self._in_steps and amount == int(amount)
         wanted = amount + extra * once if self._in_steps else (amount + extra) * once
-        whole = replace(batching, epochs=max(1, math.ceil(wanted / once)))
+        # Rounding must not make three epochs four.
+        epochs = int(amount) + extra if is_whole else math.ceil(wanted / once)
+        whole = replace(batching, epochs=max(1, epochs))
         if not whole.steps(count):
             whole = replace(whole, keep_partial=True)
         most = whole.steps(count)
-        if not self._in_steps and amount == int(amount):
+        if is_whole and epochs:
             return whole, most
         return whole, min(most, max(1, math.floor(wanted + 0.5)))
 

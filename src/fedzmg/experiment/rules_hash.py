@@ -22,8 +22,10 @@ from typing import Any
 
 from fedzmg.aggregators import AGGREGATORS, table_of
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.contract import Aggregator, Algorithm, chain
+from fedzmg.algorithms.parts import PartsClient, PartsServer
+from fedzmg.contract import Algorithm, chain
 from fedzmg.errors import InputError
+from fedzmg.federation import Federation
 from fedzmg.plugins import Origin
 from fedzmg.storage.formats import read_json
 from fedzmg.storage.reading import files_below
@@ -36,24 +38,33 @@ PLUGINS = "plugins"
 """Manifest key of files and hashes by name; there is none if all code is of this package."""
 
 
-def rules_sha256(algorithm: Algorithm) -> str | None:
-    """Hash an algorithm's rules; None if a source cannot be read, as at a prompt."""
-    merged = chain(algorithm.aggregator) if algorithm.aggregator is not None else []
-    rules = (*chain(algorithm.client), *chain(algorithm.server), *merged)
-    return _hash(tuple(type(rule) for rule in rules))
+def rules_sha256(
+    algorithm: Algorithm, task: Task | None = None, federation: Federation | None = None
+) -> str | None:
+    """Hash an algorithm's rules; None if a source cannot be read, as at a prompt.
+
+    The parts of a task and the aggregator of a federation count like the algorithm's own.
+    """
+    merged = algorithm.aggregator or (federation and federation.aggregator)
+    rules = [*chain(algorithm.client), *chain(algorithm.server), *(chain(merged) if merged else ())]
+    has_parts = algorithm.parts or (task and task.parts)
+    parts = (PartsClient, PartsServer) if has_parts else ()
+    return _hash((*(type(rule) for rule in rules), *parts))
 
 
 def code_facts(
-    task: Task, algorithms: Iterable[Algorithm], aggregator: Aggregator | None = None
+    task: Task, algorithms: Iterable[Algorithm], federation: Federation
 ) -> dict[str, Any]:
     """Return what a manifest records of code: the hash of rules, and files outside the package."""
     trained = list(algorithms)
-    merged = [] if aggregator is None else [table_of(aggregator)["name"]]
-    names = dict.fromkeys([*(algorithm.name for algorithm in trained), *merged, task.name])
+    merged = federation.aggregator
+    used = [] if merged is None else [table_of(merged)["name"]]
+    names = dict.fromkeys([*(algorithm.name for algorithm in trained), *used, task.name])
     known = _origins()
     plugins = {name: known[name].as_dict() for name in names if name in known}
     # Trials of a pack differ in numbers only.
-    return {FACT: rules_sha256(trained[0]), **({PLUGINS: plugins} if plugins else {})}
+    rules = rules_sha256(trained[0], task, federation)
+    return {FACT: rules, **({PLUGINS: plugins} if plugins else {})}
 
 
 def _origins() -> dict[str, Origin]:
@@ -62,6 +73,8 @@ def _origins() -> dict[str, Origin]:
 
 def say_changed(
     trained: Iterable[tuple[str, Algorithm, Path]],
+    task: Task,
+    federation: Federation,
     out: Path,
     say: Callable[[str], None],
     remedy: str = "choose another --out",
@@ -73,7 +86,7 @@ def say_changed(
     """
     changed, files = [], []
     for name, algorithm, directory in trained:
-        path, now = directory / "manifest.json", rules_sha256(algorithm)
+        path, now = directory / "manifest.json", rules_sha256(algorithm, task, federation)
         manifest = read_json(path) if path.is_file() else {}
         then = manifest.get(FACT)
         if None not in (then, now) and then != now:

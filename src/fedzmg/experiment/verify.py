@@ -192,7 +192,8 @@ def _verify_pack(
     trials = [spec.resolve(plain, n).trial for spec, n in zip(specs, names, strict=True)]
     algorithm = trials[0].algorithm
     trained = [(algorithm.name, algorithm, pack[0].path)]
-    say_changed(trained, Path(pack[0].name), say, EXPECTED)
+    federation = specs[0].federation.build()
+    say_changed(trained, plain, federation, Path(pack[0].name), say, EXPECTED)
     notes: list[str] = []
     logged = max(round_ for run in pack for round_ in run.rows)
     last = min(wanted, plain.protocol.rounds, logged)
@@ -220,9 +221,8 @@ def _verify_grid(
         if not logged:
             raise InputError(f"{path} has no finished round yet: nothing can be compared")
         say(f"{name}, {len(trials)} trials: first rounds")
-        say_changed(
-            [(name, built(spec, name, task, trials[:1])[0].algorithm, path)], root, say, EXPECTED
-        )
+        trained = [(name, built(spec, name, task, trials[:1])[0].algorithm, path)]
+        say_changed(trained, task, spec.federation.build(), root, say, EXPECTED)
         kept = _Kept(path, name, facts, {key: json_words(row) for key, row in rows.items()})
         notes, now, repeated = list[str](), dict[str, Any](), dict[Any, Mapping[str, Any]]()
         if len(logged) < wanted:

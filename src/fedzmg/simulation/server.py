@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedzmg.algorithms.parts import travelling
@@ -18,7 +18,7 @@ from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
 from fedzmg.federation import Federation
-from fedzmg.messages import Cohort, Rows
+from fedzmg.messages import Cohort
 from fedzmg.seeds import key
 from fedzmg.simulation.trial import PackedRule, Trial
 from fedzmg.tasks.task import Task
@@ -71,8 +71,9 @@ class ServerSide(NamedTuple):
         algorithms = [_with_aggregator(trial.algorithm, federation) for trial in trials]
         first, packed = algorithms[0], None
         if first.aggregator is not None and not first.aggregator.streams:
-            name = type(first.aggregator).__name__
-            first.aggregator.check_cohort(task.protocol.cohort)
+            name, planned = type(first.aggregator).__name__, task.protocol.cohort
+            most = federation.participation.most_clients(planned, planned)
+            first.aggregator.check_cohort(most)
             if rule.rule.own_weights:
                 raise InputError(
                     f"{first.name} weights updates itself, which {name} does not use: leave "
@@ -109,8 +110,17 @@ class ServerSide(NamedTuple):
 
     def merger(self, batches: list[ClientBatch], old: Snapshot) -> Merger:
         """Make the merger of a round."""
-        weigh = functools.partial(self.rule.map, _weigh, old.state)
-        return Merger(
+
+        def weigh(clients: Tensor, weights: Tensor) -> Any:
+            width = clients.shape[1]
+
+            def one(rule: Any, rows: tuple[Tensor, Tensor], state: State) -> Tensor:
+                found: Tensor = rule.weigh(state, *rows)
+                return F.pad(found, (0, width - len(found)))
+
+            return _by_cohort(self.rule, one, merger, (clients, weights), old.state)
+
+        merger = Merger(
             batches,
             len(self.seeds),
             by_examples=self.by_examples,
@@ -119,6 +129,7 @@ class ServerSide(NamedTuple):
             fewest=self.fewest,
             by_client="client" in self.rule.rule.needs,
         )
+        return merger
 
     def next_snapshot(self, merger: Merger, round_: int, stamp: Tensor, old: Snapshot) -> Snapshot:
         """Apply the server step; a trial that lost every upload, or diverged, keeps its state."""
@@ -130,12 +141,16 @@ class ServerSide(NamedTuple):
         if self.aggregator is not None:
             delta, merging = _aggregate(self.aggregator, merger, old.aggregator)
         cohort, sums = merger.cohort(self.population, stamp, keys, delta), merger.sums
-        # Every field costs the map a few microseconds: absent ones at the end are left out.
-        absent = isinstance(cohort.valid, tuple) and isinstance(keys, tuple)
-        known = cohort[:6] if absent else tuple(cohort)
-        params, state = self.rule.map(
-            lambda rule, p, s, c: rule.update(p, s, Cohort(*c)), old.params, old.state, known
-        )
+        if isinstance(cohort.valid, Tensor):
+            rows = cohort.each, cohort.valid, cohort.clients
+            own = old.params, old.state, cohort._replace(each=(), valid=(), clients=())
+            params, state = _by_cohort(self.rule, _update, merger, rows, *own)
+        else:
+            # Every field costs the map a few microseconds: absent ones at the end are left out.
+            known = cohort[:6] if isinstance(keys, tuple) else tuple(cohort)
+            params, state = self.rule.map(
+                lambda rule, p, s, c: rule.update(p, s, Cohort(*c)), old.params, old.state, known
+            )
         moves = old.alive & (sums.clients > 0)
 
         def pick(new: Tensor, before: Tensor) -> Tensor:
@@ -170,24 +185,35 @@ def _with_aggregator(algorithm: Algorithm, federation: Federation) -> Algorithm:
     return replace(algorithm, aggregator=own or chosen)
 
 
-def _weigh(rule: Any, state: State, clients: Tensor, weights: Tensor) -> Any:
-    return rule.weigh(state, clients, weights)
+def _update(rule: Any, rows: Any, params: Tree, state: State, cohort: Cohort) -> Any:
+    each, valid, clients = rows
+    return rule.update(params, state, cohort._replace(each=each, valid=valid, clients=clients))
+
+
+def _by_cohort(
+    packed: PackedRule, function: Callable[..., Any], merger: Merger, rows: Any, *own: Any
+) -> Any:
+    """Map ``function(rule, rows, *own)`` over trials, each with the rows of its own cohort.
+
+    Padding up to the widest cohort of the pack would change the order of sums.
+    """
+    sizes, parts = merger.cohort_sizes(), []
+    step = TOGETHER if merger.sums.weight.is_cuda else 1
+    for first in range(0, len(sizes), step):
+        chosen = slice(first, first + step)
+        widest = max(1, *sizes[chosen])
+        numbers, shown, others = row((packed.numbers, rows, own), chosen)
+        shown = tree_map(lambda leaf, width=widest: leaf[:, :width], shown)
+        parts.append(PackedRule(packed.rule, numbers).map(function, shown, *others))
+    return tree_map(lambda *found: torch.cat(found), parts[0], *parts[1:])
 
 
 def _aggregate(aggregator: PackedRule, merger: Merger, state: State) -> tuple[Tensor, State]:
     """Merge the updates of every trial by an aggregator."""
-    rows, sizes = merger.rows(), merger.cohort_sizes()
-    step = TOGETHER if rows.deltas.is_cuda else 1
-    parts = []
-    for first in range(0, len(sizes), step):
-        chosen = slice(first, first + step)
-        numbers, own, before = row((aggregator.numbers, rows, state), chosen)
-        # Padding up to the widest cohort of the pack would change the order of sums.
-        widest = max(1, *sizes[chosen])
-        shown = Rows(own.deltas[:, :widest], own.weights[:, :widest])
-        part = PackedRule(aggregator.rule, numbers)
-        parts.append(part.map(lambda rule, r, s: rule.aggregate(r, s), shown, before))
-    deltas, after = tree_map(lambda *own: torch.cat(own), parts[0], *parts[1:])
+    rows = merger.rows()
+    deltas, after = _by_cohort(
+        aggregator, lambda rule, r, s: rule.aggregate(r, s), merger, rows, state
+    )
     return deltas.to(rows.deltas.dtype), after
 
 

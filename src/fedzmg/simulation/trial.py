@@ -18,7 +18,9 @@ from fedzmg.contract import Algorithm, AlgorithmInfo, map_rule, numbers, structu
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
 
-_KEYWORD, _KEY = re.compile(r"^(client|server)_"), re.compile(r"\b(client|server)\.(?=\w)")
+_KEYWORD, _KEY = (
+    re.compile(p) for p in (r"^(client|server|parts)_", r"\b(client|server|parts)\.(?=\w)")
+)
 """Prefixes of an option: as a keyword, and everywhere else."""
 
 

@@ -217,6 +217,7 @@ class Task:
             digest.update(column.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         names = [getattr(f, "__qualname__", repr(f)) for f in (self.loss, self.prepare, self.init)]
         names += [self.metric.name, repr(self.model.module), repr(dict(self.model.layout))]
+        names += [repr(self.parts)] if self.parts else []
         # Memory addresses in a repr differ between processes.
         digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", "\x1f".join(names)).encode())
         return digest.hexdigest()

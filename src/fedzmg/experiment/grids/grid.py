@@ -82,7 +82,7 @@ def run_grid(
             known_facts(inner, task)
             [trial] = built(spec, name, task, trials_of(spec, name)[:1])
             trained.append((spec.shown(name), trial.algorithm, inner))
-        say_changed(trained, out, progress.say)
+        say_changed(trained, task, spec.federation.build(), out, progress.say)
         for name, inner in folders.items():
             if not (inner / "scores.json").is_file():
                 Search(spec, name, task, inner, progress, end, seconds, held, reporting).run()

@@ -10,7 +10,7 @@ from fedzmg.algorithms import ALGORITHMS
 from fedzmg.algorithms.options import known_options
 from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.errors import InputError, brief, unknown
-from fedzmg.experiment.specs.run import by_side
+from fedzmg.experiment.specs.run import SIDES, by_side
 
 EXAMPLE = '["fedavg", my_algorithm] or {"heavy": ("fedavg", {"client.momentum": 0.9})}'
 Chosen = Algorithm | AlgorithmInfo | str
@@ -75,7 +75,7 @@ def _base_and_options(name: str, value: Any) -> tuple[Any, Mapping[str, Any]]:
     if not isinstance(options, Mapping):
         raise InputError(f"algorithms, {name}: {brief(options)}: expected options, {EXAMPLE}")
     for key in options:
-        if key != "weights" and not str(key).startswith(("client.", "server.")):
+        if key != "weights" and str(key).partition(".")[0] not in SIDES:
             known = known_options(registry.get(base)) if isinstance(base, str) else ()
             raise unknown(f"option of {name}", str(key), known)
     return base, options

@@ -81,7 +81,7 @@ def run_study(
                 for n in runs
                 for run, path in zip(runs[n], paths[n], strict=True)
             )
-            say_changed(trained, out, progress.say)
+            say_changed(trained, task, spec.federation.build(), out, progress.say)
         for label, names in together.items():
             found = run_pack(
                 task,
