@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -75,9 +75,12 @@ def fedzmg(
 def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process of its own for plugin files."""
     from fedzmg import plugins
+    from fedzmg.aggregators import AGGREGATORS
     from fedzmg.algorithms import ALGORITHMS
 
     monkeypatch.setattr(plugins, "_PLUGINS", {})
-    before = dict(ALGORITHMS.data), dict(ALGORITHMS.origins)
+    tables: list[Any] = [AGGREGATORS, ALGORITHMS]
+    before = [(dict(table.data), dict(table.origins)) for table in tables]
     yield
-    ALGORITHMS.data, ALGORITHMS.origins = before
+    for table, (data, origins) in zip(tables, before, strict=True):
+        table.data, table.origins = data, origins

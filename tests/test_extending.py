@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from itertools import permutations
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from fedzmg.testing import PROPERTIES, check
 pytestmark = pytest.mark.usefixtures("forget_plugins")
 TEXT = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-NOVA, SCRIPT, *OTHERS = BLOCKS
+NOVA, *OTHERS = BLOCKS
 
 
 def algorithms(block: str, path: Path) -> list[object]:
@@ -54,9 +53,7 @@ def test_every_property_and_declaration_is_documented() -> None:
     assert named("AlgorithmInfo") == set(AlgorithmInfo.__dataclass_fields__)
 
 
-def test_fednova_runs_from_a_file_of_ones_own_and_agrees_with_numpy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fednova_runs_from_a_file_of_ones_own_and_agrees_with_numpy(tmp_path: Path) -> None:
     assert len(NOVA.splitlines()) <= 45
     [info] = algorithms(NOVA, tmp_path / "my_fednova.py")
     assert isinstance(info, AlgorithmInfo)
@@ -83,16 +80,12 @@ def test_fednova_runs_from_a_file_of_ones_own_and_agrees_with_numpy(
         for order in permutations(range(1, 6))
     ]
     assert min(np.abs(found - e).max() for e in expected) < 1e-12
-    monkeypatch.syspath_prepend(str(tmp_path))
-    exec(SCRIPT, {})
-    monkeypatch.delitem(sys.modules, "my_fednova")
-    assert re.fullmatch(r"my-fednova 0\.\d+\nfedavg 0\.\d+\n", capsys.readouterr().out)
 
 
 QUICK = [name for name in PROPERTIES if name != "compiled step"]
 
 
-@pytest.mark.parametrize("block", [NOVA, *OTHERS], ids=["fednova", "noise", "head"])
+@pytest.mark.parametrize("block", [NOVA, *OTHERS], ids=["fednova", "trim", "head"])
 def test_examples_keep_the_contract(block: str, tmp_path: Path) -> None:
     [example] = algorithms(block, tmp_path / "mine.py")
     result = check(example, only=QUICK)  # type: ignore[arg-type]

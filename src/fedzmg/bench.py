@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedzmg.algorithms.parts import fit
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
 from fedzmg.messages import ClientContext, FullPass
@@ -117,7 +118,7 @@ def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
             loss = task.objective.train(tracked, batch)
         torch.autograd.grad(loss, list(tracked.values()), allow_unused=True)
     model = num_bytes(params)
-    fitted = algorithm.for_layout(task.model.layout, len(task.train))
+    fitted = fit(algorithm, task.model.layout, task.parts, len(task.train))
     rule, server = fitted.client, fitted.server
     shared = server.share(server.init(params))
     context = ClientContext(

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -348,8 +348,15 @@ def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
         raise InputError(f"{side} = {shown}: expected a {kind.__name__}, such as {example}")
     # @dataclass replaces a field that number(...) or choice(...) declared by its default.
     undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
-    if undone or not dataclasses.is_dataclass(rule):
-        raise InputError(f"{name} is not a dataclass: put @dataclass(frozen=True) above the class")
+    made = getattr(rule, "__dataclass_params__", None)
+    if undone or not dataclasses.is_dataclass(rule) or not (made and made.frozen):
+        raise InputError(
+            f"{name} is not a frozen dataclass: put @dataclass(frozen=True) above the class"
+        )
+    known = [*get_args(Need)] if kind is ClientRule else ["client", "key"]
+    for need in getattr(rule, "needs", ()):
+        if need not in known:
+            raise unknown(f"value in {name}.needs", str(need), known)
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):

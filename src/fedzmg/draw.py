@@ -37,6 +37,8 @@ def normal(key: Tensor, like: T) -> T:
 
 
 def _each(key: Tensor, like: T, draw: Callable[[Tensor, int, Tensor], Tensor]) -> T:
+    if not isinstance(key, Tensor):
+        raise TypeError(f"key = {key!r}: add needs = frozenset({{'key'}}) to the rule")
     if isinstance(like, Tensor):
         return draw(key, 0, like).to(like.dtype)
     named = enumerate(like.items())

@@ -236,7 +236,13 @@ class Registry(UserDict[str, T]):
             raise InputError(
                 f"unknown {self.kind} {name!r}: name its file with --plugin {found[0]}"
             )
-        raise unknown(self.kind, str(name), [*self.data, *self.installed], "fedzmg list")
+        listing = "fedzmg list --aggregators" if self.kind == "aggregator" else "fedzmg list"
+        error = unknown(self.kind, str(name), [*self.data, *self.installed], listing)
+        if self.origins:
+            raise error
+        files, listed = ", ".join(_PLUGINS), f"{self.kind}s".upper()
+        more = f"{files} lists no {listed}" if files else "--plugin FILE.py loads your own"
+        raise InputError(f"{error}; {more}")
 
     def take(
         self, value: Any, origin: Origin | None, module: ModuleType | None = None, name: str = ""

@@ -83,6 +83,8 @@ class Rule:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             limits, words = field.metadata.get("number"), field.metadata.get("words")
             value = getattr(self, field.name)
+            if limits is not None and isinstance(value, Tensor):
+                continue
             if words is not None and value not in words:
                 raise unknown(field.name, str(value), words)
             absent = value is None and field.default is None
@@ -93,7 +95,7 @@ class Rule:
                 raise InputError(
                     f"{field.name} = {value!r}: expected a whole number of at least {low}"
                 )
-            if limits is None or absent or isinstance(value, Tensor):
+            if limits is None or absent:
                 continue
             if isinstance(value, Real) and not isinstance(value, bool):
                 # NumPy numbers become Python numbers: options are compared, shown and stored.

@@ -30,8 +30,8 @@ from fedzmg.algorithms import (
     Scaffold,
     ZeroMean,
 )
+from fedzmg.algorithms.ditto import OwnModel
 from fedzmg.algorithms.fedmuon import newton_schulz, polar
-from fedzmg.algorithms.moon import OwnModel
 from fedzmg.algorithms.options import configure
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError
@@ -211,7 +211,7 @@ def test_contrast_and_its_gradient() -> None:
     assert not by_features.any()
 
 
-# Degenerate cases: pairs of algorithms that train the same models.
+# Whole federations.
 
 
 def network() -> nn.Module:
@@ -224,53 +224,6 @@ def classes(module: nn.Module | None = None, count: int = 3, **settings: Any) ->
     sizes = [9, 5, 7]
     made_of = {"inputs": 5, "classes": count, "seed": 3}
     return random_task(module or network(), sizes, **made_of, **protocol)
-
-
-def every_class_equally() -> fedzmg.Task:
-    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(4))
-    y, owners = torch.arange(12) % 3, [i // 6 for i in range(12)]
-    return fedzmg.Task.from_arrays(network(), x, y, owners, test=(x, y), cohort=2, batch_size=4)
-
-
-two_classes = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
-P2_TASK, CLASSES = quadratic_task(P2), classes()
-FEDAVG, FEDDYN = named("fedavg"), named("feddyn", client_alpha=0.5)
-HALF = {"client_lam": 2.0}
-SAME: dict[str, tuple[fedzmg.Task, Algorithm, Algorithm]] = {
-    "FedSAM, rho 0": (CLASSES, named("fedsam", client_rho=0.0), FEDAVG),
-    "MoFedSAM, rho 0": (CLASSES, named("mofedsam", client_rho=0.0), named("fedcm")),
-    "MoFedSAM, alpha 1": (
-        CLASSES,
-        named("mofedsam", client_alpha=1.0),
-        named("fedsam", weights="uniform"),
-    ),
-    "FedSpeed, no alpha": (P2_TASK, named("fedspeed", client_alpha=None, **HALF), FEDDYN),
-    "FedSpeed, alpha 0": (P2_TASK, named("fedspeed", client_alpha=0.0, **HALF), FEDDYN),
-    "FedSpeed, rho 0": (P2_TASK, named("fedspeed", client_rho=0.0, **HALF), FEDDYN),
-    "FedSpeed, all present": (P2_TASK, named("fedspeed"), named("fedspeed:all")),
-    "FedSpeed, some present": (
-        classes(cohort=2),
-        named("fedspeed:all", client_alpha=None, **HALF),
-        FEDDYN,
-    ),
-    "MOON, mu 0": (CLASSES, named("moon", client_mu=0.0), FEDAVG),
-    "FedLC, tau 0": (CLASSES, named("fedlc", client_tau=0.0, client_absent="counted"), FEDAVG),
-    "FedLC, equal counts": (every_class_equally(), named("fedlc", client_tau=0.7), FEDAVG),
-    "FedNTD, beta 0": (CLASSES, named("fedntd", client_beta=0.0), FEDAVG),
-    "FedNTD, two classes": (classes(two_classes, 2), named("fedntd"), FEDAVG),
-    "FedNTD, one step": (classes(batch_size=9, epochs=1), named("fedntd"), FEDAVG),
-}
-
-
-@pytest.mark.parametrize("case", SAME)
-def test_degenerate_cases(case: str) -> None:
-    task, left, right = SAME[case]
-    found = [models(task, algorithm, engine="vectorized", rounds=3) for algorithm in (left, right)]
-    for a, b in zip(*found, strict=True):
-        for name, leaf in b.items():
-            close(a[name], leaf, 1e-12)
-    start = task.model.params()
-    assert max(float((found[0][-1][n] - leaf).abs().max()) for n, leaf in start.items()) > 1e-3
 
 
 NAMES = ["fedsam", "mofedsam", "fedspeed", "fedspeed:all", "fedmuon", "fedmuon:local"]

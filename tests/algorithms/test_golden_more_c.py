@@ -170,3 +170,23 @@ def test_clients_are_evaluated_with_their_own_models(engine: Any) -> None:
             found = getattr(sim.evaluate_clients()[0], of)
             wanted = [loss(client, expected[key][client]) for client in P2["n"]]
             np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
+
+
+def test_meta_learned_models_are_fine_tuned_at_the_inner_rate() -> None:
+    problem = task(0.0, 4)
+    problem = replace(problem, protocol=replace(problem.protocol, fine_tune=1))
+    rule = algorithms.get("perfedavg").with_options({"client.lr": 0.1, "client.alpha": 0.03})
+    sim = Simulation(
+        problem,
+        [Trial(rule)],
+        rounds=1,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+        engine="vectorized",
+    )
+    sim.run_round()
+    model, tuned = vector(row(sim.snapshot.params, 0)), sim.evaluate_clients()[0].tuned
+    for client, found in zip(P2["n"], tuned, strict=True):
+        curvature, centre = np.array(P2["H"][client]), np.array(P2["c"][client])
+        apart = (1 - 0.03 * curvature) * (model - centre)
+        np.testing.assert_allclose(found, 0.5 * (curvature * apart**2).sum(), rtol=0, atol=1e-9)

@@ -230,8 +230,8 @@ def test_invalid_schedules_are_rejected(
 @cache
 def task() -> Task:
     return random_task(
-        nn.Linear(6, 4), [3, 9, 5, 14, 6], inputs=6, classes=4, seed=5, shift=0.5, batch_size=4,
-        epochs=2, cohort=3, rounds=4,
+        nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 4)), [3, 9, 5, 14, 6],
+        inputs=6, classes=4, seed=5, shift=0.5, batch_size=4, epochs=2, cohort=3, rounds=4,
     )  # fmt: skip
 
 
@@ -278,23 +278,35 @@ def test_scheduled_server_equals_learning_rates_set_by_hand() -> None:
 
 
 FAMILIES = (
-    "adabest", "afl", "fedadap", "fedcada", "fedcm", "feddc", "feddyn", "fedexp", "fedgbo",
-    "fedlion", "fednova", "fedprox:adaptive", "fedzmg", "mfl", "mimelite", "qfedavg", "scaffold",
+    "adabest", "afl", "apfl", "ditto", "fedacg", "fedadap", "fedala", "fedbabu", "fedcada", "fedcm",
+    "feddc", "feddyn", "fedexp", "fedgbo", "fedlc", "fedlion", "fedmuon", "fedmuon:local",
+    "fednova", "fedntd", "fedper", "fedprox:adaptive", "fedrep", "fedsam", "fedspeed",
+    "fedspeed:all", "fedzmg", "mfl", "mimelite", "mofedsam:cold-start", "moon", "perfedavg",
+    "perfedavg:hf", "pfedme", "qfedavg", "scaffold",
 )  # fmt: skip
 """An algorithm for every client rule."""
+NEUTRAL = {
+    "client.clip_norm": 1e6,
+    "client.clip_value": 1e6,
+    "client.schedule": "constant",
+    "server.decay": 0.0,
+    "server.schedule": "constant",
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_bounds_that_are_never_reached_change_nothing(name: str) -> None:
+def test_neutral_wrappers_change_nothing_or_are_refused_in_one_line(name: str) -> None:
     plain = algorithms.get(name)
-    wide = {"client.clip_norm": 1e6, "client.clip_value": 1e6}
-    if any("clip" in rule.incompatible for rule in chain(plain.client)):
-        with pytest.raises(InputError, match="around"):
-            configure(plain, wide)
-        return
+    fitting = {key: NEUTRAL[key] for key in wrapper_options(plain) if key in NEUTRAL}
+    for key in NEUTRAL.keys() - fitting.keys():
+        with pytest.raises(InputError, match=name) as caught:
+            configure(plain, {key: NEUTRAL[key]})
+        assert "\n" not in str(caught.value)
+    refused = any("clip" in rule.incompatible for rule in chain(plain.client))
+    assert ("client.clip_norm" in fitting) is not refused
     [bare] = run([Trial(plain)], "vectorized", rounds=2)
-    [clipped] = run([Trial(configure(plain, wide))], "vectorized", rounds=2)
-    assert all(torch.equal(bare[n], clipped[n]) for n in bare)
+    [inside] = run([Trial(configure(plain, fitting))], "vectorized", rounds=2)
+    assert all(torch.equal(bare[n], inside[n]) for n in bare)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

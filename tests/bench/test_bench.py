@@ -33,11 +33,13 @@ def test_bytes_grow_with_the_state_of_a_rule() -> None:
     assert plain >= 6 * model
 
 
-def test_operations_of_a_dense_layer_with_every_algorithm() -> None:
-    """Forward, and the gradient of the weights; the inputs need none."""
-    task = dense(10, 4, batch=8)
+def test_operations_of_two_dense_layers_with_every_algorithm() -> None:
+    """Forward, and the gradients of the weights and of hidden units; the inputs need none."""
+    net = nn.Sequential(nn.Linear(10, 4), nn.Linear(4, 3))
+    task = random_task(net, (8, 8), inputs=10, classes=3, cohort=2, batch_size=8)
     for name in algorithms.ALGORITHMS:
-        assert step_cost(task, algorithms.get(name))[0] == 2 * (2 * 8 * 10 * 4), name
+        products = 2 * (10 * 4 + 4 * 3) + 4 * 3
+        assert step_cost(task, algorithms.get(name))[0] == 2 * 8 * products, name
 
 
 def test_the_papers_models_have_the_operations_of_their_layers() -> None:

@@ -43,14 +43,25 @@ def rule_types(name: str) -> tuple[Any, ...]:
     )
 
 
-FIRST = {rule_types(name): name for name in reversed(NAMES)}
+def covering() -> list[str]:
+    """Choose rows that together have every type of rule."""
+    seen: set[Any] = set()
+    chosen = []
+    for name in ("fedavg", "fedzmg", *NAMES):
+        if not seen.issuperset(rule_types(name)):
+            seen.update(rule_types(name))
+            chosen.append(name)
+    return chosen
+
+
+OFTEN = covering()
 TRACED = ("wrapped clients",)
 """Traced in every run: projection and wrappers; the rest with ``-m slow``."""
 
 
 def row(name: str, prop: str) -> Any:
-    """Mark variants that differ in options alone, and most compilations: ``-m slow``."""
-    often = name in (TRACED if prop == "compiled step" else FIRST.values())
+    """Mark other combinations of the same rules, and most compilations: ``-m slow``."""
+    often = name in (TRACED if prop == "compiled step" else OFTEN)
     return pytest.param(name, prop, marks=() if often else pytest.mark.slow)
 
 

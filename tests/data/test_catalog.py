@@ -128,6 +128,11 @@ def test_files_are_imported_and_mapped(tiny: Source, pair: list[Path], tmp_path:
         hashlib.sha256(p.read_bytes()).hexdigest() for p in pair
     }
     assert not (cache / "tmp" / "tiny").exists()
+    home = made.path.parent
+    (home / "data-0123456789ab" / "train").mkdir(parents=True)
+    (home / ".set.json.0123abcd").write_bytes(b"{")
+    assert catalog.import_files("tiny", pair, cache).fingerprint == made.fingerprint
+    assert {path.name for path in home.iterdir()} == {"set.json", made.path.name}
 
 
 @pytest.mark.parametrize("how", ["reversed", "folder", "tar.bz2", "zip", "bz2"])
@@ -417,16 +422,6 @@ def test_a_failure_keeps_the_version_that_was_there(
     assert left(cache) == before
     assert catalog.load("tiny", cache).fingerprint == first.fingerprint
     assert left(tmp_path / "new") == ["sets"]
-
-
-@pytest.mark.usefixtures("tiny")
-def test_next_start_removes_parts_of_a_killed_one(pair: list[Path], tmp_path: Path) -> None:
-    made = catalog.import_files("tiny", pair, tmp_path)
-    home = made.path.parent
-    (home / "data-0123456789ab" / "train").mkdir(parents=True)
-    (home / ".set.json.0123abcd").write_bytes(b"{")
-    assert catalog.import_files("tiny", pair, tmp_path).fingerprint == made.fingerprint
-    assert {path.name for path in home.iterdir()} == {"set.json", made.path.name}
 
 
 def test_damage_is_reported_and_repaired(mirror: Path, pair: list[Path], tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
-from fedzmg.experiment.specs.run import RunSpec, parse_settings
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.strict import parse_settings
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.verify import verify
 from fedzmg.report.html.sections import of_studies

@@ -17,7 +17,8 @@ from fedzmg.experiment.estimate import estimate
 from fedzmg.experiment.specs import files as spec_files
 from fedzmg.experiment.specs.files import GridSpec, StudySpec, schema
 from fedzmg.experiment.specs.plan import PAPER_RATES
-from fedzmg.experiment.specs.run import RunSpec, parse_settings
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.strict import parse_settings
 from fedzmg.experiment.specs.variants import algorithm_names
 from fedzmg.tasks.task import LARGEST
 from fedzmg.terminal import views

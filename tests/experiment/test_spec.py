@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
-from fedzmg.experiment.specs.run import RunSpec, Value, parse_settings
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.specs.strict import Value, parse_settings
 
 DIGITS = tasks.get("digits")
 

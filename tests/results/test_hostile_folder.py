@@ -23,7 +23,7 @@ from fedzmg.experiment import keep as keeping
 from fedzmg.experiment.grids.grid import run_grid
 from fedzmg.experiment.run_directory import change_manifest
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
-from fedzmg.experiment.specs.run import toml
+from fedzmg.experiment.specs.strict import toml
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.report import figures
 from fedzmg.storage import lock, reading

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedzmg import Algorithm, InputError, Task, Tree, Trial, simulate
+from fedzmg import Algorithm, InputError, Task, Tree, Trial, draw, simulate
 from fedzmg.algorithms import SGD, Average, Prox, ZeroMean
 from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import ClientRule, Number, ServerRule, number
@@ -47,6 +47,8 @@ class Own(ServerRule):
 def rule(base: type, name: str, **methods: Any) -> Any:
     """Make a rule class of a name with other methods."""
     for method, function in methods.items():
+        if method == "needs":
+            continue
         function.__code__ = function.__code__.replace(co_name=method)
     return dataclass(frozen=True)(type(name, (base,), methods))
 
@@ -96,6 +98,13 @@ CLIENTS = {
         r"SendsOnly.finish returned Upload\(a Tree of .*\): ",
     client("Forgets", finish=lambda self, c, params, *_: (Upload(c.params - params), params)):
         r"Forgets.finish returned \(Upload.*, a Tree .*\): expected \(Upload.*, \(\)\)",
+    client("SendsNone", finish=lambda self, c, p, *_: (Upload(c.params - p, None), c.memory)):
+        r"SendsNone.finish returned \(None, .*\): .*\(\) for nothing",
+    client("LacksKey", begin=lambda self, context, _: context.key):
+        r"LacksKey.begin: .*needs = frozenset\({'key'}\)",
+    client("DrawsOnly", needs=frozenset({"client"}),
+           begin=lambda self, c, _: draw.normal(c.key, c.params)):
+        r"DrawsOnly.begin: .*needs = frozenset\({'key'}\)",
     ZeroMean(Prox(without_state)): r"WithoutState.step returned a Tree",
     ZeroMean(misspells): r"Misspells.step: AttributeError",
     around(SGD()): r"Around.step: ",
@@ -129,6 +138,37 @@ def test_mistake_of_a_client_rule_is_named(mistaken: ClientRule) -> None:
     assert "\n" not in str(error.value)
 
 
+@dataclass(frozen=True)
+class Bytes(Mine):
+    def wire(self, upload: Upload) -> int:
+        return sum(leaf.numel() for leaf in upload.delta.values())
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_bytes_on_the_wire_are_those_of_one_upload(engine: Any) -> None:
+    trials = [Trial(Algorithm("mine", Bytes(), Average(), "uniform"), seed) for seed in (0, 1)]
+    for history in simulate(task(), trials, engine=engine):
+        assert history.records[0].bytes_up == 2 * 15  # two clients, twelve weights and three biases
+
+
+def test_rules_that_cannot_be_used_are_refused_at_once() -> None:
+    for wrong, named in (
+        (client("Asks", needs=frozenset({"keys"})), r"Asks.needs 'keys': .*'key'"),
+        (rule(Own, "Asks", needs=frozenset({"steps"}))(), "Asks.needs 'steps'"),
+    ):
+        sides = (Mine(), wrong) if isinstance(wrong, Own) else (wrong, Own())
+        with pytest.raises(InputError, match=named):
+            Algorithm("mine", *sides)
+
+    @dataclass
+    class Thawed(ClientRule):
+        def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
+            return params, scratch
+
+    with pytest.raises(InputError, match=r"Thawed .*frozen=True"):
+        Algorithm("mine", Thawed(), Own())
+
+
 SERVERS = {
     rule(Own, "Forgets", update=lambda self, params, state, cohort: params)():
         r"Forgets.update returned a Tree of weight, bias: ",
@@ -137,6 +177,8 @@ SERVERS = {
         r"Grows.update returned \(a Tree .*, \(a tensor .*\)\): .*, a tensor of shape \(\)\)",
     rule(Own, "Expects", update=lambda self, params, state, cohort: (*cohort.average, state)[5])():
         r"Expects.update: IndexError",
+    rule(Own, "Misnames", update=lambda self, params, state, cohort: (cohort.deltas, state))():
+        r"Misnames.update: unknown field of Cohort 'deltas': .*'delta'",
     rule(Own, "Counts", init=lambda self, params: 0)(): r"Counts.init returned a int: ",
 }  # fmt: skip
 

@@ -77,12 +77,10 @@ _BUILT_IN = {
 
 def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, AggregatorInfo]:
     """Make an entry of an aggregator; its class gives the name: ``MyMean`` is ``my_mean``."""
+    check_rule("aggregator", getattr(value, "aggregator", value), Aggregator)
     if isinstance(value, Aggregator):
         summary = inspect.getdoc(type(value)) or ""
         value = AggregatorInfo(value, summary.partition("\n")[0], "")
-    if not isinstance(value, AggregatorInfo):
-        raise InputError(f"{value!r:.80}: expected an Aggregator, or an AggregatorInfo")
-    check_rule("aggregator", value.aggregator, Aggregator)
     own = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(value.aggregator).__name__).lower()
     return name or own, value
 

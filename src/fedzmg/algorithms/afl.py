@@ -4,9 +4,10 @@ The objective is ``min_w max_lambda sum_k lambda_k F_k(w)`` over mixtures lambda
 clients. With ``S`` the cohort, ``F_k`` the mean loss of client k over all its data at the model it
 received, and ``lambda_k = 1 / N`` at first::
 
-    client:  w_k <- w_k - lr g
-    server:  w        <- w - server_lr mean over S of (w - w_k), weighted by lambda_k
-             lambda_k <- lambda_k + mixture_lr F_k  for k in S, then the nearest mixture
+    client:  w_k      <- w_k - lr g
+    server:  w        <- w - server_lr mean over S of (w - w_k), weights lambda_k
+             lambda_k <- lambda_k + mixture_lr F_k         for k in S
+             lambda   <- nearest mixture to lambda
 
 The step uses the lambda before its change. ``server.rule = "exponential"`` multiplies lambda_k by
 ``exp(mixture_lr F_k)`` and normalises instead, so that no entry ever becomes zero.
@@ -129,7 +130,8 @@ class Agnostic(ServerRule):
         if self.rule == "project":
             mixture = nearest_mixture(mixture.scatter_add(0, cohort.clients, gain))
         else:
-            mixture = mixture.log().scatter_add(0, cohort.clients, gain).softmax(0)
+            least = torch.finfo(mixture.dtype).tiny
+            mixture = mixture.clamp(min=least).log().scatter_add(0, cohort.clients, gain).softmax(0)
         after = self.send(params, state) - self.lr * delta
         if self.output == "last":
             return after, Mixture(mixture, (), ())

@@ -3,13 +3,15 @@
 With ``w_k`` the client's copy of the common model, ``v_k`` its own, and ``m = alpha_k v_k +
 (1 - alpha_k) w_k``, everything right of the arrows at its old value::
 
-    client:  w_k     <- w_k - lr g(w_k)                                   uploaded, as FedAvg
-             v_k     <- v_k - lr alpha_k g(m)                             kept
-             alpha_k <- clip(alpha_k - alpha_lr <v_k - w_k, g(m)>, 0, 1)  in the first step (adapt)
-    server:  w <- w - server_lr sum_k p_k (w - w_k)
+    client:  w_k     <- w_k - lr g(w_k)                    uploaded, as FedAvg
+             v_k     <- v_k - lr alpha_k g(m)              kept
+             alpha_k <- clip(alpha_k - alpha_lr <v_k - w_k, g(m)>, 0, 1)
+    server:  w       <- w - server_lr sum_k p_k (w - w_k)
 
-Travels down: the model. Travels up: the model difference. Client state: v_k and alpha_k. A client
-uses ``alpha_k v_k + (1 - alpha_k) w`` with the newest common model w. Two gradients per step.
+``alpha_k`` changes in the first step of a round, in every step or never (``client.adapt``).
+Travels down: the model. Travels up: the model difference. Client state: v_k and alpha_k. v_k starts
+at the model that the client receives first. A client uses ``alpha_k v_k + (1 - alpha_k) w`` with
+the newest common model w. Two gradients per step. Schedules do not change ``alpha_lr``.
 
 Differences from the authors' code: models are mixed, not their outputs, and the gradient of
 ``alpha_k`` has no further term. The newest common model takes the place of the client's own copy in
@@ -25,9 +27,9 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.ditto import no_own_model, own_model
+from fedzmg.algorithms.ditto import OwnModelClient, no_own_model
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, choice, number
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, choice, number
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -41,7 +43,7 @@ def mixture(alpha: Tensor, own: Tree, common: Tree) -> Tree:
 
 @final
 @dataclass(frozen=True)
-class APFL(ClientRule):
+class APFL(OwnModelClient):
     """SGD on the common model, and SGD on an own one through their mixture."""
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
@@ -53,18 +55,13 @@ class APFL(ClientRule):
     def gradients_per_step(self) -> int:
         return 2
 
-    @property
-    def is_personal(self) -> bool:
-        return True
-
     def init_memory(self, params: Tree) -> State:
-        own, exists = no_own_model(params)
-        return own, exists, exists + self.alpha
+        own = no_own_model(params)
+        return own, own.exists + self.alpha
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        own, exists, alpha = context.memory
-        first = torch.ones_like(exists)
-        return own_model(context.params, (own, exists)), alpha, first, context.params.zeros()
+        own, alpha = context.memory
+        return own.or_else(context.params), alpha, torch.ones_like(alpha), context.params.zeros()
 
     def next_point(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
@@ -85,11 +82,11 @@ class APFL(ClientRule):
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         own, alpha, _, _ = scratch
-        return Upload(context.params - params), (own, torch.ones_like(alpha), alpha)
+        return Upload(context.params - params), (context.memory[0].replaced(own), alpha)
 
     def personal_model(self, params: Tree, memory: State) -> Tree:
-        own, exists, alpha = memory
-        return mixture(alpha, own_model(params, (own, exists)), params)
+        own, alpha = memory
+        return mixture(alpha, own.or_else(params), params)
 
 
 FAMILY = "personal models"
@@ -99,5 +96,6 @@ ALGORITHMS = (
         summary="FedAvg, and an adaptive mixture with an own model per client",
         source="Deng et al. 2020",
         client_keeps=1,
+        inferred="the defaults of client.alpha and client.alpha_lr",
     ),
 )

@@ -6,8 +6,8 @@
     ClipValue:  g <- min(max(g, -clip_value), clip_value)   each entry for itself
 
 The gradient of the loss is clipped before anything else happens to it, so these wrappers are
-outermost: clipping and projection do not commute. The gradient of a full pass is clipped as well,
-because it is the same loss.
+outermost: clipping and projection do not commute. So is every gradient of a step with several, and
+the gradient of a full pass, because it is the same loss.
 
 Entries that are not finite stay as they are, so that a client whose gradient overflowed is dropped
 and counted. A gradient that is finite but whose squares overflow is clipped like any other.
@@ -28,8 +28,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.wrapper import GradientWrapper
 from fedzmg.contract import Number, number
-from fedzmg.messages import ClientContext, Stepped
-from fedzmg.tree import State, Tree
+from fedzmg.tree import Tree
 
 
 def clip_norm(grad: Tree, bound: Number) -> Tree:
@@ -58,21 +57,12 @@ def clip_value(grad: Tensor, bound: Number) -> Tensor:
     return torch.where(grad.isfinite(), grad.clamp(-high, high), grad)
 
 
-class Clip(GradientWrapper):
-    """A wrapper that bounds the gradient of a step; points of other gradients are left alone."""
-
-    wrapper_kind = "clip"
-
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
-        return self.inner.next_point(context, params, scratch, grad)
-
-
 @final
 @dataclass(frozen=True)
-class ClipNorm(Clip):
+class ClipNorm(GradientWrapper):
     """Any client rule, on gradients of bounded Euclidean norm."""
+
+    wrapper_kind = "clip"
 
     clip_norm: Number = number(1.0, above=0, doc="largest norm of a gradient, over all parameters")
 
@@ -82,8 +72,10 @@ class ClipNorm(Clip):
 
 @final
 @dataclass(frozen=True)
-class ClipValue(Clip):
+class ClipValue(GradientWrapper):
     """Any client rule, on gradients whose every entry is bounded."""
+
+    wrapper_kind = "clip"
 
     clip_value: Number = number(1.0, above=0, doc="largest size of a gradient's entries")
 

@@ -8,40 +8,71 @@ With ``w`` the received model, ``w_k`` the client's copy and ``v_k`` its persona
 
 Travels down: the model. Travels up: the model difference. Client state: v_k, which starts at the
 model that the client receives first. Two gradients per step, on the same batch.
+A client learning-rate schedule scales ``lr`` alone, and with it an absent ``personal_lr``.
 
 Differences from the paper: the personal model of a client starts at the received model instead of
-the initial one, and both models take the same number of steps.
+the initial one, both models take the same number of steps, and weights are examples, not uniform.
 Degenerate cases: ``lam = 0`` is local training; for a large ``lam`` the personal models stay at w.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, number
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, WrapperKind, number
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
-
-def no_own_model(params: Tree) -> tuple[Tree, Tensor]:
-    """Return the memory of a client without a model of its own: zeros, and a flag."""
-    return params.zeros(), next(iter(params.values())).new_zeros(())
+SEVERAL_POINTS = "a step has gradients at several models, and the pull is that of one of them"
+"""Reason to refuse pulls around a rule."""
 
 
-def own_model(params: Tree, memory: tuple[Tree, Tensor]) -> Tree:
-    """Return a client's own model, or the given one if it has none yet."""
-    model, exists = memory
-    return model.map(lambda own, other: torch.where(exists > 0, own, other), params)
+class OwnModel(NamedTuple):
+    """Memory of a client: a model of its own, and a flag that there is one."""
+
+    params: Tree
+    exists: Tensor
+
+    def or_else(self, params: Tree) -> Tree:
+        """Return the model, or the given one if there is none yet."""
+        return self.params.map(lambda own, new: torch.where(self.exists > 0, own, new), params)
+
+    def replaced(self, params: Tree) -> OwnModel:
+        """Return the memory of this model."""
+        return OwnModel(params, torch.ones_like(self.exists))
+
+
+def no_own_model(params: Tree) -> OwnModel:
+    """Return the memory of a client without a model of its own."""
+    return OwnModel(params.zeros(), next(iter(params.values())).new_zeros(()))
+
+
+class OwnModelClient(ClientRule):
+    """A client that keeps a model of its own, and uses it."""
+
+    incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
+
+    @property
+    def is_personal(self) -> bool:
+        return True
+
+    def init_memory(self, params: Tree) -> State:
+        return no_own_model(params)
+
+    def personal_model(self, params: Tree, memory: State) -> Tree:
+        own: OwnModel = memory
+        return own.or_else(params)
 
 
 @final
 @dataclass(frozen=True)
-class Ditto(ClientRule):
+class Ditto(OwnModelClient):
     """SGD on the common model, and SGD on a personal one that is pulled to the received model."""
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
@@ -52,15 +83,8 @@ class Ditto(ClientRule):
     def gradients_per_step(self) -> int:
         return 2
 
-    @property
-    def is_personal(self) -> bool:
-        return True
-
-    def init_memory(self, params: Tree) -> State:
-        return no_own_model(params)
-
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        return own_model(context.params, context.memory), context.params.zeros()
+        return context.memory.or_else(context.params), context.params.zeros()
 
     def next_point(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
@@ -74,11 +98,7 @@ class Ditto(ClientRule):
         return params - self.lr * common, (moved, common)
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        exists = torch.ones_like(context.memory[1])
-        return Upload(context.params - params), (scratch[0], exists)
-
-    def personal_model(self, params: Tree, memory: State) -> Tree:
-        return own_model(params, memory)
+        return Upload(context.params - params), context.memory.replaced(scratch[0])
 
 
 FAMILY = "personal models"

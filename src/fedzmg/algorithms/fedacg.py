@@ -2,10 +2,10 @@
 
 With ``m = 0`` at first::
 
-    server:  z   <- w - beta m                                          sent in place of w
-    client:  w_k <- w_k - lr (g + mu (w_k - z))                         from w_k = z
+    server:  z   <- w - beta m                            sent in place of w
+    client:  w_k <- w_k - lr (g + mu (w_k - z))           from w_k = z
     server:  m   <- beta m + mean_k (z - w_k)
-             w   <- w - m                                               the mean of all w_k
+             w   <- w - m                                 the mean of all w_k
 
 Travels down: the model z. Travels up: the difference to z. Server state: m. Weights are uniform.
 The paper's lambda is ``server.beta``, its beta is ``client.mu``. The authors' code has a pull of

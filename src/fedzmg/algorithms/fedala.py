@@ -3,10 +3,10 @@
 With ``w`` the received model, ``w_k`` the client's model after its last round and ``W`` weights
 between 0 and 1 for the last ``layers`` of the model::
 
-    client:  t <- w_k + (w - w_k) W                      last layers; the others start at w
-             W <- clip(W - weight_lr g(t) (w - w_k), 0, 1), t again      one epoch
-             w_k <- w_k - lr g                           then the epochs of the protocol, from t
-    server:  w <- w - server_lr sum_k p_k (w - w_k)
+    client:  t   <- w_k + (w - w_k) W              last layers; others start at w
+             W   <- clip(W - weight_lr g(t) (w - w_k), 0, 1)  one epoch; t follows
+             w_k <- w_k - lr g                     epochs of the protocol, from t
+    server:  w   <- w - server_lr sum_k p_k (w - w_k)
 
 Travels down: the model. Travels up: the model difference. Client state: w_k and W. The first round
 of a client is FedAvg's. In its second one, W is learned for ``start_epochs``. A client uses t with
@@ -14,7 +14,8 @@ the newest common model.
 
 Differences from the paper: W is learned on all of the client's data instead of 80 %, the first time
 for a fixed number of epochs instead of until the loss is steady.
-Degenerate cases: ``weight_lr = 0`` is FedAvg.
+Degenerate cases: ``weight_lr = 0`` is FedAvg. Inside ``ZeroMean`` column sums are not conserved,
+because entries are mixed one by one.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.ditto import own_model
+from fedzmg.algorithms.ditto import OwnModel, OwnModelClient
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Layout, Number, number, whole
+from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, Number, number, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.parts import Parts
@@ -36,7 +37,7 @@ from fedzmg.tree import State, Tree
 
 @final
 @dataclass(frozen=True)
-class FedALA(ClientRule):
+class FedALA(OwnModelClient):
     """SGD from a learned mixture of the received model and the client's own."""
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
@@ -57,10 +58,6 @@ class FedALA(ClientRule):
     def extra_epochs(self) -> int:
         return self.start_epochs
 
-    @property
-    def is_personal(self) -> bool:
-        return True
-
     def _mixed(self, tree: Tree) -> Tree:
         if self.mixed is None:
             raise InputError("FedALA does not know the model yet: call for_layout(layout) first")
@@ -80,7 +77,7 @@ class FedALA(ClientRule):
         return params.zeros(), self._mixed(params).map(torch.ones_like), rounds
 
     def _own(self, params: Tree, memory: State) -> Tree:
-        return own_model(params, (memory[0], memory[2]))
+        return OwnModel(memory[0], memory[2]).or_else(params)
 
     def start(self, context: ClientContext) -> Tree:
         own = self._own(context.params, context.memory)

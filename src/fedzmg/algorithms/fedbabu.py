@@ -2,15 +2,16 @@
 
 ::
 
-    client:  phi_k <- phi_k - lr g           K steps; the head keeps its initial values
+    client:  phi_k <- phi_k - lr g           the head keeps its initial values
     server:  phi   <- phi - server_lr sum_k p_k (phi - phi_k)
 
 Travels down: phi. Travels up: the difference of phi. State: none. Every client is meant to
 fine-tune the model: compare clients after fine-tuning.
 ``parts.frozen`` says which layers are frozen: ``last:1``, the last one, by default.
 
-Differences from the paper: none. The authors' code sets the head's learning rate to zero; here the
-head is no part of the gradient, so neither momentum nor decay can move it.
+Differences from the authors' code: weights are examples, not uniform. The code sets the head's
+learning rate to zero. Here the head is not a part of the gradient: momentum and decay cannot move
+it.
 Degenerate cases: with no frozen layer it is FedAvg.
 """
 

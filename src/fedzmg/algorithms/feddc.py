@@ -3,12 +3,12 @@
 With ``S`` the cohort, ``N`` all clients, ``K`` the steps that client did; every ``h_k``, ``s_k``,
 ``s`` and ``h`` are zero at first::
 
-    client:  x   <- x - lr (g + alpha (x - w + h_k) + s - s_k)        K times from x = w, to x_k
+    client:  x   <- x - lr (g + alpha (x - w + h_k) + s - s_k)     from x = w to x_k
              h_k <- h_k - (w - x_k)
              s_k <- s_k - s + (w - x_k) / (K lr)          client.state = "recursive"
              s_k <- (w - x_k) / (K lr)                    client.state = "last"
     server:  s   <- s + 1/N sum over S of the changes of s_k
-             h   <- h - 1/N sum over S of (w - x_k)                   the mean of all h_k
+             h   <- h - 1/N sum over S of (w - x_k)      the mean of all h_k
              w   <- mean over S of x_k + h
 
 Travels down: the model and s. Travels up: the model difference and the change of s_k. Client state:

@@ -2,18 +2,19 @@
 
 With ``M`` the server's momentum and ``D`` its last step, zero at first, and ``K`` local steps::
 
-    client:  m   <- M                                            at the start of the round
-             m   <- beta m + (1 - beta) g ;   u <- beta m + (1 - beta) g     (nesterov; plain: m)
-             q   <- lr (1 - alpha)
-             w_k <- (1 - q scale decay) w_k - q scale sqrt(max(1, rows/columns)) O(u) - alpha D / K
+    client:  m   <- M                            at the start of the round
+             m   <- beta m + (1 - beta) g
+             u   <- beta m + (1 - beta) g        (nesterov; plain: u = m)
+             q   <- lr (1 - alpha) scale
+             w_k <- (1 - q decay) w_k - q sqrt(max(1, rows/columns)) O(u) - alpha D / K
     server:  D   <- mean_k (w - w_k) ;   M <- mean_k m ;   w <- w - D
 
 ``O(u)`` brings all singular values of a matrix near 1: five Newton-Schulz steps, or exactly
 (``client.orthogonal = "polar"``, by a singular value decomposition). These are the equations of
 matrices, that is of parameters with two axes or more, as ``(first axis, all others)``. Vectors get
-AdamW (0.9, 0.95, eps 1e-10) with learning rate ``q`` from a new state every round, and the same
-``alpha D / K``. If lr changes between rounds, D is scaled along. ``client.matrices = "hidden"``
-leaves embeddings and the last layer to AdamW, as Muon's authors advise.
+AdamW (0.9, 0.95, eps 1e-10) with learning rate ``lr (1 - alpha)`` from a new state every round, and
+the same ``alpha D / K``. If lr changes between rounds, D is scaled along. ``client.matrices =
+"hidden"`` leaves embeddings and the last layer to AdamW, as Muon's authors advise.
 Defaults of alpha, beta and decay are the authors'; they use ``lr = 0.03, scale = 0.5`` for a ResNet
 and ``lr = 0.0003, scale = 10`` for transformers.
 
@@ -116,14 +117,18 @@ class Muon(ClientRule):
         return Moments(zeros, Tree(second), none)
 
     def step(self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
+        return self.step_at(self.lr, params, scratch, grad)
+
+    def step_at(self, lr: Number, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
+        """Take a step with another learning rate."""
         steps, moved = scratch.steps + 1, {}
         first, second = dict(scratch.first.items()), dict(scratch.second.items())
         for name, leaf in params.items():
-            slope, rate = grad[name], self.lr
+            slope, rate = grad[name], lr
             if self.is_matrix(name, leaf):
                 first[name] = self.beta * first[name] + (1 - self.beta) * slope
                 step = self._orthogonal(first[name], slope)
-                rate = self.lr * self.scale
+                rate = lr * self.scale
             else:
                 first[name] = 0.9 * first[name] + 0.1 * slope
                 second[name] = 0.95 * second[name] + 0.05 * slope * slope
@@ -159,7 +164,7 @@ class Aligned(Wrapper):
 
     pairing = "fedmuon"
 
-    inner: Muon = Muon()
+    inner: Muon
     alpha: Number = number(0.5, low=0, below=1, doc="share of the server's last step")
 
     @property
@@ -171,8 +176,7 @@ class Aligned(Wrapper):
 
     def step(self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
         lr, shared = self.inner.lr, context.shared
-        inner = replace(self.inner, lr=lr * (1 - self.alpha))
-        params, scratch = inner.step(context, params, scratch, grad)
+        params, scratch = self.inner.step_at(lr * (1 - self.alpha), params, scratch, grad)
         share = self.alpha * lr / shared.lr / context.steps.to(shared.lr.dtype)
         return params - share * shared.step, scratch
 
@@ -215,6 +219,7 @@ ALGORITHMS = (
         down=3,
         up=2,
         server_keeps=2,
+        inferred="the default of client.scale",
     ),
     AlgorithmInfo(
         Algorithm("fedmuon:local", Muon(decay=0.01), Average(), weights="uniform"),

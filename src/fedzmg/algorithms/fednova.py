@@ -3,12 +3,13 @@
 With ``K_k`` the steps of client k, ``a_k`` the displacement of its optimiser on a constant gradient
 of one, over ``-lr``, and terms in brackets optional::
 
-    client:  g   <- g [+ mu (w_k - w)] ;   v_k <- [momentum v_k +] g ;   w_k <- w_k - lr v_k
+    client:  g   <- g [+ mu (w_k - w)] ;   v_k <- [momentum v_k +] g
+             w_k <- w_k - lr v_k
              a_k  =  K_k for plain SGD, else counted by the recursion of v_k and w_k
     server:  u   <- tau sum_k p_k (w - w_k) / a_k ;   tau = sum_k p_k a_k
              v   <- [beta v +] u ;   w <- w - server_lr v
 
-Travels down: the model. Travels up: the model difference, and a_k and K_k as scalars. Server state:
+Travels down: the model. Travels up: ``(w - w_k) / a_k``, and a_k or K_k as a scalar. Server state:
 v, only with ``server.beta``.
 
 With ``mu > 0`` the authors' code takes ``tau = sum_k p_k K_k``, which is the default here;

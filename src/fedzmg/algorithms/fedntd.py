@@ -3,12 +3,12 @@
 With ``q`` and ``q_glob`` the softmax over all classes but the true one, at temperature tau, in the
 local model and in the model received::
 
-    loss   = task loss + beta tau^2 sum over c != y of q_glob_c (log q_glob_c - log q_c)
+    loss   = task loss + beta tau^2 sum_c q_glob_c (log q_glob_c - log q_c)
     client:  w_k <- w_k - lr g                       (momentum and decay as options)
     server:  w   <- w - server_lr sum_k p_k (w - w_k)
 
-The true class gets no gradient from the second term. The global model runs without dropout and
-without a gradient.
+The sum is over all classes but the true one, which gets no gradient from it. The global
+model runs without dropout and without a gradient.
 
 Travels down: the model. Travels up: the model difference. State: none. Only for classification. A
 step costs one more forward pass.

@@ -2,8 +2,8 @@
 
 With ``phi`` the shared part of the model and ``h_k`` the client's personal one::
 
-    client:  (phi_k, h_k) <- (phi_k, h_k) - lr g         K joint steps from (phi, h_k)
-    server:  phi <- phi - server_lr sum_k p_k (phi - phi_k)
+    client:  (phi_k, h_k) <- (phi_k, h_k) - lr g         joint steps from (phi, h_k)
+    server:  phi          <- phi - server_lr sum_k p_k (phi - phi_k)
 
 Travels down: phi. Travels up: the difference of phi. Client state: h_k.
 ``parts.personal`` says which layers are personal: ``last:1``, the last one, by default.

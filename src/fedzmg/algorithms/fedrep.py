@@ -3,13 +3,14 @@
 With ``phi`` the shared part of the model and ``h_k`` the client's personal one::
 
     client:  h_k   <- h_k - lr g_h           head_epochs, phi fixed
-             phi_k <- phi_k - lr g_phi       then the epochs of the protocol, the new h_k fixed
+             phi_k <- phi_k - lr g_phi       epochs of the protocol, new h_k fixed
     server:  phi   <- phi - server_lr sum_k p_k (phi - phi_k)
 
 Travels down: phi. Travels up: the difference of phi. Client state: h_k.
 ``parts.personal`` says which layers are personal: ``last:1``, the last one, by default.
 
-Differences from the paper: all heads start from the same initial values.
+Differences from the paper: all heads start from the same initial values. Clipping the norm bounds
+the gradient of both parts together.
 Degenerate cases: with ``head_epochs = 0`` the heads keep their initial values, as in FedBABU.
 """
 
@@ -50,10 +51,16 @@ class HeadFirst(Wrapper):
         return self.head_epochs + self.inner.extra_epochs
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        if self.personal is None:
+        if not self.personal:
             raise InputError("FedRep needs personal parameters: set parts.personal, such as last:1")
         epochs = torch.zeros_like(context.num_examples)
         return epochs, self.inner.begin(context, full_pass)
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        point, inside = self.inner.next_point(context, params, scratch[1], grad)
+        return point, (scratch[0], inside)
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         epochs, inside = scratch

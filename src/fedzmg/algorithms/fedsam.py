@@ -3,13 +3,15 @@
 Every local step takes two gradients of the same batch::
 
     client:  g1  <- gradient at w_k
-             g2  <- gradient at w_k + rho g1 / (|g1| + eps)       |g1|: over all parameters together
-             w_k <- w_k - lr g2                                   (momentum and decay as options)
+             g2  <- gradient at w_k + rho g1 / (|g1| + eps)
+             w_k <- w_k - lr g2                  (momentum and decay as options)
     server:  w   <- w - server_lr sum_k p_k (w - w_k)
 
+The norm is over all parameters together.
 ``SAM`` is a wrapper: the rule inside sees ``g2`` alone and steps from ``w_k``, so its momentum and
 decay act there. Both gradients have the same dropout mask. ``ZeroMean`` around it projects both
-gradients, clipping bounds ``g2`` alone.
+gradients. Clipping bounds both; that of the norm keeps the direction of ``g1``, so only ``g2``
+feels it.
 
 Travels down: the model. Travels up: the model difference. State: none.
 Differences from the paper: weights are examples, as in FedAvg; Qu et al. use equal ones

@@ -4,9 +4,9 @@ With ``h_k`` the client's correction, zero at first, and ``K`` local steps from 
 
     client:  g1  <- gradient at x ;   g2 <- gradient of the same batch at x + rho g1
              x   <- x - lr ((1 - alpha) g1 + alpha g2 - h_k + (x - w) / lam)
-             h_k <- h_k - (x - w) / lam                            once, after the last step
-    server:  w   <- mean over S of (x_k - lam h_k)                 fedspeed, with the new h_k
-             s   <- s + 1/N sum over S of (w - x_k)                fedspeed:all
+             h_k <- h_k - (x - w) / lam                  after the last step
+    server:  w   <- mean over S of (x_k - lam h_k)       fedspeed, with the new h_k
+             s   <- s + 1/N sum over S of (w - x_k)      fedspeed:all
              w   <- mean over S of x_k - s
 
 ``fedspeed`` is the published server: the corrections of the cohort S alone. ``fedspeed:all`` is the
@@ -27,15 +27,26 @@ coefficient ``1 / lam``. Without ``alpha`` a step takes one gradient only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import ClassVar, Literal, final, get_args
 
 from torch import Tensor
 
+from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.feddyn import FedDynServer
 from fedzmg.algorithms.fedsam import unit_ascent
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, choice, number
+from fedzmg.contract import (
+    Algorithm,
+    AlgorithmInfo,
+    ClientRule,
+    Number,
+    ServerRule,
+    WrapperKind,
+    choice,
+    number,
+)
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -45,6 +56,8 @@ Perturbation = Literal["raw", "unit"]
 @dataclass(frozen=True)
 class DualSteps(ClientRule):
     """Local steps of FedSpeed; base of the rules that differ in what they upload."""
+
+    incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     rho: Number = number(0.1, low=0, doc="length of the ascent to the second gradient")

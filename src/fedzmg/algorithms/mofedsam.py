@@ -2,8 +2,8 @@
 
 With ``g2`` the second gradient of FedSAM and ``K_k`` the steps that a client did::
 
-    client:  w_k <- w_k - lr (alpha g2 + (1 - alpha) m)           m is fixed during the round
-    server:  m   <- mean_k (w - w_k) / (K_k lr)                   m = 0 before the first round
+    client:  w_k <- w_k - lr (alpha g2 + (1 - alpha) m)    m is fixed in the round
+    server:  m   <- mean_k (w - w_k) / (K_k lr)            m = 0 at first
              w   <- w - server_lr mean_k (w - w_k)
 
 It is ``SAM`` around FedCM's clients, with FedCM's server. ``alpha``, the weight of the new
@@ -21,7 +21,7 @@ Degenerate cases: ``alpha = 1`` is FedSAM with equal weights; ``rho = 0`` is Fed
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -30,7 +30,8 @@ from fedzmg.algorithms.fedcm import FedCM, FedCMServer
 from fedzmg.algorithms.fedsam import SAM
 from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule
-from fedzmg.messages import ClientContext
+from fedzmg.messages import ClientContext, Stepped
+from fedzmg.tree import State, Tree
 
 
 @final
@@ -38,12 +39,12 @@ from fedzmg.messages import ClientContext
 class ColdStart(Wrapper):
     """FedCM's client that uses its own gradient alone in the first round."""
 
-    inner: FedCM = FedCM()
+    inner: FedCM
 
-    def inner_at(self, context: ClientContext) -> ClientRule:
-        one = next(iter(context.params.values())).new_ones(())
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        one = next(iter(params.values())).new_ones(())
         alpha = torch.where(context.round == 1, one, one * self.inner.alpha)
-        return replace(self.inner, alpha=alpha)
+        return self.inner.mixed_step(alpha, context, params, grad), scratch
 
 
 def _info(name: str, client: ClientRule, first: str) -> AlgorithmInfo:
@@ -60,5 +61,5 @@ def _info(name: str, client: ClientRule, first: str) -> AlgorithmInfo:
 FAMILY = "second gradients"
 ALGORITHMS = (
     _info("mofedsam", FedCM(), "; server average"),
-    _info("mofedsam:cold-start", ColdStart(), ", but not in the first round"),
+    _info("mofedsam:cold-start", ColdStart(FedCM()), ", but not in the first round"),
 )

@@ -25,13 +25,14 @@ are equal, the added loss is ``mu log 2``, with no gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedzmg.algorithms.class_losses import per_example
+from fedzmg.algorithms.ditto import OwnModel, no_own_model
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, Number, chain, number
@@ -45,13 +46,6 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
     found: Tensor = (a * b).sum(-1) / lengths.clamp(min=1e-8)
     return found
-
-
-class OwnModel(NamedTuple):
-    """Memory of a client: its last local model, and a flag that there is one."""
-
-    params: Tree
-    known: Tensor
 
 
 @final
@@ -77,7 +71,7 @@ class Moon(Wrapper):
         return True
 
     def init_memory(self, params: Tree) -> OwnModel:
-        return OwnModel(params.zeros(), next(iter(params.values())).new_zeros(()))
+        return no_own_model(params)
 
     def references(self, context: ClientContext) -> tuple[Tree, ...]:
         return context.params, context.memory.params, *super().references(context)
@@ -86,7 +80,7 @@ class Moon(Wrapper):
         there, before, *rest = batch.reference_features
         near, far = cosine(batch.features, there), cosine(batch.features, before)
         contrast = per_example(-F.logsigmoid((near - far) / self.temperature), batch.targets)
-        added = torch.where(context.memory.known > 0, contrast, torch.zeros_like(contrast))
+        added = torch.where(context.memory.exists > 0, contrast, torch.zeros_like(contrast))
         inside = batch._replace(
             reference_outputs=batch.reference_outputs[2:], reference_features=tuple(rest)
         )
@@ -94,7 +88,7 @@ class Moon(Wrapper):
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         upload, _ = super().finish(context, params, scratch, steps)
-        return upload, OwnModel(params, torch.ones_like(context.memory.known))
+        return upload, context.memory.replaced(params)
 
 
 FAMILY = "own losses on the clients"

@@ -2,15 +2,16 @@
 
 One meta step, each gradient on the next batch of the client::
 
-    u   <- w_k - alpha g(w_k)                                                  inner step
-    w_k <- w_k - lr g(u)                                                       perfedavg (FO)
-    w_k <- w_k - lr (g(u) - alpha d)                                           perfedavg:hf
-    d    = (g(w_k + delta g(u)) - g(w_k - delta g(u))) / (2 delta)
-    server:  w <- w - server_lr sum_k p_k (w - w_k)
+    client:  u   <- w_k - alpha g(w_k)                     inner step
+             w_k <- w_k - lr g(u)                          perfedavg (FO)
+             w_k <- w_k - lr (g(u) - alpha d)              perfedavg:hf
+             d    = (g(w_k + delta g(u)) - g(w_k - delta g(u))) / (2 delta)
+    server:  w   <- w - server_lr sum_k p_k (w - w_k)
 
-Travels down: the model. Travels up: the model difference. State: none. A meta step takes two
-batches (FO) or three (HF, with two gradients of the third). Batches left at the end are unused.
-Compare clients after fine-tuning by one step.
+Travels down: the model. Travels up: the model difference. State: none. Weights are uniform. A meta
+step takes two batches (FO) or three (HF, with two gradients of the third). Batches left at the end
+of a round are unused. Compare clients after fine-tuning, which takes ``alpha`` as learning rate.
+Client learning-rate schedules scale ``lr`` alone.
 
 Differences from the paper: a client with too few batches for a meta step takes plain steps.
 Degenerate cases: ``alpha = 0`` is FedAvg on every second batch. On quadratic losses HF is exact.
@@ -18,14 +19,25 @@ Degenerate cases: ``alpha = 0`` is FedAvg on every second batch. On quadratic lo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
+from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, Number, choice, number
+from fedzmg.contract import (
+    Algorithm,
+    AlgorithmInfo,
+    ClientRule,
+    Need,
+    Number,
+    WrapperKind,
+    choice,
+    number,
+)
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
 from fedzmg.tree import State, Tree
 
@@ -41,10 +53,17 @@ def _pick(choose: Tensor, new: Tree, old: Tree) -> Tree:
 class PerFedAvg(ClientRule):
     """Meta steps: the gradient after an inner step moves the model."""
 
+    incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
+
     lr: Number = number(0.1, above=0, doc="learning rate of meta steps")
     alpha: Number = number(0.01, low=0, doc="learning rate of the inner step")
     delta: Number = number(1e-3, above=0, doc="length of the difference, in gradients (HF)")
     order: Order = choice("first", "hessian_free", doc="second derivatives: none, or differences")
+
+    @property
+    def fine_tuning_rate(self) -> Number:
+        """Return the learning rate of fine-tuning: that of the inner step."""
+        return self.alpha
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -99,6 +118,7 @@ def _info(name: str, order: Order, summary: str) -> AlgorithmInfo:
         Algorithm(name, PerFedAvg(order=order), Average(), weights="uniform"),
         summary=summary,
         source="Fallah et al. 2020",
+        inferred="the defaults of client.alpha and client.delta",
     )
 
 

@@ -2,16 +2,19 @@
 
 With ``theta`` the personal model; ``w_k`` and ``theta`` start at the received ``w``::
 
-    client:  theta <- theta - personal_lr (g(theta) + lam (theta - w_k))    inner_steps per batch
-             w_k   <- w_k - lr lam (w_k - theta)                            once per batch
+    client:  theta <- theta - personal_lr (g(theta) + lam (theta - w_k))
+             w_k   <- w_k - lr lam (w_k - theta)
     server:  w     <- (1 - beta) w + beta sum_k p_k w_k
 
-``server.lr`` is the paper's beta. Travels down: the model. Travels up: the model difference. Client
-state: theta, with which the client is evaluated. ``inner_steps`` gradients per step.
+Every batch moves theta by ``inner_steps`` steps and w_k by one. ``server.lr`` is the paper's beta.
+Travels down: the model. Travels up: the model difference. Client state: theta, with which the
+client is evaluated; w if it never took part. ``inner_steps`` gradients per step. A client
+learning-rate schedule scales ``lr`` alone, not ``personal_lr``.
 
 Differences from the authors' code: only the cohort trains, there is no weight decay in the inner
 steps, and theta is a copy, where the code evaluates ``w_k`` instead.
 Degenerate cases: ``lam = 0`` never moves the common model; ``lr lam = 1`` makes ``w_k = theta``.
+With one inner step, too, that is FedAvg with the learning rate ``personal_lr``.
 """
 
 from __future__ import annotations
@@ -19,12 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
-import torch
 from torch import Tensor
 
-from fedzmg.algorithms.ditto import no_own_model, own_model
+from fedzmg.algorithms.ditto import OwnModelClient
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, choice, number, whole
+from fedzmg.contract import Algorithm, AlgorithmInfo, Number, choice, number, whole
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -33,7 +35,7 @@ InnerStart = Literal["continue", "restart"]
 
 @final
 @dataclass(frozen=True)
-class PFedMe(ClientRule):
+class PFedMe(OwnModelClient):
     """Proximal steps of a personal model, and steps of the common one towards it."""
 
     lr: Number = number(0.005, above=0, doc="client learning rate")
@@ -47,13 +49,6 @@ class PFedMe(ClientRule):
     @property
     def gradients_per_step(self) -> int:
         return self.inner_steps
-
-    @property
-    def is_personal(self) -> bool:
-        return True
-
-    def init_memory(self, params: Tree) -> State:
-        return no_own_model(params)
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         # Common model, inner iterate, and the personal model after the last batch.
@@ -73,11 +68,7 @@ class PFedMe(ClientRule):
         return first, (common, first, theta)
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        exists = torch.ones_like(context.memory[1])
-        return Upload(context.params - scratch[0]), (scratch[2], exists)
-
-    def personal_model(self, params: Tree, memory: State) -> Tree:
-        return own_model(params, memory)
+        return Upload(context.params - scratch[0]), context.memory.replaced(scratch[2])
 
 
 FAMILY = "personal models"

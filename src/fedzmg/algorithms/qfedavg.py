@@ -51,6 +51,12 @@ class LossFirst(Wrapper):
         wanted = () if self.inner.full_pass == "never" else full_pass
         return full_pass.loss, self.inner.begin(context, wanted)
 
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        point, inside = self.inner.next_point(context, params, scratch[1], grad)
+        return point, (scratch[0], inside)
+
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         loss, inside = scratch
         params, inside = self.inner.step(context, params, inside, grad)

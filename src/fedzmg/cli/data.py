@@ -223,7 +223,7 @@ def _population(
     from fedzmg.data.formats import is_path, is_table, read_path
     from fedzmg.data.heterogeneity import DEFAULT_PARTITIONS, embedded_columns, population
     from fedzmg.data.sources import EMBEDDED, SOURCES, source
-    from fedzmg.experiment.specs.run import parse_settings
+    from fedzmg.experiment.specs.strict import parse_settings
 
     named = _is_named(name)
     if not named and not is_path(name):

@@ -182,7 +182,8 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from fedzmg import tasks
     from fedzmg.experiment.rules_hash import refuse_unloaded
     from fedzmg.experiment.run_directory import RunDirectory
-    from fedzmg.experiment.specs.run import RunSpec, parse_settings
+    from fedzmg.experiment.specs.run import RunSpec
+    from fedzmg.experiment.specs.strict import parse_settings
     from fedzmg.plugins import load_reference
 
     params, round_ = None, 0

@@ -6,24 +6,8 @@ import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from fedzmg.cli import common
+from fedzmg.cli import common, training
 from fedzmg.cli.common import Device, Json, opt
-from fedzmg.cli.training import (
-    AlgorithmSettings,
-    File,
-    FileOut,
-    Minutes,
-    Out,
-    Rounds,
-    Settings,
-    TaskName,
-    Track,
-    after_results,
-    default_directory,
-    prepare,
-    progress_of,
-    task_and_settings,
-)
 from fedzmg.errors import InputError
 from fedzmg.terminal.render import print_text
 
@@ -32,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def grid(
-    file: File,
-    set_: Settings = None,
-    out: FileOut = None,
-    max_minutes: Minutes = None,
-    track: Track = None,
+    file: training.File,
+    set_: training.Settings = None,
+    out: training.FileOut = None,
+    max_minutes: training.Minutes = None,
+    track: training.Track = None,
     as_json: Json = False,
 ) -> None:
     """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
@@ -46,9 +30,9 @@ def grid(
     from fedzmg.storage.formats import read_json
     from fedzmg.terminal import views
 
-    spec, task, directory = prepare("grid", file, set_, out)
-    naming = trackers.by_point(spec)
-    with progress_of(task, directory, track, as_json, spec.packs(), naming=naming) as progress:
+    spec, task, directory = training.prepare("grid", file, set_, out)
+    naming, packs = trackers.by_point(spec), spec.packs()
+    with training.progress_of(task, directory, track, as_json, packs, naming=naming) as progress:
         data = run_grid(spec, directory, task=task, progress=progress, max_minutes=max_minutes)
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
     manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
@@ -57,7 +41,7 @@ def grid(
     common.show(data, view, as_json, directory, time=seconds, grid=directory)
     if not as_json:
         common.say(*warnings(data))
-    with after_results(directory):
+    with training.after_results(directory):
         for name, folder in folders.items():
             figures.save(figures.heat_maps(data, name), folder / "heat-map")
         written = figures.save(figures.heat_maps(data), directory / "heat-maps")
@@ -66,18 +50,18 @@ def grid(
 
 
 def tune(
-    task: TaskName,
+    task: training.TaskName,
     algorithms: Annotated[str, opt("Comma-separated, or all.")],
     axis: Annotated[
         list[str],
         opt("Values to try; several axes are combined.", metavar="KEY=VALUE,VALUE,..."),
     ],
     seeds: Annotated[int, opt("Seeds for each point: 1000, 1001, ...", min=1)] = 1,
-    rounds: Rounds = None,
-    set_: AlgorithmSettings = None,
+    rounds: training.Rounds = None,
+    set_: training.AlgorithmSettings = None,
     device: Device = "auto",
-    out: Out = None,
-    track: Track = None,
+    out: training.Out = None,
+    track: training.Track = None,
     as_json: Json = False,
 ) -> None:
     """Search learning rates, or any other numbers; print the command that compares with them."""
@@ -87,14 +71,14 @@ def tune(
     from fedzmg.experiment.specs.variants import named_algorithms
 
     axes = dict(map(_axis, axis))
-    chosen, settings = task_and_settings("tune", task, set_)
+    chosen, settings = training.task_and_settings("tune", task, set_)
     names = named_algorithms(algorithms).table
     spec = search_spec(chosen, names, axes, seeds, settings, rounds=rounds, device=device)
     spec.check(chosen)
-    directory = out or default_directory(f"tune-{chosen.name}", spec)
+    directory = out or training.default_directory(f"tune-{chosen.name}", spec)
     common.say(*chosen.notes)
-    naming = trackers.by_point(spec)
-    with progress_of(chosen, directory, track, as_json, spec.packs(), naming=naming) as progress:
+    naming, packs = trackers.by_point(spec), spec.packs()
+    with training.progress_of(chosen, directory, track, as_json, packs, naming=naming) as progress:
         found = Tuned(run_grid(spec, directory, task=chosen, progress=progress))
     common.show(found.data, lambda _: str(found), as_json, directory, grid=directory)
     line = _compare_line(task, found, set_ or [])

@@ -154,7 +154,8 @@ def run(
     from fedzmg.experiment.rules_hash import say_changed
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.run import RunSpec, parse_settings
+    from fedzmg.experiment.specs.run import RunSpec
+    from fedzmg.experiment.specs.strict import parse_settings
     from fedzmg.plugins import load_reference
     from fedzmg.storage.files import folder_name
 
@@ -243,7 +244,7 @@ def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study")
 
 def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.run import parse_settings
+    from fedzmg.experiment.specs.strict import parse_settings
 
     spec = spec_files.read(file, kind)
     return spec.with_settings(parse_settings(settings or []))
@@ -286,7 +287,7 @@ def task_and_settings(
 ) -> tuple[Task, dict[str, Any]]:
     """Build a named task with its preset's settings; return it with the other settings."""
     from fedzmg import tasks
-    from fedzmg.experiment.specs.run import parse_settings
+    from fedzmg.experiment.specs.strict import parse_settings
 
     if task.endswith(".toml"):
         remedy = {"compare": "study", "tune": "grid"}[command]

@@ -68,8 +68,14 @@ class ClientBatch(NamedTuple):
     client: int
     examples: int
     stream: Stream
-    key: int = 0
-    """Key for random numbers of rules."""
+    address: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Seed, round, client and occurrence."""
+
+    @property
+    def key(self) -> int:
+        """Return the key for random numbers of rules."""
+        seed, *place = self.address
+        return key(seed, "rule", *place)
 
 
 def sample_cohort(

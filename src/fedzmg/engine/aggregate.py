@@ -100,13 +100,18 @@ class Merger:
         self._weigh, self._fewest, self._by_client = weigh, fewest, by_client
         self._sends = [len(b.stream) > 0 for b in batches]
         """Flags of clients with a batch; the others send nothing."""
-        usual = [(float(b.examples) if by_examples else 1.0) * bool(len(b.stream)) for b in batches]
-        self._weights = torch.tensor(usual, dtype=torch.float64)
+        self._usual = [
+            (float(b.examples) if by_examples else 1.0) * sends
+            for b, sends in zip(batches, self._sends, strict=True)
+        ]
+        """Weights on the host; zero for a client that sends nothing."""
+        self._weighed_all: Tensor | None = None
+        """Weights that the server computed from these."""
         self._forms: tuple[Flat, Flat] | None = None
         self._order: list[int] = []
         """Batches that the facts belong to."""
         self._facts: list[Tensor] = []
-        """Loss, weight and norms of every client, chunk by chunk."""
+        """Loss and norms of every client, chunk by chunk."""
         self._each: list[State] = []
         self._kept: list[_Uploads] = []
         self.accepted: list[Tensor] = []
@@ -131,16 +136,18 @@ class Merger:
             weight, loss = averaged.new_zeros(2, self._trials, dtype=torch.float64)
             clients, dropped, steps = averaged.new_zeros(3, self._trials, dtype=torch.int64)
             self.sums = Sums(rows, totals, weight, clients, dropped, steps, loss)
-            self._weights = self._weights.to(averaged.device, non_blocking=True)
             if self._weigh and not own_weights:
                 table = self._table(range(len(self._batches)))
-                self._weights = self._weighed(table, self._lined_up(self._weights, table))
+                usual = torch.tensor(self._usual, dtype=torch.float64)
+                usual = usual.to(averaged.device, non_blocking=True)
+                self._weighed_all = self._weighed(table, self._lined_up([usual], table))
         # The largest absolute value is not finite if any is not: one pass, and nothing written.
         split = sum(shape.numel() for shape in form.shapes[: len(self.upload.delta)])
         parts = (averaged[:, :split], averaged[:, split:], total)
-        norms = torch.stack([_largest(part).double() for part in parts if part.shape[1]])
-        finite = norms.isfinite().all(0)
-        for leaf in leaves(self.upload.each):
+        norms = [_largest(part).double() for part in parts if part.shape[1]]
+        facts = torch.stack([chunk.outcomes.loss.double(), *norms])
+        finite, each = facts[1:].isfinite().all(0), leaves(self.upload.each)
+        for leaf in each:
             finite &= leaf.isfinite().reshape(len(leaf), -1).all(1)
         # Zero times a value that is not finite is not zero, so such a row is blanked first.
         for part in (averaged, total):
@@ -148,19 +155,22 @@ class Merger:
                 part.masked_fill_(~finite[:, None], 0)
         device = finite.device
         order = torch.tensor(chunk.rows).to(device, non_blocking=True)
+        own = [self._usual[i] for i in chunk.batches]
+        weights = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
+        merged = finite[order] & (weights > 0)
         if own_weights:
             weights = self.upload.weight[order].double()
-        else:
-            weights = self._weights[torch.tensor(chunk.batches).to(device, non_blocking=True)]
-        known = torch.tensor([self._sends[i] for i in chunk.batches])
-        merged = finite[order] & known.to(device, non_blocking=True) & _valid(weights, averaged)
-        loss, steps = chunk.outcomes.loss.double()[order], chunk.outcomes.steps[order]
-        facts = torch.cat([torch.stack([loss, weights]), norms[:, order]])
+        elif self._weighed_all is not None:
+            batches = torch.tensor(chunk.batches).to(device, non_blocking=True)
+            weights = self._weighed_all[batches]
+        if own_weights or self._weigh:
+            merged &= _valid(weights, averaged)
+        facts, steps = facts[:, order], chunk.outcomes.steps[order]
         self._facts.append(torch.where(merged, facts, nan))
         self._order += chunk.batches
-        if leaves(self.upload.each):
+        if each:
             self._each.append(row(self.upload.each, order))
-        uploads = _Uploads(chunk.batches, order, averaged, total, steps, loss, weights)
+        uploads = _Uploads(chunk.batches, order, averaged, total, steps, facts[0], weights)
         if self._guard or self._fewest or (self._weigh and own_weights):
             self._kept.append(uploads)
         else:
@@ -170,13 +180,14 @@ class Merger:
         """Line up the clients of every trial, and merge the uploads that were kept and count."""
         table = self._table(range(len(self._order)))
         self.clients = [[self._client(position) for position in row] for row in table]
-        facts = self._lined_up(torch.cat(self._facts, 1).T, table).permute(2, 0, 1)
-        self.losses, weights, self.norms = facts[0], facts[1], facts[2:]
+        facts = self._lined_up(self._facts, table)
+        self.losses, self.norms = facts[0], facts[1:]
         if self._kept:
             own = torch.cat([uploads.weights for uploads in self._kept])
             if self._weigh and isinstance(self.upload.weight, Tensor):
-                own = self._weighed(table, weights)
-                valid = self._lined_up(_valid(own, self.sums.averaged), table)
+                known = self.norms.isfinite().all(0)
+                own = self._weighed(table, torch.where(known, self._lined_up([own], table), 0.0))
+                valid = self._lined_up([_valid(own, self.sums.averaged)], table)
                 self.norms = torch.where(valid, self.norms, nan)
             usual = self.norms.isfinite().all(0)
             if self._guard:
@@ -235,11 +246,11 @@ class Merger:
         ranked = np.argsort(table, axis=None)
         return self._index(ranked[np.sort(table, axis=None) >= 0])
 
-    def _lined_up(self, values: Tensor, table: list[list[int]]) -> Tensor:
-        """Order values of entries by a table; NaN or false in padding."""
-        blank = False if values.dtype == torch.bool else nan
-        padded = torch.cat([values, values.new_full((1, *values.shape[1:]), blank)])
-        return padded[self._index(table)]
+    def _lined_up(self, parts: list[Tensor], table: list[list[int]]) -> Tensor:
+        """Order values by a table, entries on the last axis; NaN or false in padding."""
+        blank = False if parts[0].dtype == torch.bool else nan
+        padding = parts[0].new_full((*parts[0].shape[:-1], 1), blank)
+        return torch.cat([*parts, padding], -1)[..., self._index(table)]
 
     def _numbers(self, table: list[list[int]]) -> Tensor:
         """Return the numbers of the clients in a table; 0 is padding."""
@@ -261,8 +272,9 @@ class Merger:
     def _merge(self, uploads: _Uploads, merged: Tensor) -> None:
         """Add uploads to the sums; ``merged`` flags those that count."""
         averaged, total = uploads.averaged, uploads.total
-        trials, *schedule = self._schedule(uploads.batches)
-        places, uploaded = (part.to(averaged.device, non_blocking=True) for part in schedule)
+        trials, schedule = self._schedule(uploads.batches)
+        places = schedule.to(averaged.device, non_blocking=True)
+        uploaded = places >= 0
         accepted = uploaded & merged[places]
         weights = torch.where(accepted, uploads.weights[places], 0.0)
         factors = weights.to(averaged.dtype)[:, :, None]
@@ -283,10 +295,10 @@ class Merger:
                 sums.total.add_(torch.where(accepted[i][:, None], total[chosen], 0))
         self.accepted.append(merged)
 
-    def _schedule(self, batches: list[int]) -> tuple[Any, Tensor, Tensor]:
+    def _schedule(self, batches: list[int]) -> tuple[Any, Tensor]:
         """Order the clients of a chunk as the cohort, trials side by side.
 
-        Returns the trials, the entry that each adds at each step, and flags; false: none.
+        Returns the trials, and the entry that each adds at each step; -1: none.
         """
         queues: dict[int, list[int]] = {}
         for i in sorted(range(len(batches)), key=batches.__getitem__):
@@ -296,12 +308,10 @@ class Merger:
         # Batches are sorted by trial, so the trials of a chunk are neighbours.
         trials = slice(min(queues), max(queues) + 1)
         longest = max(len(queue) for queue in queues.values())
-        places = np.zeros((longest, trials.stop - trials.start), dtype=np.int64)
-        uploaded = np.zeros(places.shape, dtype=bool)
+        places = np.full((longest, trials.stop - trials.start), -1, dtype=np.int64)
         for trial, queue in queues.items():
             places[: len(queue), trial - trials.start] = queue
-            uploaded[: len(queue), trial - trials.start] = True
-        return trials, torch.from_numpy(places), torch.from_numpy(uploaded)
+        return trials, torch.from_numpy(places)
 
     def cohort(
         self, population: int, round_: Tensor, key: Any = (), delta: Tensor | None = None
@@ -322,7 +332,7 @@ class Merger:
         if not self._each and not self._by_client:
             return cohort
         table = self._table(sorted(range(len(self._order)), key=self._order.__getitem__))
-        valid = self._lined_up(torch.cat(self.accepted), table)
+        valid = self._lined_up(self.accepted, table)
         each = ()
         if self._each:
             rows = tree_map(lambda *parts: torch.cat(parts), *self._each)

@@ -224,12 +224,21 @@ class Program:
         x, y = self.data.examples
         return Examples(self.prepare(x[indices], self.dtype), y[indices])
 
-    def context(self, broadcast: Broadcast, memory: State, facts: Tensor) -> ClientContext:
-        """Put together what clients know; ``facts`` are rows of :func:`client_facts`."""
-        needs = self.rule.needs
-        examples, client, key, steps = facts.unbind()
+    def facts(self, batches: Sequence[ClientBatch]) -> list[list[int]]:
+        """Return numbers of examples; if the rule needs more, also clients, keys and steps."""
+        facts = [[b.examples for b in batches]]
+        if self.rule.needs:
+            facts += [[b.client for b in batches], [b.key for b in batches]]
+            facts.append([len(b.stream) for b in batches])
+        return facts
+
+    def context(
+        self, broadcast: Broadcast, memory: State, examples: Tensor, *others: Tensor
+    ) -> ClientContext:
+        """Put together what clients know; the last arguments are those of :meth:`facts`."""
         asked: Asked | tuple[()] = ()
-        if needs:
+        if others:
+            needs, (client, key, steps) = self.rule.needs, others
             asked = Asked(
                 client=client if "client" in needs else (),
                 key=key if "key" in needs else (),
@@ -254,12 +263,6 @@ def mapped_losses(program: Program) -> Callable[..., Tensor]:
         return found
 
     return mapped
-
-
-def client_facts(batches: Sequence[ClientBatch]) -> list[list[int]]:
-    """Return numbers of examples, numbers of clients, keys and planned steps."""
-    facts = [(b.examples, b.client, b.key, len(b.stream)) for b in batches]
-    return [list(column) for column in zip(*facts, strict=True)]
 
 
 class Broadcast(NamedTuple):
@@ -310,8 +313,8 @@ class Sequential:
     def _train_one(self, batch: ClientBatch, broadcast: Broadcast, memory: State) -> Outcome:
         program, stream = self.program, batch.stream
         rule = bind(program.rule, broadcast.numbers)
-        facts = torch.tensor(client_facts([batch]), device=program.device)[:, 0]
-        context = program.context(broadcast, memory, facts)
+        facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
+        context = program.context(broadcast, memory, *facts)
         full_pass: FullPass | tuple[()] = ()
         if rule.full_pass != "never":
             full_pass = self._full_pass(batch, first_model(rule, context))

@@ -20,9 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedzmg.aggregators import AGGREGATORS, table_of
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.contract import Algorithm, chain
+from fedzmg.contract import Aggregator, Algorithm, chain
 from fedzmg.errors import InputError
+from fedzmg.plugins import Origin
 from fedzmg.storage.formats import read_json
 from fedzmg.storage.reading import files_below
 from fedzmg.tasks import TASKS
@@ -41,16 +43,21 @@ def rules_sha256(algorithm: Algorithm) -> str | None:
     return _hash(tuple(type(rule) for rule in rules))
 
 
-def code_facts(task: Task, algorithms: Iterable[Algorithm]) -> dict[str, Any]:
+def code_facts(
+    task: Task, algorithms: Iterable[Algorithm], aggregator: Aggregator | None = None
+) -> dict[str, Any]:
     """Return what a manifest records of code: the hash of rules, and files outside the package."""
     trained = list(algorithms)
-    names = dict.fromkeys(algorithm.name for algorithm in trained)
-    found = {name: ALGORITHMS.origins[name] for name in names if name in ALGORITHMS.origins}
-    if task.name in TASKS.origins:
-        found[task.name] = TASKS.origins[task.name]
-    plugins = {name: origin.as_dict() for name, origin in found.items()}
+    merged = [] if aggregator is None else [table_of(aggregator)["name"]]
+    names = dict.fromkeys([*(algorithm.name for algorithm in trained), *merged, task.name])
+    known = _origins()
+    plugins = {name: known[name].as_dict() for name in names if name in known}
     # Trials of a pack differ in numbers only.
     return {FACT: rules_sha256(trained[0]), **({PLUGINS: plugins} if plugins else {})}
+
+
+def _origins() -> dict[str, Origin]:
+    return {**AGGREGATORS.origins, **ALGORITHMS.origins, **TASKS.origins}
 
 
 def say_changed(
@@ -82,7 +89,7 @@ def say_changed(
 def changed_files(manifest: Mapping[str, Any]) -> list[str]:
     """Return recorded plugin files whose content is another one now."""
     then = manifest.get(PLUGINS, {})
-    now = {**ALGORITHMS.origins, **TASKS.origins}
+    now = _origins()
     return [
         str(origin["file"])
         for name, origin in then.items()

@@ -259,7 +259,11 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
         "examples": task.train.examples.size,
         "data_sha256": task.train.fingerprint(),
         "task_sha256": task.fingerprint(),
-        **code_facts(task, (trial.algorithm for trial in simulation.trials)),
+        **code_facts(
+            task,
+            (trial.algorithm for trial in simulation.trials),
+            simulation.federation.aggregator,
+        ),
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -142,6 +142,17 @@ def mean_and_sd(values: Collection[float]) -> tuple[float | None, float | None]:
     """Return mean and sample standard deviation; None where there are too few values."""
     mean = statistics.fmean(values) if values else None
     return mean, statistics.stdev(values) if len(values) > 1 else None
+
+
+def over_seeds(
+    records: Sequence[Mapping[str, Any]], labels: Iterable[str], key: str
+) -> list[tuple[float | None, float | None]]:
+    """Return mean and deviation of a value by algorithm; no deviation of infinite values."""
+    columns = [[one[key] for one in records if one["algorithm"] == label] for label in labels]
+    return [
+        mean_and_sd(values) if all(map(math.isfinite, values)) else (sum(values), None)
+        for values in columns
+    ]
 
 
 def band_around(

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +22,15 @@ from fedzmg.algorithms.parts import travelling
 from fedzmg.contract import Aggregator, ClientRule, Rule, ServerRule, bind, chain
 from fedzmg.errors import InputError
 from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Rows, Upload
+from fedzmg.simulation.rule_errors import (
+    culprit,
+    describe,
+    failing_method,
+    form,
+    is_foreign,
+    reason,
+    where,
+)
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 
@@ -55,7 +62,7 @@ def dry_run(
     given = [clients, servers, *([] if aggregators is None else [aggregators])]
     packed = [p._replace(numbers=row(p.numbers, slice(0, 1))) for p in given]
     first = row(models, slice(0, 1))
-    if any(_is_foreign(rule) for p in packed for rule in chain(p.rule)):
+    if any(is_foreign(rule) for p in packed for rule in chain(p.rule)):
         check_pure(packed, first)
         return
 
@@ -186,8 +193,8 @@ def _check_mergeable(client: Rule, aggregator: Any, upload: Upload) -> None:
     for name in ("average", "total", "each", "weight"):
         if leaves(getattr(upload, name)):
             raise InputError(
-                f"{type(_culprit(client)).__name__} uploads more than an update ({name}), which "
-                f"{type(_culprit(rule)).__name__} cannot merge: leave federation.aggregator out"
+                f"{type(culprit(client)).__name__} uploads more than an update ({name}), which "
+                f"{type(culprit(rule)).__name__} cannot merge: leave federation.aggregator out"
             )
 
 
@@ -204,7 +211,7 @@ def _named_errors() -> Iterator[None]:
             raise
         if "random operation" in str(error):
             raise InputError(_randomness(place, "torch")) from error
-        raise InputError(f"{place}: {_reason(error)}") from error
+        raise InputError(f"{place}: {reason(error)}") from error
 
 
 def _before(args: Any) -> tuple[list[list[int]], list[Any]]:
@@ -259,7 +266,7 @@ def _state(rule: Rule, method: str, value: Any, _: Any) -> Any:
     if all(isinstance(leaf, Tensor) for leaf in leaves(value)):
         return value
     raise InputError(
-        f"{where(rule, method)} returned {_describe(value)}: expected tensors, trees or tuples of "
+        f"{where(rule, method)} returned {describe(value)}: expected tensors, trees or tuples of "
         "them; () for nothing"
     )
 
@@ -289,7 +296,9 @@ def _sent(rule: Rule, method: str, value: Any, args: Any) -> Any:
     wanted = upload._replace(delta=travels) if isinstance(upload, Upload) else Upload(travels)
     if isinstance(upload, Upload) and leaves(upload.weight):
         wanted = wanted._replace(weight=context.round)
-    return _same(rule, method, value, (wanted, context.memory))
+    _same(rule, method, value, (wanted, context.memory))
+    _state(rule, method, upload[1:], ())
+    return value
 
 
 def _merged(rule: Rule, method: str, value: Any, args: Any) -> Any:
@@ -307,96 +316,7 @@ def _updated(rule: Rule, method: str, value: Any, args: Any) -> Any:
 
 def _same(rule: Rule, method: str, value: Any, wanted: Any) -> Any:
     """Return a value; reject one of another structure or with tensors of other shapes."""
-    if _form(value) == _form(wanted):
+    if form(value) == form(wanted):
         return value
-    found, expected = _describe(value, wanted), _describe(wanted, value)
+    found, expected = describe(value, wanted), describe(wanted, value)
     raise InputError(f"{where(rule, method)} returned {found}: expected {expected}")
-
-
-def _form(value: Any) -> Any:
-    """Reduce a value to ordered names and shapes; of the named tuples only uploads count."""
-    if isinstance(value, Tree):
-        return [(name, _form(leaf)) for name, leaf in value.items()]
-    if isinstance(value, tuple):
-        return isinstance(value, Upload), [_form(part) for part in value]
-    return value.shape if isinstance(value, Tensor) else type(value)
-
-
-def _describe(value: Any, other: Any = None) -> str:
-    """Describe a value in few words: the parts of a tree that differ from another, or its names."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, Tree):
-        known = dict(other) if isinstance(other, Tree) else dict(value)
-        parts = [
-            f"{name} = {_describe(leaf)}"
-            for name, leaf in value.items()
-            if name not in known or _form(leaf) != _form(known[name])
-        ]
-        parts = parts or [n for n, m in zip(value, known, strict=False) if n != m] or list(value)
-        return f"a Tree of {', '.join(parts[:3])}{', ...' if len(parts) > 3 else ''}"
-    if isinstance(value, tuple):
-        others = [*(other if isinstance(other, tuple) else ()), *[None] * len(value)]
-        inside = ", ".join(map(_describe, value, others))
-        kind = "Upload" if isinstance(value, Upload) else ""
-        return f"{kind}({inside}{',' if len(value) == 1 else ''})"
-    plain = value is None or isinstance(value, bool)
-    return repr(value) if plain else f"a {type(value).__name__}"
-
-
-def _is_foreign(rule: Rule) -> bool:
-    return not type(rule).__module__.startswith("fedzmg.")
-
-
-def _culprit(rule: Rule) -> Rule:
-    """Return the outermost user rule of a chain; the rule itself if there is none."""
-    return next(filter(_is_foreign, chain(rule)), rule)
-
-
-def where(rule: Rule, method: str) -> str:
-    """Name a user rule's method with file and line; a built-in rule's without."""
-    kind = type(_culprit(rule))
-    name = f"{kind.__name__}.{method}"
-    code = getattr(vars(kind).get(method), "__code__", None)
-    if code is not None:
-        file, line = code.co_filename, code.co_firstlineno
-    else:  # an inherited method
-        try:
-            file, line = inspect.getfile(kind), inspect.getsourcelines(kind)[1]
-        except (OSError, TypeError):  # written at a prompt
-            return name
-    return f"{_short(file)}:{line}: {name}" if _is_foreign(_culprit(rule)) else name
-
-
-def _short(file: str) -> str:
-    """Return a path as seen from the current directory if it is inside."""
-    inside = os.path.relpath(file) if os.path.exists(file) else file
-    return file if inside.startswith(os.pardir) else inside
-
-
-def failing_method(trace: TracebackType | None) -> str | None:
-    """Name the rule's method in which an error arose, and its line; None: it was in none.
-
-    The innermost method of a user rule wins: built-in rules fail on values that it returned.
-    """
-    found: dict[bool, str] = {}
-    while trace is not None:
-        rule, code = trace.tb_frame.f_locals.get("self"), trace.tb_frame.f_code
-        if isinstance(rule, Rule):
-            user = _culprit(rule)
-            name = f"{type(user).__name__}.{code.co_name}"
-            own = _is_foreign(user) and user is rule
-            place = f"{_short(code.co_filename)}:{trace.tb_lineno}: " if own else ""
-            found[_is_foreign(rule)] = f"{place}{name}"
-        trace = trace.tb_next
-    return found.get(True, found.get(False))
-
-
-def _reason(error: Exception) -> str:
-    message = (str(error).splitlines() or [""])[0]
-    if "data-dependent control flow" in message or ".item()" in message:
-        return (
-            "the numbers of a rule are tensors without a value while it is mapped over clients: "
-            "use them in arithmetic and choose with torch.where, not with if, float() or item()"
-        )
-    return f"{type(error).__name__}: {message}"

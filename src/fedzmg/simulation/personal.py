@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.wrapper import rate_of
-from fedzmg.contract import ClientRule, Number, bind, number
+from fedzmg.contract import ClientRule, Number, bind, chain, number
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream
 from fedzmg.engine.local import Broadcast, Sequential
@@ -107,7 +107,9 @@ def _fine_tuned(
 ) -> Tree:
     """Train the models of some clients on their own training data, at the client's rate."""
     chosen = simulation.trials[trial]
-    rate = rate_of(chosen.algorithm.client) or 0.1
+    trained = chosen.algorithm.client
+    own = (getattr(rule, "fine_tuning_rate", None) for rule in chain(trained))
+    rate = next(filter(None, own), None) or rate_of(trained) or 0.1
     program = replace(simulation.program, rule=FineTune(), longest=0)
     batching = replace(simulation.task.protocol.batching, epochs=epochs)
     offsets = simulation.task.train.offsets

@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from fedzmg.data.plan import ClientBatch, LocalWork, local_stream
 from fedzmg.data.sampling import Sampler
 from fedzmg.participation import Participation
-from fedzmg.seeds import key
 from fedzmg.tasks.task import Task
 
 _thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plan")
@@ -63,9 +62,9 @@ class RoundPlanner:
         first, last = (int(o) for o in self._task.train.offsets[client : client + 2])
         batching, steps = self._work.plan(seed, round_, client, last - first)
         stream = local_stream(batching, seed, round_, client, occurrence, first, last - first)
-        own = key(seed, "rule", round_, client, occurrence)
         planned = stream if steps is None else stream[:steps]
-        return ClientBatch(0, client, last - first, planned, own)
+        address = seed, round_, client, occurrence
+        return ClientBatch(0, client, last - first, planned, address)
 
     def absent(self) -> ClientBatch:
         """Return a client without a step, which stands for an empty cohort: it has no upload."""

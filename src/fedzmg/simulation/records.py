@@ -21,7 +21,7 @@ from fedzmg.engine.aggregate import OUTLIER, Merger, ratios_to_median
 from fedzmg.engine.local import Broadcast
 from fedzmg.simulation.history import Record
 from fedzmg.tasks.task import Task
-from fedzmg.tree import leaves
+from fedzmg.tree import leaves, tree_map
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Shares of a cohort at which its training losses are recorded."""
@@ -63,8 +63,8 @@ def message_sizes(
 ) -> list[tuple[Message, Message]]:
     """Measure each trial's messages: down to all of its clients, and up from one client.
 
-    ``uploads`` has stacked values that travel, or their bytes, for every trial. ``counts``: clients
-    also send their example counts.
+    ``uploads`` has the values of one upload that travel, or their bytes, for every trial.
+    ``counts``: clients also send their example counts.
     """
     longest, sent = [0] * len(broadcast.round), [0] * len(broadcast.round)
     for batch in batches:
@@ -76,7 +76,10 @@ def message_sizes(
     @functools.cache
     def sizes(steps: int, clients: int, which: int) -> tuple[Message, Message]:
         own = by_id[which]
-        up = Message(own, 0, own) if isinstance(own, int) else message_size(own, steps)
+        if isinstance(own, int):
+            up = Message(own, 0, own)
+        else:
+            up = message_size(tree_map(lambda leaf: leaf[None], own), steps)
         down = message_size((broadcast.params, broadcast.shared), steps).times(clients)
         return down, up._replace(scalars=up.scalars + EXAMPLE_COUNT * counts)
 

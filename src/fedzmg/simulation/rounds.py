@@ -204,9 +204,10 @@ class Simulation:
 
     def broadcast(self, round_: int, now: Snapshot) -> Broadcast:
         """Make the message of every server to its clients."""
-        params, shared = self._servers.map(
-            lambda rule, p, s: (rule.send(p, s), rule.share(s)), now.params, now.state
-        )
+        params = now.params
+        shared = self._servers.map(lambda rule, s, _: rule.share(s), now.state, now.lost)
+        if self._server_side.sends_own:
+            params = self._servers.map(lambda rule, *own: rule.send(*own), params, now.state)
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
         return Broadcast(params, shared, self._clients.numbers, stamp)
 
@@ -299,7 +300,8 @@ class Simulation:
         # Record.
         sums = merger.sums
         travels = broadcast._replace(params=travelling(self._servers.rule, broadcast.params))
-        uploads = [rule.wire(merger.upload) for rule in self._client_rules]
+        one = row(merger.upload, 0)
+        uploads = [rule.wire(one) for rule in self._client_rules]
         counts = self._server_side.by_examples and not isinstance(merger.upload.weight, Tensor)
         sizes = message_sizes(sent, travels, uploads, counts=counts)
         totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])

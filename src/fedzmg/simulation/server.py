@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.parts import travelling
-from fedzmg.contract import Algorithm, structure
+from fedzmg.algorithms.wrapper import ServerWrapper
+from fedzmg.contract import Algorithm, Rule, ServerRule, chain, structure
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
 from fedzmg.federation import Federation
-from fedzmg.messages import Rows
+from fedzmg.messages import Cohort, Rows
 from fedzmg.seeds import key
 from fedzmg.simulation.trial import PackedRule, Trial
 from fedzmg.tasks.task import Task
@@ -53,6 +54,8 @@ class ServerSide(NamedTuple):
     guard: bool
     seeds: Sequence[int]
     population: int
+    sends_own: bool
+    """Flag of a rule that sends another model than its parameters."""
 
     @classmethod
     def of(
@@ -86,6 +89,7 @@ class ServerSide(NamedTuple):
             federation.guard,
             [trial.seed for trial in trials],
             len(task.train),
+            _sends_own(rule.rule),
         )
 
     @property
@@ -128,8 +132,11 @@ class ServerSide(NamedTuple):
         if self.aggregator is not None:
             delta, merging = _aggregate(self.aggregator, merger, old.aggregator)
         cohort, sums = merger.cohort(self.population, stamp, keys, delta), merger.sums
+        # Every field costs the map a few microseconds: absent ones at the end are left out.
+        absent = isinstance(cohort.valid, tuple) and isinstance(keys, tuple)
+        known = cohort[:6] if absent else tuple(cohort)
         params, state = self.rule.map(
-            lambda rule, p, s, c: rule.update(p, s, c), old.params, old.state, cohort
+            lambda rule, p, s, c: rule.update(p, s, Cohort(*c)), old.params, old.state, known
         )
         moves = old.alive & (sums.clients > 0)
 
@@ -145,8 +152,13 @@ class ServerSide(NamedTuple):
             old.alive & (lost < DIVERGED_AFTER),
             lost,
             old.traffic,
-            tree_map(pick, merging, old.aggregator),
+            tree_map(pick, merging, old.aggregator) if self.aggregator else (),
         )
+
+
+def _sends_own(rule: Rule) -> bool:
+    forwards = ServerRule.send, ServerWrapper.send
+    return any(type(inner).send not in forwards for inner in chain(rule))
 
 
 def _with_aggregator(algorithm: Algorithm, federation: Federation) -> Algorithm:

@@ -14,7 +14,8 @@ from fedzmg.algorithms.options import configure
 from fedzmg.algorithms.parts import travelling
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.simulation import simulate
-from fedzmg.simulation.dry_run import check_pure, rehearse, same, where
+from fedzmg.simulation.dry_run import check_pure, rehearse, same
+from fedzmg.simulation.rule_errors import where
 from fedzmg.testing.case import (
     PACK,
     TOLERANCE,
@@ -42,11 +43,13 @@ def _rules_are_pure(case: Case) -> str:
         ("finish", values["finish"][1], values["init_memory"]),
         ("update", values["update"], (models, values["init"])),
     ):
-        types = [[leaf.dtype for leaf in leaves(value)] for value in (found, wanted)]
-        if types[0] != types[1]:
-            listed = " and ".join(", ".join(map(str, dict.fromkeys(t))) for t in types)
-            place = where(calls[method].rule, method)
-            raise Violation(f"{place} changed the type of a state or model: {listed}")
+        for new, old in zip(leaves(found), leaves(wanted), strict=True):
+            if new.dtype != old.dtype:
+                raise Violation(
+                    f"{where(calls[method].rule, method)} returned a {new.dtype} of shape "
+                    f"{tuple(new.shape[1:])} where it was {old.dtype}: make states with the type "
+                    "of the model, such as next(iter(params.values())).new_zeros(())"
+                )
     return ""
 
 

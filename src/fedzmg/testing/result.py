@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedzmg.errors import InputError
-from fedzmg.simulation.dry_run import failing_method
+from fedzmg.simulation.rule_errors import failing_method
 
 _LIBRARIES = tuple(str(Path(str(m)).parent) for m in (torch.__file__, Path(__file__).parent))
 

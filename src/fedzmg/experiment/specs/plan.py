@@ -17,17 +17,8 @@ import pydantic
 from fedzmg import algorithms, tasks
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, brief, check_text
-from fedzmg.experiment.specs.run import (
-    COUNT,
-    SIDES,
-    Experiment,
-    RunSpec,
-    Seed,
-    Strict,
-    Value,
-    by_side,
-    toml,
-)
+from fedzmg.experiment.specs.run import COUNT, SIDES, Experiment, RunSpec, Seed, by_side
+from fedzmg.experiment.specs.strict import Strict, Value, toml
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import flat
 from fedzmg.tasks.task import Task

@@ -1,13 +1,10 @@
-"""Strict models of TOML files, and the specification of a run."""
+"""Shared parts of specifications, and the specification of a run."""
 
+# ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from __future__ import annotations
 
-import json
-import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_args
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 import pydantic
 import torch
@@ -17,11 +14,12 @@ from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.data.sampling import Sampler
 from fedzmg.errors import InputError, brief, unknown
+from fedzmg.experiment.specs.strict import Setting, Strict, Value, toml
 from fedzmg.federation import Federation
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.participation import Participation
 from fedzmg.simulation import Device, EngineName, Trial
-from fedzmg.storage.formats import flat, read_toml
+from fedzmg.storage.formats import flat
 from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import LARGEST, Protocol, Task
 
@@ -29,140 +27,6 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COUNT = LARGEST["rounds"]
 """Largest interval or number of rounds in a file."""
 Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
-Value: TypeAlias = bool | int | float | str
-Setting: TypeAlias = Value | list[Value] | list[list[Value]]
-
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-_WORDS = {
-    "bool_type": "true or false",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "literal_error": "{expected}",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "too_short": "at least {min_length}",
-    "too_long": "at most {max_length}",
-    "finite_number": "a finite number",
-    "int_parsing_size": "a smaller number",
-}
-"""Expected values by pydantic's type of error."""
-_UNION = "a number, true, false or text"
-
-
-class Strict(pydantic.BaseModel):
-    """Frozen model that rejects unknown keys and values of another type."""
-
-    model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
-
-    listing: ClassVar[str] = ""
-    """The command that shows every key."""
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any], path: Path | None = None) -> Self:
-        """Validate a mapping; one line names an unknown key, a missing one or a wrong value."""
-        try:
-            return cls.model_validate(dict(values))
-        except pydantic.ValidationError as error:
-            # A misspelt key often makes another one missing, so it is named first.
-            found = error.errors()
-            first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
-        raise InputError(f"{path}: {cls._one_line(first)}" if path else cls._one_line(first))
-
-    @classmethod
-    def _one_line(cls, error: Mapping[str, Any]) -> str:
-        kind, parts, context = error["type"], list(map(str, error["loc"])), error.get("ctx", {})
-        if kind == "extra_forbidden":
-            known = [".".join([*parts[:-1], key]) for key in cls.keys_of(parts[:-1])]
-            return str(unknown("key", ".".join(parts), known, *filter(None, [cls.listing])))
-        # pydantic adds the branch of a union, which the user did not write.
-        is_union = parts[-1:] and parts[-1] in ("bool", "int", "float", "str")
-        key = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(parts[:-1] if is_union else parts))
-        if kind == "missing":
-            see = f" ('{cls.listing}' shows its values)" if cls.listing else ""
-            return f"{key} is missing: add it{see}"
-        if isinstance(reason := context.get("error"), ValueError):  # of one of our validators
-            return f"{key}: {reason}" if key else str(reason)
-        words = _UNION if is_union else _WORDS.get(kind, "another value").format(**context)
-        return f"{key} = {brief(error.get('input'))}: expected {words}"
-
-    @classmethod
-    def keys_of(cls, table: Sequence[str]) -> list[str]:
-        """Return the keys of a table; ``[]`` is the file itself."""
-        kind: Any = cls
-        for part in table:
-            is_model = isinstance(kind, type)
-            kind = kind.model_fields[part].annotation if is_model else get_args(kind)[1]
-        return list(kind.model_fields)
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a TOML file."""
-        return cls.parse(read_toml(path, typed=True), path)
-
-    def to_toml(self) -> str:
-        """Write a TOML document that :meth:`read` reads back."""
-        return toml(self.model_dump(exclude_none=True))
-
-
-def toml(values: Mapping[str, Any], table: str = "") -> str:
-    """Write values and tables as TOML; leave out empty tables unless nothing else is there.
-
-    >>> print(toml({"task": "digits", "client": {"lr": 0.1}, "server": {}}))
-    task = "digits"
-    <BLANKLINE>
-    [client]
-    lr = 0.1
-    <BLANKLINE>
-    """
-    plain = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
-    text = "".join(f"{_key(k)} = {_literal(v)}\n" for k, v in plain.items())
-    for name, inner in values.items():
-        if not isinstance(inner, Mapping):
-            continue
-        path = f"{table}.{_key(name)}" if table else _key(name)
-        below = toml(inner, path)
-        own = any(not isinstance(v, Mapping) for v in inner.values())
-        text += f"\n[{path}]\n{below}" if own or (table and not below) else below
-    return text
-
-
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _literal(name)
-
-
-def _literal(value: Any) -> str:
-    # JSON's strings, booleans, numbers and lists are TOML's too, except for two rare characters.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
-    """Parse ``key=value`` from the command line; a value that is not TOML is text.
-
-    >>> parse_settings(["client.lr=0.03", "weights=uniform", "seeds=[0, 1]"])
-    {'client.lr': 0.03, 'weights': 'uniform', 'seeds': [0, 1]}
-    """
-    found: dict[str, Setting] = {}
-    for text in texts:
-        key, equals, given = (part.strip() for part in text.partition("="))
-        try:
-            value = tomllib.loads(f"value = {given}")["value"]
-        except ValueError:  # not TOML, or a number of thousands of digits
-            value = given
-        parts = value if isinstance(value, list) else [value]
-        parts = [p for part in parts for p in (part if isinstance(part, list) else [part])]
-        if not (key and equals and all(isinstance(p, bool | int | float | str) for p in parts)):
-            raise InputError(
-                f"--set {brief(text)}: expected KEY=VALUE, such as client.lr=0.03; a value is a "
-                "number, true, false, a word or a list of them"
-            )
-        found[key] = value
-    return found
 
 
 class Participants(Strict):

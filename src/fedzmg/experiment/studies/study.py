@@ -23,7 +23,8 @@ from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
-from fedzmg.experiment.specs.run import ResolvedRun, RunSpec, Value
+from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
+from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.training import (
     FORMAT,
     REMAKE,

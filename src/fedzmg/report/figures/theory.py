@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -32,67 +34,9 @@ class Plot(NamedTuple):
     percent: bool = False
 
 
-_STEPS, _ERROR = "steps t", "E |w \u2212 w*|²"
-CHARTS: dict[str, Plot] = {
-    "T3": Plot(
-        "Variance that projection removes",
-        "Isotropic noise loses 1/d. The gain is large only where the noise is an intensity shift.",
-        "share of the noise along 1 (intensity noise)", "share removed",
-        {"rho + (1 - rho)/d": "C4--", "measured": "C0o"}, log="", percent=True,
-    ),
-    "T5": Plot(
-        "Convergence when the condition on the start holds",
-        "Both fall like 1/t. Lines: measured. Marks: the exact expectation, by a recursion of mean "
-        "and covariance.", _STEPS, _ERROR,
-        {"FedZMG": "C0-", "FedAvg": "C1-", "FedZMG, exact": "C0o", "FedAvg, exact": "C1s"},
-    ),
-    "T5-gain": Plot(
-        "What projection gains when noise is isotropic",
-        "Error of FedZMG over that of FedAvg; exact: (d \u2212 1)/d with d = 12. Isotropic noise "
-        "has a twelfth of itself along 1.", _STEPS, f"quotient of {_ERROR}",
-        {"gain": "C0-", "gain, exact": "C4--"}, log="x",
-    ),
-    "T6": Plot(
-        "Where FedZMG goes from another start",
-        "FedZMG stays away from the optimum w* by what is predicted, and converges to w_c, the "
-        "optimum on the hyperplane through its start.", _STEPS, "expected squared distance",
-        {"FedZMG to w*": "C6-", "predicted |w_c - w*|^2": "C4--", "FedAvg to w*": "C1-.",
-         "FedZMG to w_c": "C0-"},
-    ),
-    "T7": Plot(
-        "Weight decay wears the sum away",
-        "The sum that the proof needs to be constant follows the product of (1 \u2212 λ n).",
-        _STEPS, "1'w", {"1'w_t": "C6-", "product": "C4--"}, log="x",
-    ),
-    "T9": Plot(
-        "Logistic regression from w = 0",
-        "The loss stays above its minimum F* by the gap to the constrained minimum F(w_c).",
-        _STEPS, "loss above",
-        {"FedZMG to F*": "C6-", "FedAvg to F*": "C1-.", "FedZMG to F(w_c)": "C0-"},
-    ),
-    "T10": Plot(
-        "The theorem's bound and what is measured",
-        "The bound is true, and far from what happens.", _STEPS, _ERROR,
-        {"FedAvg's bound": "C1--", "FedZMG's bound": "C0:", "bound on the hyperplane": "C2-.",
-         "FedAvg": "C1-", "FedZMG": "C0--"},
-    ),
-    "T12": Plot(
-        "Energy of the mean component along training",
-        "The first layer sees a white background, so most of its gradient is mean.",
-        "rounds of FedZMG on digits", "share of |gradient|² removed",
-        {"layer 1, convolution": "C0-", "layer 2, convolution": "C1--", "layer 3, dense": "C2-.",
-         "layer 4, dense": "C3:"}, log="", percent=True,
-    ),
-    "E6": Plot(
-        "Weight decay forgets the start", "Whatever sum a start has, it dies like a power of t.",
-        _STEPS, "|1'w|", {"sum +12": "C0-", "sum \u221224": "C1--"},
-    ),
-    "E7": Plot(
-        "A network: what vanishes and what stays",
-        "The projected gradient vanishes; the rest of the gradient stays.", "steps", "norm",
-        {"|grad F|": "C1-", "|Phi grad F|": "C0-"}, log="y",
-    ),
-}  # fmt: skip
+_TABLE = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+CHARTS = {name: Plot(**plot) for name, plot in tomllib.loads(_TABLE).items()}
+"""Figures of curves, by the stem of their files."""
 
 
 def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:

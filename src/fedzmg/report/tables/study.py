@@ -13,7 +13,14 @@ from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
 from fedzmg.results.reading import Study
-from fedzmg.results.scores import RULES, arrivals, client_tables, late_means, mean_and_sd
+from fedzmg.results.scores import (
+    RULES,
+    arrivals,
+    client_tables,
+    late_means,
+    mean_and_sd,
+    over_seeds,
+)
 from fedzmg.results.significance import LEVEL
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
@@ -181,12 +188,7 @@ def clients(result: StudyResult) -> Table | None:
         return None
     rows = [[Cell(label)] for label in found]
     for name in heads:
-        columns = [[r[name] for r in records if r["algorithm"] == own] for own in found]
-        # No deviation is defined where a value is infinite.
-        spreads = [
-            mean_and_sd(values) if all(map(math.isfinite, values)) else (sum(values), None)
-            for values in columns
-        ]
+        spreads = over_seeds(records, found, name)
         means = [mean for mean, _ in spreads if mean is not None]
         lowest = name == _SHORT or not higher
         best = (min if lowest else max)(means) if len(means) > 1 and name != "sd" else None
