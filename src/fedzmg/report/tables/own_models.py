@@ -13,7 +13,7 @@ from fedzmg.evaluation import OverClients
 from fedzmg.report.tables.table import NOTHING, Cell, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results.reading import Study
-from fedzmg.results.scores import client_tables, mean_and_sd
+from fedzmg.results.scores import client_tables, over_seeds
 from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.client_metrics import ClientTable
 
@@ -42,10 +42,9 @@ def own_models(result: StudyResult) -> Table | None:
         texts = {"mean": name, "worst_tenth": f"{name}, worst 10 %", "sd": f"{name}, deviation"}
         # The table of clients describes the common model further.
         for value in _VALUES[:1] if kind == "metric" else _VALUES:
-            key = f"{kind}_{value}"
-            runs_of = [[r[key] for r in records if r["algorithm"] == own] for own in found]
             heads.append(texts[value])
-            for row, cell in zip(rows, _cells(runs_of, value, study), strict=True):
+            spreads = over_seeds(records, found, f"{kind}_{value}")
+            for row, cell in zip(rows, _cells(spreads, value, study), strict=True):
                 row.append(cell)
     epochs = int(study.protocol.get("fine_tune") or 0)
     tuned = f" Fine-tuned: after {fmt.count_text(epochs, 'epoch')} of SGD on the client's training "
@@ -66,16 +65,13 @@ def _final(table: ClientTable, kind: str) -> npt.NDArray[np.float64]:
     return last
 
 
-def _cells(columns: Sequence[Sequence[float]], value: str, study: Study) -> Iterator[Cell]:
+def _cells(
+    spreads: Sequence[tuple[float | None, float | None]], value: str, study: Study
+) -> Iterator[Cell]:
     """Yield the mean over seeds by algorithm, the best marked; means with their deviation."""
-    means = [sum(values) / len(values) if values else None for values in columns]
-    finite = [mean for mean in means if mean is not None and math.isfinite(mean)]
+    finite = [mean for mean, _ in spreads if mean is not None and math.isfinite(mean)]
     best = (max if study.higher_is_better else min)(finite, default=None)
     marked = value != "sd" and len(finite) > 1
-    for values, mean in zip(columns, means, strict=True):
-        if mean is None:
-            yield NOTHING
-            continue
-        sd = mean_and_sd(values)[1] if value == "mean" and math.isfinite(mean) else None
-        text = fmt.spread_text(mean, sd, study.metric)
-        yield Cell(text, mean, "best" * (marked and mean == best))
+    for mean, sd in spreads:
+        text = fmt.spread_text(mean, sd if value == "mean" else None, study.metric)
+        yield NOTHING if mean is None else Cell(text, mean, "best" * (marked and mean == best))
