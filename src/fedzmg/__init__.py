@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from fedzmg.parts import Parts
     from fedzmg.results.study_result import StudyResult
     from fedzmg.simulation import History, Trial, simulate
-    from fedzmg.tasks.task import Protocol, Task
+    from fedzmg.tasks.protocol import Protocol
+    from fedzmg.tasks.task import Task
     from fedzmg.tree import Tree
 
 __all__ = [
@@ -53,7 +54,7 @@ _MODULES = {
     "ACCURACY": "evaluation", "Aggregator": "contract", "Algorithm": "contract",
     "ClientRule": "contract", "Federation": "federation", "History": "simulation",
     "InputError": "errors", "Metric": "evaluation", "Participation": "participation",
-    "Parts": "parts", "Protocol": "tasks.task", "ServerRule": "contract",
+    "Parts": "parts", "Protocol": "tasks.protocol", "ServerRule": "contract",
     "StudyResult": "results.study_result", "Task": "tasks.task", "Tree": "tree",
     "Trial": "simulation", "Tuned": "experiment.grids.grid", "compare": "api",
     "register": "api", "simulate": "simulation", "tune": "api", "verify": "experiment.verify",

@@ -38,6 +38,7 @@ from fedzmg.rule import (
     Rule,
     bind,
     chain,
+    check_rule,
     choice,
     flag,
     inner_rules,
@@ -47,7 +48,7 @@ from fedzmg.rule import (
     replace_in_chain,
     structure,
     whole,
-)
+)  # fmt: skip
 from fedzmg.tree import State, Tree
 
 __all__ = [
@@ -71,6 +72,8 @@ class ClientRule(Rule, ABC):
     model and :meth:`step`, :meth:`end_epoch` after each epoch, and :meth:`finish`.
     """
 
+    _example = "SGD(lr=0.1)"
+    _known_needs = get_args(Need)
     wrapper_kind: ClassVar[WrapperKind] = "change"
     """Effect on the rule inside, if this is a wrapper; decides the order of wrappers."""
     incompatible: ClassVar[Mapping[WrapperKind, str]] = MappingProxyType({})
@@ -170,6 +173,7 @@ class ClientRule(Rule, ABC):
 class ServerRule(Rule, ABC):
     """Base of server rules. Only :meth:`update` is abstract."""
 
+    _example = "Average()"
     only_weights: ClassVar[Weights | None] = None
     """The only weighting for which its equations are right, if there is one."""
 
@@ -213,6 +217,8 @@ class Aggregator(Rule, ABC):
 
     streams: ClassVar[bool] = False
     """Take the weighted mean instead, which adds updates as they come and keeps none."""
+
+    _example = "Median()"
 
     @property
     def fewest(self) -> int:
@@ -343,33 +349,6 @@ class AlgorithmInfo:
     """Parts that we inferred because no source could be read; shown wherever results are."""
     about: str = ""
     """Equations and remarks: the docstring of its module, which the table fills in."""
-
-
-def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
-    """Reject a value that is not a rule of this kind, or not a dataclass."""
-    name = (rule if isinstance(rule, type) else type(rule)).__name__
-    if not isinstance(rule, kind):
-        examples = {ClientRule: "SGD(lr=0.1)", ServerRule: "Average()", Aggregator: "Median()"}
-        example = examples[kind]
-        if isinstance(rule, type) and issubclass(rule, kind):
-            example = f"{name}(...), an instance of the class"
-        shown = name if isinstance(rule, type | Rule) else repr(rule)
-        raise InputError(f"{side} = {shown}: expected a {kind.__name__}, such as {example}")
-    # @dataclass replaces a field that number(...) or choice(...) declared by its default.
-    undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
-    made = getattr(rule, "__dataclass_params__", None)
-    if undone or not dataclasses.is_dataclass(rule) or not (made and made.frozen):
-        raise InputError(
-            f"{name} is not a frozen dataclass: put @dataclass(frozen=True) above the class"
-        )
-    known = [*get_args(Need)] if kind is ClientRule else ["client", "key"]
-    for need in getattr(rule, "needs", ()):
-        if need not in known:
-            raise unknown(f"value in {name}.needs", str(need), known)
-    for field in dataclasses.fields(rule):
-        value = getattr(rule, field.name)
-        if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):
-            check_rule(field.name, value, kind)
 
 
 def _check_pairing(client: ClientRule, server: ServerRule) -> None:

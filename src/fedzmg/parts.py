@@ -56,7 +56,7 @@ class Parts:
     def split(self, layout: Layout) -> Split:
         """Sort the parameters of a model into its parts."""
         personal, frozen = (
-            {name for pattern in patterns for name in _matches(pattern, layout)}
+            {name for pattern in patterns for name in matches(pattern, layout)}
             for patterns in (self.personal, self.frozen)
         )
         if both := personal & frozen:
@@ -70,7 +70,7 @@ class Parts:
         return Split(shared, *ordered)
 
 
-def _matches(pattern: str, layout: Layout) -> list[str]:
+def matches(pattern: str, layout: Layout) -> list[str]:
     """Return the parameters that a pattern names."""
     if found := _LAYERS.fullmatch(pattern):
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name in layout))

@@ -78,6 +78,8 @@ class Rule:
 
     pairing: ClassVar[str] = ""
     """Name shared by client and server rules that work only with each other."""
+    _example: ClassVar[str] = ""
+    _known_needs: ClassVar[tuple[str, ...]] = ("client", "key")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -181,3 +183,28 @@ def structure(rule: R) -> R:
             # Not through the constructor: zero may be outside of the field's range.
             object.__setattr__(copy, path, 0.0)
     return copy
+
+
+def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
+    """Reject a value that is not a rule of this kind, or not a dataclass."""
+    name = (rule if isinstance(rule, type) else type(rule)).__name__
+    if not isinstance(rule, kind):
+        example = kind._example
+        if isinstance(rule, type) and issubclass(rule, kind):
+            example = f"{name}(...), an instance of the class"
+        shown = name if isinstance(rule, type | Rule) else repr(rule)
+        raise InputError(f"{side} = {shown}: expected a {kind.__name__}, such as {example}")
+    # @dataclass replaces a field that number(...) or choice(...) declared by its default.
+    undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
+    made = getattr(rule, "__dataclass_params__", None)
+    if undone or not dataclasses.is_dataclass(rule) or not (made and made.frozen):
+        raise InputError(
+            f"{name} is not a frozen dataclass: put @dataclass(frozen=True) above the class"
+        )
+    for need in getattr(rule, "needs", ()):
+        if need not in kind._known_needs:
+            raise unknown(f"value in {name}.needs", str(need), kind._known_needs)
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):
+            check_rule(field.name, value, kind)

@@ -20,7 +20,7 @@ from fedzmg.experiment.specs.plan import PAPER_RATES
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.specs.strict import parse_settings
 from fedzmg.experiment.specs.variants import algorithm_names
-from fedzmg.tasks.task import LARGEST
+from fedzmg.tasks.protocol import LARGEST
 from fedzmg.terminal import views
 
 ROOT = Path(__file__).parents[2]

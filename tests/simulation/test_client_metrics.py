@@ -25,7 +25,7 @@ from fedzmg.simulation import History, Simulation
 from fedzmg.simulation import history as results
 from fedzmg.simulation.history import Watched
 from fedzmg.simulation.records import QUANTILES
-from fedzmg.tasks.task import Protocol
+from fedzmg.tasks.protocol import Protocol
 from golden_problems import Net, random_task
 
 COUNTS = [4, 9, 1, 6, 3, 8, 5]

@@ -31,7 +31,7 @@ from fedzmg.algorithms.fedavg import Average
 from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, Number, number, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
-from fedzmg.parts import Parts
+from fedzmg.parts import matches
 from fedzmg.tree import State, Tree
 
 
@@ -48,7 +48,7 @@ class FedALA(OwnModelClient):
     """Names of the parameters that are mixed, once the model is known."""
 
     def for_layout(self, layout: Layout) -> Self:
-        return replace(self, mixed=Parts(personal=(f"last:{self.layers}",)).split(layout).personal)
+        return replace(self, mixed=tuple(matches(f"last:{self.layers}", layout)))
 
     @property
     def uses_epoch_end(self) -> bool:

@@ -12,8 +12,9 @@ from fedzmg.errors import InputError
 from fedzmg.plugins import Registry, load_reference
 from fedzmg.tasks.convex import Logistic, Quadratic
 from fedzmg.tasks.preset import OwnTask, Preset
+from fedzmg.tasks.protocol import Protocol
 from fedzmg.tasks.real import Characters, Cifar100, Digits, DigitsPersonal, NextCharacter, Plays
-from fedzmg.tasks.task import Protocol, Task
+from fedzmg.tasks.task import Task
 
 __all__ = ["TASKS", "OwnTask", "Preset", "Protocol", "Task", "get", "info"]
 

@@ -21,7 +21,8 @@ from fedzmg.evaluation import Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.objective import LossFunction
 from fedzmg.tasks.preset import Preset, decision
-from fedzmg.tasks.task import Protocol, Task
+from fedzmg.tasks.protocol import Protocol
+from fedzmg.tasks.task import Task
 
 Real = NDArray[np.float64]
 

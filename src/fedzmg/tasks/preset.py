@@ -24,7 +24,8 @@ from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.errors import InputError, brief, unknown
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.plugins import user_code
-from fedzmg.tasks.task import Protocol, Task
+from fedzmg.tasks.protocol import Protocol
+from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes
 
 TUNED_ON = {"digits-personal": "digits"}

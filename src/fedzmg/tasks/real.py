@@ -28,7 +28,8 @@ from fedzmg.models.networks import (
 )
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 from fedzmg.tasks.preset import Preset, decision
-from fedzmg.tasks.task import Protocol, Task, match_clients, unit_pixels
+from fedzmg.tasks.protocol import Protocol
+from fedzmg.tasks.task import Task, match_clients, unit_pixels
 
 Polarity: TypeAlias = Literal["background-one", "ink-one"]
 Centring: TypeAlias = Literal["none", "image"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 
 from fedzmg.data.columns import Columns, Owners
 from fedzmg.data.federated import Examples, FederatedData, examples, number_clients
-from fedzmg.data.plan import Batching
-from fedzmg.errors import InputError, brief, check_text, unknown
+from fedzmg.errors import InputError, check_text
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme
@@ -30,7 +28,7 @@ from fedzmg.models.objective import (
     masked_cross_entropy,
 )
 from fedzmg.parts import Parts
-from fedzmg.storage.reading import MOST_PLANNED
+from fedzmg.tasks.protocol import Protocol
 from fedzmg.tree import num_bytes
 
 
@@ -44,59 +42,8 @@ def unit_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) / 255
 
 
-LARGEST = {
-    "rounds": MOST_PLANNED,
-    "cohort": 10**6,
-    "batch_size": 10**9,
-    "epochs": 10**5,
-    "eval_every": 10**9,
-    "fine_tune": 10**5,
-}
-"""Largest values of a protocol's whole numbers; a larger one is a mistake."""
 FULL_BATCH = 10**5
 """Batch size that needs no comparison with the number of examples."""
-_EXPECTED = {int: "a whole number from {} to {}", bool: "true or false", float: "a finite number"}
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """Training protocol of a federation."""
-
-    rounds: int = 100
-    cohort: int = 10
-    replacement: bool = False
-    """True if a client can be drawn twice in one round."""
-    batch_size: int = 20
-    epochs: int = 1
-    straddle: bool = False
-    keep_partial: bool = True
-    eval_every: int = 1
-    threshold: float = 0.9
-    fine_tune: int = 0
-    """Epochs for which clients fine-tune their models, on a copy, before they are evaluated."""
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value, kind = getattr(self, item.name), type(item.default)
-            right = isinstance(value, kind | int) and isinstance(value, bool) == (kind is bool)
-            most = LARGEST.get(item.name, sys.float_info.max)
-            least = min(1, item.default) if kind is int else -most  # type: ignore[type-var]
-            if not right or not least <= value <= most:
-                expected = _EXPECTED[kind].format(least, most)
-                raise InputError(f"{item.name} = {brief(value)}: expected {expected}")
-
-    @property
-    def batching(self) -> Batching:
-        """Settings of a client's local steps."""
-        return Batching(self.batch_size, self.epochs, self.straddle, self.keep_partial)
-
-    def with_options(self, options: Mapping[str, Any]) -> Protocol:
-        """Copy with some fields changed; the nearest name is suggested for an unknown one."""
-        known = [f.name for f in fields(self)]
-        for name in options:
-            if name not in known:
-                raise unknown("protocol field", name, known)
-        return replace(self, **options)
 
 
 @dataclass(frozen=True)

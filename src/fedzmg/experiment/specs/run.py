@@ -21,7 +21,8 @@ from fedzmg.participation import Participation
 from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.storage.formats import flat
 from fedzmg.tasks.preset import tuned
-from fedzmg.tasks.task import LARGEST, Protocol, Task
+from fedzmg.tasks.protocol import LARGEST, Protocol
+from fedzmg.tasks.task import Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COUNT = LARGEST["eval_every"]
