@@ -149,7 +149,8 @@ def test_a_paused_machine_stops_when_it_continues(
             to_second.send("")
         for machine in machines:
             machine.join()
-        assert [machine.exitcode for machine in (first, refused, second)] == [2, 2, 0]
+        why = to_second.recv() if to_second.poll() else ""
+        assert [machine.exitcode for machine in (first, refused, second)] == [2, 2, 0], why
     finally:
         for machine in machines:
             machine.kill()
