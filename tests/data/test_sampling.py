@@ -210,7 +210,7 @@ def steps_of(participation: Participation, batching: Batching, count: int, extra
         ({"epochs": 0.01}, Batching(4), 0, 0, [], ""),
         ({"epochs": 3}, Batching(4, 1, straddle=True), 5, 0, [4, 4, 4, 3], ".xxx"),
         ({"epochs": 1.6}, Batching(4, 1, straddle=True), 5, 0, [4, 4], ".x"),
-        ({"epochs": 7}, Batching(3, 1, straddle=True), 7, 0, [3] * 16 + [1], "..x.x.x.x..x.x.xx"),
+        ({"epochs": 7}, Batching(3, 1, straddle=True), 7, 0, [3] * 16 + [1], "..x.x.x..x.x.x..x"),
         ({"steps": 1}, Batching(4, 9), 10, 0, [4], "."),
         ({"steps": 5}, Batching(4, 9), 10, 0, [4, 4, 2, 4, 4], "..x.."),
         ({"steps": 5}, Batching(4, 9, straddle=True), 10, 0, [4] * 5, "..x.x"),
