@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedzmg.algorithms.parts import fit
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, unknown
 from fedzmg.messages import ClientContext, FullPass
@@ -33,6 +32,7 @@ from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial
 from fedzmg.tasks.real import token_ids
 from fedzmg.tasks.task import Task, unit_pixels
 from fedzmg.tree import leaves, num_bytes
+from fedzmg.wrappers.parts import fit
 
 
 class Machine(NamedTuple):

@@ -11,11 +11,11 @@ import pytest
 
 from fedzmg import algorithms
 from fedzmg.algorithms import SGD, Adam, Average, Projected, ServerSetProx, ZeroMean
-from fedzmg.algorithms.clip import ClipNorm, ClipValue
-from fedzmg.algorithms.schedule import ClientSchedule, ServerSchedule
-from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, ClientRule, ServerRule, WrapperKind, chain, inner_rules
 from fedzmg.errors import InputError
+from fedzmg.wrappers.clip import ClipNorm, ClipValue
+from fedzmg.wrappers.schedule import ClientSchedule, ServerSchedule
+from fedzmg.wrappers.wrapper import Wrapper
 
 NAMES = sorted(algorithms.ALGORITHMS)
 

@@ -13,12 +13,12 @@ from known_answers import ENGINES, close, named, simulation
 
 from fedzmg.algorithms.afl import nearest_mixture
 from fedzmg.algorithms.fedexp import Extrapolate, Extrapolated
-from fedzmg.algorithms.wrapper import ServerDecay
 from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError
 from fedzmg.messages import Cohort
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree, row
+from fedzmg.wrappers.wrapper import ServerDecay
 from golden_problems import P2, quadratic_task
 
 STORED: dict[str, Any] = json.loads(

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import fedzmg
 from fedzmg import Parts, Task, Trial, algorithms
-from fedzmg.algorithms.parts import fit
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree, row
+from fedzmg.wrappers.parts import fit
 from golden_problems import outputs_themselves
 
 GOLDEN: dict[str, Any] = json.loads(

@@ -26,10 +26,10 @@ from fedzmg.algorithms import (
     Yogi,
 )
 from fedzmg.algorithms.options import configure
-from fedzmg.algorithms.wrapper import ServerDecay
 from fedzmg.contract import numbers
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree
+from fedzmg.wrappers.wrapper import ServerDecay
 from golden_problems import P3, models, quadratic_task
 
 START = [1.0, -2.0, 0.25]

@@ -16,15 +16,15 @@ from torch import nn
 
 from fedzmg import Task, Trial, algorithms, simulate
 from fedzmg.algorithms import SGD, Average, ZeroMean
-from fedzmg.algorithms.clip import ClipNorm, ClipValue, clip_norm, clip_value
 from fedzmg.algorithms.options import configure, wrapper_options
-from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
-from fedzmg.algorithms.wrapper import ServerDecay
 from fedzmg.contract import Algorithm, ClientRule, Number, ParamInfo, chain, number
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree
+from fedzmg.wrappers.clip import ClipNorm, ClipValue, clip_norm, clip_value
+from fedzmg.wrappers.schedule import ClientSchedule, Schedule, ServerSchedule
+from fedzmg.wrappers.wrapper import ServerDecay
 from golden_problems import P2, make_context, models, quadratic_task, random_task
 
 

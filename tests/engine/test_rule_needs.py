@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedzmg import InputError, Parts, Task, Trial, draw
 from fedzmg.algorithms import ALGORITHMS, Average, ZeroMean
 from fedzmg.algorithms.ditto import Ditto
-from fedzmg.algorithms.parts import fit
 from fedzmg.algorithms.qfedavg import FairAverage, LossWeighted
 from fedzmg.contract import Algorithm, ClientRule, Need, Number, ServerRule, number
 from fedzmg.engine.choose import EnginePlanner
@@ -30,6 +29,7 @@ from fedzmg.messages import (
 )
 from fedzmg.simulation import Simulation
 from fedzmg.tree import State, Tree, leaves, tree_map
+from fedzmg.wrappers.parts import fit
 from golden_problems import random_task
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
-from fedzmg.algorithms.projection import zero_mean
 from fedzmg.errors import InputError
 from fedzmg.models import CharGRU, layout_of
 from fedzmg.optim import Centred, zero_mean_
+from fedzmg.wrappers.projection import zero_mean
 from golden_problems import GOLDEN
 
 TENSORS = GOLDEN["algorithms"]["projection_tensors"]

@@ -15,9 +15,9 @@ from torch import nn
 
 from fedzmg import Algorithm, InputError, Task, Tree, Trial, draw, simulate
 from fedzmg.algorithms import SGD, Average, Prox, ZeroMean
-from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import ClientRule, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, Upload
+from fedzmg.wrappers.wrapper import Wrapper
 
 
 def task() -> Task:

@@ -118,7 +118,7 @@ BREAKS: dict[str, dict[str, Callable[..., Any] | float]] = {
         "fedzmg.theory.networks._along_training": lambda size: {"layer 1": ([0.0], [0.9])},
     },
     "E7": {PACKAGE: half},
-    "E9": {PACKAGE: half, "fedzmg.algorithms.wrapper.zero_mean": half},
+    "E9": {PACKAGE: half, "fedzmg.wrappers.wrapper.zero_mean": half},
 }
 """Wrong implementations; half a projection for all other checks."""
 

@@ -14,10 +14,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fedzmg.algorithms.projection import zero_mean
 from fedzmg.contract import Algorithm, AlgorithmInfo, Rule, chain
 from fedzmg.errors import InputError
 from fedzmg.plugins import Registry
+from fedzmg.wrappers.projection import zero_mean
 
 _FIRST = (
     "fedzmg", "fedavg", "fedadam", "fedavgm", "fedyogi", "fedadagrad", "fedadadb", "hybrids",
@@ -90,7 +90,10 @@ ALGORITHMS: Registry[AlgorithmInfo] = Registry(
     _same,
 )
 """Algorithms by name."""
-_RULES = {name: rule for module in _modules() for name, rule in _rules(module).items()}
+_WRAPPERS = [import_module(f"fedzmg.wrappers.{name}") for name in ("clip", "schedule", "wrapper")]
+_RULES = {
+    name: rule for module in (*_modules(), *_WRAPPERS) for name, rule in _rules(module).items()
+}
 globals().update(_RULES)
 __all__ = ["ALGORITHMS", "AlgorithmInfo", "get", "zero_mean", *sorted(_RULES)]
 

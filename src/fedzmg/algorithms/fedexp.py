@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.algorithms.wrapper import PartsAware, rate_of
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, choice, number
 from fedzmg.messages import ClientContext, Cohort, Result, Upload
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import PartsAware, rate_of
 
 
 def squared_norm(tree: Tree, personal: tuple[str, ...] | None = None) -> Tensor:

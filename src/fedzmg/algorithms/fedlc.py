@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, Need, Number, choice, number
 from fedzmg.messages import BatchOutputs, ClientContext
 from fedzmg.models.objective import cross_entropy
+from fedzmg.wrappers.wrapper import Wrapper
 
 Absent = Literal["masked", "counted"]
 

@@ -40,7 +40,6 @@ from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.moments import Moments
-from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import (
     Algorithm,
     AlgorithmInfo,
@@ -55,6 +54,7 @@ from fedzmg.contract import (
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.tree import Tree
+from fedzmg.wrappers.wrapper import Wrapper
 
 Orthogonal = Literal["newton_schulz", "polar"]
 Matrices = Literal["all", "hidden"]

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from fedzmg.algorithms.class_losses import check_classes, per_example
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
 from fedzmg.messages import BatchOutputs, ClientContext
 from fedzmg.tree import Tree
+from fedzmg.wrappers.wrapper import Wrapper
 
 
 @final

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
 
 
 @final

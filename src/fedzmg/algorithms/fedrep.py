@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.algorithms.wrapper import PartsAware
 from fedzmg.contract import Algorithm, AlgorithmInfo, Parts, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import PartsAware
 
 
 @final

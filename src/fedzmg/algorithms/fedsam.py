@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import Wrapper
 
 
 def unit_ascent(params: Tree, grad: Tree, rho: Number, eps: Number) -> Tree:

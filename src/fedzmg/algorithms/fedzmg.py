@@ -31,7 +31,10 @@ from typing import Self, final, get_args
 
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.algorithms.projection import (
+from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, choice
+from fedzmg.errors import InputError
+from fedzmg.tree import Tree
+from fedzmg.wrappers.projection import (
     Axes,
     Biases,
     EmbeddingAxis,
@@ -40,10 +43,7 @@ from fedzmg.algorithms.projection import (
     zero_mean,
     zero_mean_vector,
 )
-from fedzmg.algorithms.wrapper import GradientWrapper
-from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, choice
-from fedzmg.errors import InputError
-from fedzmg.tree import Tree
+from fedzmg.wrappers.wrapper import GradientWrapper
 
 
 @final

@@ -31,10 +31,10 @@ from typing import final
 
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.algorithms.wrapper import Projected, Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import Projected, Wrapper
 
 
 @final

@@ -23,8 +23,8 @@ from fedzmg.algorithms.fedadagrad import Adagrad
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedyogi import Yogi
 from fedzmg.algorithms.fedzmg import CLIENT
-from fedzmg.algorithms.wrapper import Projected
 from fedzmg.contract import Algorithm, AlgorithmInfo, ServerRule
+from fedzmg.wrappers.wrapper import Projected
 
 
 def _info(name: str, server: ServerRule, words: str, keeps: float) -> AlgorithmInfo:

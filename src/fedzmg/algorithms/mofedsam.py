@@ -28,10 +28,10 @@ import torch
 
 from fedzmg.algorithms.fedcm import FedCM, FedCMServer
 from fedzmg.algorithms.fedsam import SAM
-from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import Wrapper
 
 
 @final

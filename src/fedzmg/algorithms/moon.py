@@ -34,11 +34,11 @@ from torch import Tensor
 from fedzmg.algorithms.class_losses import per_example
 from fedzmg.algorithms.ditto import OwnModel, no_own_model
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.algorithms.wrapper import Wrapper
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, Number, chain, number
 from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext, Result
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import Wrapper
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -15,12 +15,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedzmg.algorithms.clip import ClipNorm, ClipValue
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.algorithms.schedule import ClientSchedule, Schedule, ServerSchedule
-from fedzmg.algorithms.wrapper import ServerDecay
 from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.errors import InputError, unknown
+from fedzmg.wrappers.clip import ClipNorm, ClipValue
+from fedzmg.wrappers.schedule import ClientSchedule, Schedule, ServerSchedule
+from fedzmg.wrappers.wrapper import ServerDecay
 
 SCHEDULE = tuple(field.name for field in dataclasses.fields(Schedule))
 ZERO_MEAN = "client.zero_mean"

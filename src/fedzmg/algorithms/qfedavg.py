@@ -30,10 +30,10 @@ from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedexp import client_rate, first_rate, squared_norm
-from fedzmg.algorithms.wrapper import PartsAware
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, choice, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import PartsAware
 
 FLOOR = 1e-10
 """Addend of every loss."""

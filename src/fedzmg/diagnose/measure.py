@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.projection import projected_axes
 from fedzmg.contract import Layout
 from fedzmg.tree import Tree
+from fedzmg.wrappers.projection import projected_axes
 
 Floats = npt.NDArray[np.float64]
 Part = tuple[Tree, Floats]

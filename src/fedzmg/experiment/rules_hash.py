@@ -1,8 +1,9 @@
 """Hash of an algorithm's equations, which tells results of changed rules apart.
 
 The hash covers the sources of the rules' classes, and of the functions, classes and numbers that
-these use from their own package or from ``fedzmg.algorithms``. Comments and docstrings do not
-count. Sources are the same in every process and for every version of Python; compiled code is not.
+these use from their own package, ``fedzmg.algorithms`` or ``fedzmg.wrappers``. Comments and
+docstrings do not count. Sources are the same in every process and for every version of Python;
+compiled code is not.
 
 Of algorithms and tasks from outside the package, a manifest also records file and hash.
 """
@@ -22,7 +23,6 @@ from typing import Any
 
 from fedzmg.aggregators import AGGREGATORS, table_of
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.algorithms.parts import PartsClient, PartsServer
 from fedzmg.contract import Algorithm, chain
 from fedzmg.errors import InputError
 from fedzmg.federation import Federation
@@ -31,6 +31,7 @@ from fedzmg.storage.formats import read_json
 from fedzmg.storage.reading import files_below
 from fedzmg.tasks import TASKS
 from fedzmg.tasks.task import Task
+from fedzmg.wrappers.parts import PartsClient, PartsServer
 
 FACT = "rules_sha256"
 """Manifest key of the hash; older manifests lack it."""
@@ -170,7 +171,8 @@ def _source(one: Any) -> str:
 
 def _used(tree: ast.AST, module: ModuleType) -> list[tuple[str, Any]]:
     """Return functions, classes and numbers of ours that a source names, sorted by name."""
-    homes = module.__name__.rpartition(".")[0] or module.__name__, "fedzmg.algorithms"
+    own = module.__name__.rpartition(".")[0] or module.__name__
+    homes = own, "fedzmg.algorithms", "fedzmg.wrappers"
     found: dict[str, Any] = {}
 
     def is_ours(name: str) -> bool:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.parts import travelling
 from fedzmg.contract import Aggregator, ClientRule, Rule, ServerRule, bind, chain
 from fedzmg.errors import InputError
 from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Rows, Upload
@@ -33,6 +32,7 @@ from fedzmg.simulation.rule_errors import (
 )
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
+from fedzmg.wrappers.parts import travelling
 
 EXAMPLES, SIZE, POPULATION = 10, 3, 7
 """Examples of the client, size of the cohort, and number of clients."""

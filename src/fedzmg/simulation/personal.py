@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.wrapper import rate_of
 from fedzmg.contract import ClientRule, Number, bind, chain, number
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream
@@ -20,6 +19,7 @@ from fedzmg.engine.vectorized import Vectorized
 from fedzmg.messages import ClientContext, Result, Stepped, Upload
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.tree import State, Tree, row
+from fedzmg.wrappers.wrapper import rate_of
 
 if TYPE_CHECKING:
     from fedzmg.simulation.history import Watched

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.parts import fit, travelling
 from fedzmg.data.federated import Examples
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
@@ -34,6 +33,7 @@ from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, row, stack, tree_map
+from fedzmg.wrappers.parts import fit, travelling
 
 PROBED_ROUNDS = 100
 """Rounds that are searched for one with clients."""

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedzmg.algorithms.parts import travelling
-from fedzmg.algorithms.wrapper import ServerWrapper
 from fedzmg.contract import Algorithm, Rule, ServerRule, chain, structure
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
@@ -23,6 +21,8 @@ from fedzmg.seeds import key
 from fedzmg.simulation.trial import PackedRule, Trial
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, named_leaves, refill, row, stack, tree_map
+from fedzmg.wrappers.parts import travelling
+from fedzmg.wrappers.wrapper import ServerWrapper
 
 DIVERGED_AFTER = 3
 """Rounds in a row that lose every upload before a trial counts as diverged."""

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fedzmg import algorithms
 from fedzmg.algorithms.options import configure
-from fedzmg.algorithms.parts import fit
 from fedzmg.contract import Algorithm, AlgorithmInfo, map_rule, numbers, structure
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
+from fedzmg.wrappers.parts import fit
 
 _KEYWORD, _KEY = (
     re.compile(p) for p in (r"^(client|server|parts)_", r"\b(client|server|parts)\.(?=\w)")

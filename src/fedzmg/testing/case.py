@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedzmg.algorithms.parts import fit
 from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch
@@ -21,6 +20,7 @@ from fedzmg.simulation import RoundPlanner, Simulation, Trial
 from fedzmg.simulation.trial import PackedRule, shared_algorithm
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, leaves, named_leaves, stack
+from fedzmg.wrappers.parts import fit
 
 CPU = torch.device("cpu")
 PACK = 2

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.options import configure
-from fedzmg.algorithms.parts import travelling
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.simulation import simulate
 from fedzmg.simulation.dry_run import check_pure, rehearse, same
@@ -28,6 +27,7 @@ from fedzmg.testing.case import (
 )
 from fedzmg.testing.result import Violation
 from fedzmg.tree import Tree, leaves, num_bytes, row
+from fedzmg.wrappers.parts import travelling
 
 ENGINES = ("sequential", "vectorized")
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms import projection
 from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, seeded
+from fedzmg.wrappers import projection
 
 Projection: TypeAlias = Callable[[Tensor], Tensor]
 Noise: TypeAlias = Callable[[], Tensor]

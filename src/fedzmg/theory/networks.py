@@ -16,7 +16,6 @@ from torch.func import functional_call
 from fedzmg import tasks
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.algorithms.projection import projected_axes
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.models.layout import layout_of
@@ -26,6 +25,7 @@ from fedzmg.theory import descent
 from fedzmg.theory.finding import Finding, Series, Size, check
 from fedzmg.theory.problems import REAL, Logistic, Quadratics, eye, normal, seeded
 from fedzmg.tree import Tree
+from fedzmg.wrappers.projection import projected_axes
 
 INPUTS, HIDDEN, L2 = 6, 5, 0.03
 

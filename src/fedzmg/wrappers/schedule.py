@@ -26,7 +26,6 @@ from typing import Literal, TypeVar, final, get_args
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper, rate_of
 from fedzmg.contract import (
     ClientRule,
     Number,
@@ -40,6 +39,7 @@ from fedzmg.contract import (
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper, rate_of
 
 R = TypeVar("R", bound=Rule)
 Shape = Literal["constant", "step", "cosine", "exponential"]

@@ -13,12 +13,12 @@ from typing import Any, final
 
 from torch import Tensor
 
-from fedzmg.algorithms.wrapper import ServerWrapper, Wrapper
 from fedzmg.contract import Algorithm, Layout, Parts, chain
 from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.parts import Split
 from fedzmg.tree import State, Tree, map_trees
+from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
 
 
 def fit(algorithm: Algorithm, layout: Layout, parts: Parts, population: int) -> Algorithm:

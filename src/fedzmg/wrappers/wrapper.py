@@ -14,7 +14,6 @@ from typing import Self, final, get_args
 
 from torch import Tensor
 
-from fedzmg.algorithms.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
 from fedzmg.contract import (
     ClientRule,
     Layout,
@@ -38,6 +37,7 @@ from fedzmg.messages import (
     Upload,
 )
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
 
 
 def rate_of(rule: Rule) -> Number | None:

@@ -26,9 +26,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.wrapper import GradientWrapper
 from fedzmg.contract import Number, number
 from fedzmg.tree import Tree
+from fedzmg.wrappers.wrapper import GradientWrapper
 
 
 def clip_norm(grad: Tree, bound: Number) -> Tree:

@@ -1,0 +1,1 @@
+"""Wrappers: behaviour around any rule, such as clipping, schedules, projection and parts."""
