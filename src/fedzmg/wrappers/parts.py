@@ -14,7 +14,6 @@ from typing import Any, final
 from torch import Tensor
 
 from fedzmg.contract import Algorithm, Layout, Parts, chain
-from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.parts import Split
 from fedzmg.tree import State, Tree, map_trees
@@ -27,11 +26,6 @@ def fit(algorithm: Algorithm, layout: Layout, parts: Parts, population: int) -> 
     if not parts:
         return fitted
     split = parts.split(layout)
-    if not split.shared:
-        raise InputError(
-            f"{algorithm.name}: all parameters are personal or frozen: name fewer in "
-            "parts.personal, or choose a model with more layers"
-        )
     client = PartsClient(fitted.client.for_parts(split.personal), split)
     return replace(fitted, client=client, server=PartsServer(fitted.server, split))
 
