@@ -153,7 +153,7 @@ def test_number_given_to_another_process_is_not_its_owner(tmp_path: Path) -> Non
 def test_process_elsewhere_is_gone_when_its_heartbeat_stands_still(
     tmp_path: Path, changes: dict[str, str], clock: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "WATCH_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "WATCH_SECONDS", 30.0)  # a change ends the watch at once
     owner = write(tmp_path, pid=2**22 + 1, heartbeat=time.time() + clock, **changes)
     ended = threading.Event()
 
@@ -171,6 +171,7 @@ def test_process_elsewhere_is_gone_when_its_heartbeat_stands_still(
     finally:
         ended.set()
         thread.join()
+    monkeypatch.setattr(lock, "WATCH_SECONDS", 0.2)
     (tmp_path / "memory.rows").write_bytes(b"kept" + bytes(lock.SIZE))
     with (tmp_path / "memory.rows").open("rb+") as late:
         said: list[str] = []
