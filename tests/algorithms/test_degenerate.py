@@ -175,7 +175,7 @@ def wrapped(pair: Pair) -> Pair:
     return pair._replace(left=configure(pair.left, options), right=configure(pair.right, options))
 
 
-@pytest.mark.parametrize("inside", ["alone", "wrapped"])
+@pytest.mark.parametrize("inside", ["alone", pytest.param("wrapped", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", PAIRS)
 def test_degenerate_cases(case: str, inside: str) -> None:
     pair = PAIRS[case] if inside == "alone" else wrapped(PAIRS[case])
