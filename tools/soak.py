@@ -317,7 +317,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     tries = options.tries or (10**9 if options.minutes < math.inf else 100)
-    os.environ["OMP_NUM_THREADS"] = "1"
+    # Autograd starts threads for every GPU, and threads do not survive a fork.
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     import torch
 
     torch.set_num_threads(1)
