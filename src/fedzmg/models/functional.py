@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from fedzmg.contract import Layout
 from fedzmg.errors import InputError
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
-from fedzmg.tree import Tree, leaves
+from fedzmg.tree import Inputs, Tree, leaves, row
 
 HIDDEN_RANDOMNESS = (
     "the model draws random numbers by itself, which cannot be repeated: use layers (nn.Dropout, "
@@ -35,6 +36,8 @@ class Call:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        known = inspect.signature(module.forward).parameters.values()
+        self._names = {"**" if p.kind is p.VAR_KEYWORD else p.name for p in known}
         self._keyed = [layer for layer in module.modules() if isinstance(layer, KeyedLayer)]
         names: dict[int, str] = {}
         self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
@@ -45,18 +48,19 @@ class Call:
                         name = names.setdefault(id(tensor), f"{prefix}.{own_name}".lstrip("."))
                         self._slots.setdefault(name, []).append((table, own_name))
 
-    def __call__(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    def __call__(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
         """Compute the module's outputs."""
         for layer in self._keyed:
             layer.calls = 0
+        args, named = _arguments(x, self._names)
         if torch.compiler.is_compiling():
-            return functional_call(self._module, tensors, (x,))  # type: ignore[no-any-return]
+            return _logits(functional_call(self._module, tensors, args, named))
         slots = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
         before = [table[name] for (table, name), _ in slots]
         try:
             for (table, name), tensor in slots:
                 table[name] = tensor
-            out: Tensor = self._module(x)
+            out = _logits(self._module(*args, **named))
         except RuntimeError as error:
             reason = _mapping_problem(str(error))
             if reason is None:
@@ -66,6 +70,19 @@ class Call:
             for ((table, name), _), tensor in zip(slots, before, strict=True):
                 table[name] = tensor
         return out
+
+
+def _arguments(x: Inputs, names: set[str]) -> tuple[tuple[Inputs, ...], dict[str, Tensor]]:
+    """Pass a dict of tensors as keywords, unless the module takes a dict."""
+    if isinstance(x, dict) and ("**" in names or names.issuperset(x)):
+        return (), x
+    return (x,), {}
+
+
+def _logits(outputs: Any) -> Tensor:
+    """Return the ``logits`` of an object such as those of transformers' models."""
+    found: Tensor = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
+    return found
 
 
 def _mapping_problem(message: str) -> str | None:
@@ -207,19 +224,19 @@ class FunctionalModel:
         named = self.module.named_parameters()
         return [p.detach() for name, p in named if name not in self.layout]
 
-    def train(self, params: Tree, x: Tensor, key: Tensor | tuple[()] = ()) -> Tensor:
+    def train(self, params: Tree, x: Inputs, key: Tensor | tuple[()] = ()) -> Tensor:
         """Compute outputs with dropout on; ``key`` is the step's key."""
         inputs: dict[str, Tensor] = dict(params.items())
         if isinstance(key, Tensor):
             inputs |= dict.fromkeys(self.layer_keys, key)
         return self._training(inputs, x)
 
-    def evaluate(self, params: Tree, x: Tensor) -> Tensor:
+    def evaluate(self, params: Tree, x: Inputs) -> Tensor:
         """Compute outputs with dropout off."""
         return self._evaluating(dict(params.items()), x)
 
     def features(
-        self, params: Tree, x: Tensor, key: Tensor | tuple[()] = (), *, train: bool = False
+        self, params: Tree, x: Inputs, key: Tensor | tuple[()] = (), *, train: bool = False
     ) -> Tensor:
         """Compute the inputs of the last layer."""
         assert self._halves is not None, "split_head comes first"
@@ -236,7 +253,7 @@ class FunctionalModel:
         own = {n.rpartition(".")[2]: w for n, w in params.items() if n.rpartition(".")[0] == name}
         return layer(own, features)
 
-    def check_features(self, params: Tree, x: Tensor) -> None:
+    def check_features(self, params: Tree, x: Inputs) -> None:
         """Prepare to compute features; reject a model whose outputs are not its last layer's."""
         self.split_head()
         with torch.no_grad():
@@ -254,15 +271,16 @@ class FunctionalModel:
                 "whose outputs are not the model's: put it last"
             )
 
-    def try_out(self, params: Tree, x: Tensor) -> Tensor:
+    def try_out(self, params: Tree, x: Inputs) -> Tensor:
         """Compute outputs with dropout off, and check the model on a few examples."""
         before = _global_generators()
         with torch.no_grad():
             trained, outputs = self.train(params, x), self.evaluate(params, x)
-            lone = self.train(params, x[:1]), self.evaluate(params, x[:1])
+            one = row(x, slice(1))
+            lone = self.train(params, one), self.evaluate(params, one)
         if _global_generators() != before:
             raise InputError(HIDDEN_RANDOMNESS)
-        _check_independence((trained, outputs), lone, len(x))
+        _check_independence((trained, outputs), lone, len(leaves(x)[0]))
         return outputs
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FunctionalModel:
