@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         data,
         diagnose,
         draw,
+        metrics,
         models,
         optim,
         tasks,
@@ -46,7 +47,7 @@ __all__ = [
     "ACCURACY", "Aggregator", "Algorithm", "ClientRule", "Federation", "History", "InputError",
     "Metric", "Participation", "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree",
     "Trial", "Tuned", "__version__", "aggregators", "algorithms", "compare", "data", "diagnose",
-    "draw", "models", "optim", "register", "simulate", "tasks", "testing", "trackers", "tune",
+    "draw", "metrics", "models", "optim", "register", "simulate", "tasks", "testing", "trackers", "tune",
     "verify",
 ]  # fmt: skip
 
