@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.federated import Examples
-from fedzmg.errors import InputError
+from fedzmg.errors import CannotMap, InputError
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Tree, row
@@ -161,8 +161,10 @@ def _for_each_model(
     def each(x: Tensor, y: Tensor) -> Tensor:
         x = prepare(x, first.dtype)
         try:
+            if objective.model.loop_reason:
+                raise CannotMap(objective.model.loop_reason)
             loss, score = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
-        except InputError:  # a model that does not map, which the loop over clients can train
+        except CannotMap:
             alone = [one(row(wide, i), x, y) for i in range(max(2, len(first)))]
             loss, score = (torch.stack(parts) for parts in zip(*alone, strict=True))
         return torch.stack([loss, score], -1)[: len(first)]

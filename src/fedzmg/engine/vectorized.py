@@ -23,6 +23,7 @@ from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
+from fedzmg.errors import CannotMap
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
@@ -62,6 +63,8 @@ class Vectorized:
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
     ) -> Iterator[Chunk]:
         """Yield one chunk of at most ``chunk`` clients at a time."""
+        if reason := self.program.objective.model.loop_reason:
+            raise CannotMap(reason)
         size = self.chunk or max(len(batches), 1)
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedzmg.contract import Layout
-from fedzmg.errors import InputError
+from fedzmg.errors import CannotMap, InputError
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
 from fedzmg.tree import Tree, leaves
@@ -61,7 +61,7 @@ class Call:
             reason = _mapping_problem(str(error))
             if reason is None:
                 raise
-            raise InputError(reason) from None
+            raise CannotMap(reason) from error
         finally:
             for ((table, name), _), tensor in zip(slots, before, strict=True):
                 table[name] = tensor
@@ -171,6 +171,8 @@ class FunctionalModel:
                 "and plain values in it; for weight norm, use torch.nn.utils.parametrizations"
             ) from None
         self.layer_keys = swap_layers(self.module)
+        self.loop_reason = ""
+        """Reason to train client by client, from :meth:`try_out`; empty: clients can be mapped."""
         self._halves: tuple[str, Call, dict[bool, Call]] | None = None
         """Name of the last layer, the layer, and all before it by mode."""
         self._prepare_calls()
