@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.federated import Examples
-from fedzmg.errors import CannotMap, InputError
+from fedzmg.errors import InputError
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Tree, row
@@ -158,16 +158,21 @@ def _for_each_model(
         outputs = objective.outputs(weights, x)
         return reduce(objective.loss(outputs, y)), reduce(metric.function(outputs, y))
 
+    loop = bool(objective.model.loop_reason)
+
     def each(x: Tensor, y: Tensor) -> Tensor:
+        nonlocal loop
         x = prepare(x, first.dtype)
-        try:
-            if objective.model.loop_reason:
-                raise CannotMap(objective.model.loop_reason)
-            loss, score = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
-        except CannotMap:
-            alone = [one(row(wide, i), x, y) for i in range(max(2, len(first)))]
-            loss, score = (torch.stack(parts) for parts in zip(*alone, strict=True))
-        return torch.stack([loss, score], -1)[: len(first)]
+        if not loop:
+            try:
+                found = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
+                return torch.stack(found, -1)[: len(first)]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # a loop over models raises their own errors once more
+                loop = True
+        alone = [one(row(wide, i), x, y) for i in range(len(first))]
+        return torch.stack([torch.stack(pair, -1) for pair in alone])
 
     return each
 
