@@ -158,14 +158,21 @@ def _for_each_model(
         outputs = objective.outputs(weights, x)
         return reduce(objective.loss(outputs, y)), reduce(metric.function(outputs, y))
 
+    loop = bool(objective.model.loop_reason)
+
     def each(x: Tensor, y: Tensor) -> Tensor:
+        nonlocal loop
         x = prepare(x, first.dtype)
-        try:
-            loss, score = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
-        except InputError:  # a model that does not map, which the loop over clients can train
-            alone = [one(row(wide, i), x, y) for i in range(max(2, len(first)))]
-            loss, score = (torch.stack(parts) for parts in zip(*alone, strict=True))
-        return torch.stack([loss, score], -1)[: len(first)]
+        if not loop:
+            try:
+                found = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
+                return torch.stack(found, -1)[: len(first)]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # a loop over models raises their own errors once more
+                loop = True
+        alone = [one(row(wide, i), x, y) for i in range(len(first))]
+        return torch.stack([torch.stack(pair, -1) for pair in alone])
 
     return each
 
