@@ -222,7 +222,7 @@ class Program:
     def batch_inputs(self, indices: Tensor) -> Examples:
         """Gather examples by position and convert stored inputs to model inputs."""
         x, y = self.data.examples
-        return Examples(self.prepare(x[indices], self.dtype), y[indices])
+        return Examples(self.prepare(row(x, indices), self.dtype), y[indices])
 
     def facts(self, batches: Sequence[ClientBatch]) -> list[list[int]]:
         """Return numbers of examples; if the rule needs more, also clients, keys and steps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedzmg.errors import CannotMap, InputError
 from fedzmg.models.keyed import KeyedFunctions
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
-from fedzmg.tree import Tree, leaves
+from fedzmg.tree import Inputs, Tree, leaves, row
 
 FUNCTIONS_KEY = "random functions.key"
 """Name of the key of random functions among those of layers."""
@@ -31,6 +32,8 @@ class Call:
 
     def __init__(self, module: nn.Module, functions: KeyedFunctions | None = None) -> None:
         self.module, self.functions = module, functions
+        known = inspect.signature(module.forward).parameters.values()
+        self._names = {"**" if p.kind is p.VAR_KEYWORD else p.name for p in known}
         self._keyed = [layer for layer in module.modules() if isinstance(layer, KeyedLayer)]
         names: dict[int, str] = {}
         self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
@@ -41,7 +44,7 @@ class Call:
                         name = names.setdefault(id(tensor), f"{prefix}.{own_name}".lstrip("."))
                         self._slots.setdefault(name, []).append((table, own_name))
 
-    def __call__(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    def __call__(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
         """Compute the module's outputs."""
         for layer in self._keyed:
             layer.calls = 0
@@ -50,19 +53,33 @@ class Call:
         with self.functions.begin(tensors.pop(FUNCTIONS_KEY, None)):
             return self._call(tensors, x)
 
-    def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _call(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
+        args, named = _arguments(x, self._names)
         if torch.compiler.is_compiling():
-            return functional_call(self.module, tensors, (x,))  # type: ignore[no-any-return]
+            return _logits(functional_call(self.module, tensors, args, named))
         slots = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
         before = [table[name] for (table, name), _ in slots]
         try:
             for (table, name), tensor in slots:
                 table[name] = tensor
-            out: Tensor = self.module(x)
+            out = _logits(self.module(*args, **named))
         finally:
             for ((table, name), _), tensor in zip(slots, before, strict=True):
                 table[name] = tensor
         return out
+
+
+def _arguments(x: Inputs, names: set[str]) -> tuple[tuple[Inputs, ...], dict[str, Tensor]]:
+    """Pass a dict of tensors as keywords, unless the module takes a dict."""
+    if isinstance(x, dict) and ("**" in names or names.issuperset(x)):
+        return (), x
+    return (x,), {}
+
+
+def _logits(outputs: Any) -> Tensor:
+    """Return the ``logits`` of an object such as those of transformers' models."""
+    found: Tensor = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
+    return found
 
 
 def cannot_map(error: Exception) -> CannotMap:
@@ -174,21 +191,21 @@ class FunctionalModel:
         frozen = [p.detach() for name, p in named if name not in self.layout]
         return frozen + list(_buffers(self.module).values())
 
-    def train(self, params: Tree, x: Tensor, key: Tensor | tuple[()] = ()) -> Tensor:
+    def train(self, params: Tree, x: Inputs, key: Tensor | tuple[()] = ()) -> Tensor:
         """Compute outputs with dropout on; ``key`` is the step's key."""
         inputs: dict[str, Tensor] = dict(params.items())
         if isinstance(key, Tensor):
             inputs |= dict.fromkeys(self.layer_keys, key)
         return self._training(inputs, x)
 
-    def evaluate(self, params: Tree, x: Tensor) -> Tensor:
+    def evaluate(self, params: Tree, x: Inputs) -> Tensor:
         """Compute outputs with dropout off."""
         if self.renormalizes:
             params = params.map(torch.clone)
         return self._evaluating(dict(params.items()), x)
 
     def features(
-        self, params: Tree, x: Tensor, key: Tensor | tuple[()] = (), *, train: bool = False
+        self, params: Tree, x: Inputs, key: Tensor | tuple[()] = (), *, train: bool = False
     ) -> Tensor:
         """Compute the inputs of the last layer."""
         assert self._halves is not None, "split_head comes first"
@@ -205,7 +222,7 @@ class FunctionalModel:
         own = {n.rpartition(".")[2]: w for n, w in params.items() if n.rpartition(".")[0] == name}
         return layer(own, features)
 
-    def check_features(self, params: Tree, x: Tensor) -> None:
+    def check_features(self, params: Tree, x: Inputs) -> None:
         """Prepare to compute features; reject a model whose outputs are not its last layer's."""
         self.split_head()
         with torch.no_grad():
@@ -223,7 +240,7 @@ class FunctionalModel:
                 "whose outputs are not the model's: put it last"
             )
 
-    def try_out(self, params: Tree, x: Tensor) -> Tensor:
+    def try_out(self, params: Tree, x: Inputs) -> Tensor:
         """Compute outputs with dropout off, and learn on a few examples how to train the model."""
         self.layer_keys = tuple(name for name in self.layer_keys if name != FUNCTIONS_KEY)
         self.loop_reason, self._replaced = "", {"layer": len(self.layer_keys), "seeds": True}
@@ -234,7 +251,8 @@ class FunctionalModel:
             trained = self.train(params, x)
             buffers = {name: b.clone() for name, b in _buffers(self._training.module).items()}
             outputs = self.evaluate(params, x)
-            lone = self.train(params, x[:1]), self.evaluate(params, x[:1])
+            one = row(x, slice(1))
+            lone = self.train(params, one), self.evaluate(params, one)
         for name, buffer in _buffers(self._training.module).items():
             if name in buffers and not torch.equal(buffer, buffers[name]):
                 raise InputError(
@@ -242,7 +260,7 @@ class FunctionalModel:
                     "models: leave it out"
                 )
         self._learn({kind for call in calls if call.functions for kind in call.functions.found})
-        if _depends_on_batch((trained, outputs), lone, len(x)):
+        if _depends_on_batch((trained, outputs), lone, len(leaves(x)[0])):
             self.loop_reason = "outputs for an example depend on the other examples of its batch"
         return outputs
 
