@@ -153,7 +153,7 @@ class FunctionalModel:
 
     Raises:
         InputError: for buffers (batch normalisation), recurrent layers that fuse what must be
-            mapped over clients, parameters of unknown layout, or nothing to train.
+            mapped over clients, or nothing to train.
     """
 
     def __init__(
