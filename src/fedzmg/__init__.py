@@ -47,8 +47,8 @@ __all__ = [
     "ACCURACY", "Aggregator", "Algorithm", "ClientRule", "Federation", "History", "InputError",
     "Metric", "Participation", "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree",
     "Trial", "Tuned", "__version__", "aggregators", "algorithms", "compare", "data", "diagnose",
-    "draw", "metrics", "models", "optim", "register", "simulate", "tasks", "testing", "trackers", "tune",
-    "verify",
+    "draw", "metrics", "models", "optim", "register", "simulate", "tasks", "testing", "trackers",
+    "tune", "verify",
 ]  # fmt: skip
 
 _MODULES = {

@@ -20,6 +20,13 @@ class InputError(ValueError):
         return plain(super().__str__())
 
 
+class CannotMap(InputError):
+    """A model or loss that a loop over clients can train, but that does not map over clients.
+
+    ``engine="auto"`` then trains client by client; the message is the reason.
+    """
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, deferred until the end of a round; ``except Exception`` does not catch it.
 

@@ -221,14 +221,20 @@ def _for_each_model(
         loss = reduce_loss(objective.loss(outputs, y))
         return loss, reduce_metric(metric.function(outputs, y))
 
+    loop = bool(objective.model.loop_reason)
+
     def each(x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal loop
         x = prepare(x, first.dtype)
-        try:
-            found = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
-        except InputError:  # a model that does not map, which the loop over clients can train
-            found = stack([one(row(wide, i), x, y) for i in range(max(2, len(first)))])
-        loss, score = row(found, slice(len(first)))
-        return loss, score
+        if not loop:
+            try:
+                loss, score = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
+                return loss[: len(first)], score[: len(first)]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # a loop over models raises their own errors once more
+                loop = True
+        return stack([one(row(wide, i), x, y) for i in range(len(first))])
 
     return each
 
