@@ -18,7 +18,9 @@ Number: TypeAlias = float | Tensor
 """A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
 so it is used only arithmetically."""
 
-Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm"]
+Role = Literal[
+    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "lora_A", "lora_B", "lora_base"
+]
 
 
 class ParamInfo(NamedTuple):
@@ -28,6 +30,13 @@ class ParamInfo(NamedTuple):
     input_axes: tuple[int, ...]
     layer: str = ""
     """Type of the module that owns it, such as ``Conv2d``."""
+    scale: float | None = None
+    """Factor of an adapter's product, beside its A."""
+
+    def __repr__(self) -> str:
+        # Fingerprints of tasks contain it: a field that came later is shown only if it is set.
+        shown = (f"{name}={v!r}" for name, v in self._asdict().items() if v is not None)
+        return f"ParamInfo({', '.join(shown)})"
 
 
 Layout: TypeAlias = Mapping[str, ParamInfo]

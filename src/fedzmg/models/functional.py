@@ -176,8 +176,12 @@ class FunctionalModel:
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
-        self._training = Call(copy.deepcopy(self.module).train())
-        self._evaluating = Call(copy.deepcopy(self.module).eval())
+        # Constants are in memory once: a base model may be much larger than what is trained.
+        own = self.module.parameters
+        self._training, self._evaluating = (
+            Call(copy.deepcopy(self.module, {id(p): p for p in own()}).train(mode))
+            for mode in (True, False)
+        )
         if self._halves is not None:
             self.split_head()
 

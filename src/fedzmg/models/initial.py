@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.layers import GRU
+from fedzmg.models.lora import fill_adapter
 from fedzmg.seeds import torch_stream
 from fedzmg.tree import Tree
 
@@ -45,7 +46,11 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
         with torch.no_grad():
             if callable(scheme):
                 scheme(child, generator)
-            elif not all(_fill(child, n, p, scheme, generator) for n, p in own.items()):
+            elif not all(
+                fill_adapter(model.layout.get(f"{prefix}.{n}"), p, generator)
+                or _fill(child, n, p, scheme, generator)
+                for n, p in own.items()
+            ):
                 raise InputError(
                     f"layer {prefix or 'model'!r} is a {type(child).__name__}, which initializer "
                     f"{scheme!r} cannot start: pass init='given' or a function (module, generator)"
