@@ -32,7 +32,8 @@ from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.models.lora import Adapter, adapters, product
 from fedzmg.tree import State, Tree
-from fedzmg.wrappers.parts import PartsClient, filled, pick
+from fedzmg.wrappers import parts
+from fedzmg.wrappers.parts import filled, pick
 from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
 
 
@@ -71,7 +72,7 @@ class MergeAdapters(Wrapper):
             return own
         # Without the weights: decay and momentum must not move them.
         split = Parts(frozen=tuple(adapter.weight for adapter in found)).split(layout)
-        return replace(own, inner=PartsClient(own.inner, split), adapters=found)
+        return replace(own, inner=parts.PartsClient(own.inner, split), adapters=found)
 
     def _fresh(self, context: ClientContext) -> Tree:
         """Draw the client's own adapters."""

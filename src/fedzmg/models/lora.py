@@ -165,13 +165,12 @@ def fill_adapter(info: ParamInfo | None, values: Tensor, generator: torch.Genera
 def merge_lora(model: nn.Module) -> nn.Module:
     """Return a copy without adapters, whose weights contain them."""
     merged = copy.deepcopy(model)
-    layer: Any
-    for layer in list(merged.modules()):
-        if isinstance(layer, Adapted):
-            with torch.no_grad():
-                layer.weight += layer.scale * product(layer.lora_A.weight, layer.lora_B.weight)
-            del layer.lora_A, layer.lora_B, layer.lora_dropout
-            layer.__class__ = nn.Linear if isinstance(layer, LoRALinear) else nn.Conv2d
+    adapted: list[Any] = [layer for layer in merged.modules() if isinstance(layer, Adapted)]
+    for layer in adapted:
+        with torch.no_grad():
+            layer.weight += layer.scale * product(layer.lora_A.weight, layer.lora_B.weight)
+        del layer.lora_A, layer.lora_B, layer.lora_dropout, layer.scale
+        layer.__class__ = nn.Linear if isinstance(layer, LoRALinear) else nn.Conv2d
     return merged.requires_grad_()
 
 
