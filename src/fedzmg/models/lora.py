@@ -54,7 +54,7 @@ class LoRAConv2d(Adapted, nn.Conv2d):
     """``nn.Conv2d`` with an adapter: ``A`` is a convolution to ``rank`` channels, ``B`` a 1x1."""
 
     def forward(self, input: Tensor) -> Tensor:
-        base = self._conv_forward(input, self.weight.detach(), self.bias)
+        base: Tensor = self._conv_forward(input, self.weight.detach(), self.bias)
         return base + self.low_rank(input)
 
 
