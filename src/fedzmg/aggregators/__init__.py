@@ -1,7 +1,5 @@
 """Aggregators: ways to merge the updates of a cohort, and the table of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -14,8 +14,6 @@ with b the share of norms up to M (inferred from TensorFlow Federated's robust a
 limits the harm of a client but does not exclude any.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 

@@ -1,7 +1,5 @@
 """The weighted mean: the default, which adds updates as they come and keeps none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 

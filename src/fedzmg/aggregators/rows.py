@@ -4,8 +4,6 @@ A row whose weight is zero may be anywhere. Sums, norms and distances are comput
 Columns are taken in blocks, which bounds the memory of copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 

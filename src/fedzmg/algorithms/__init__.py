@@ -5,8 +5,6 @@ without further edits; so is a user's plugin file (:mod:`fedzmg.plugins`). All f
 the package can be imported from here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import pkgutil

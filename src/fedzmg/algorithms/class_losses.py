@@ -4,8 +4,6 @@ Scores of a batch have classes on their last axis. The positions of a sequence a
 loss per example, as the task's own losses are; targets below zero are padding.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -17,8 +17,6 @@ Degenerate cases: ``beta1 = 0`` equals no beta1; the first step from ``v0 = 0`` 
 is a sign step; a coordinate that never moved stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

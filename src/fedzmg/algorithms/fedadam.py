@@ -19,8 +19,6 @@ Degenerate cases: ``beta1 = beta2 = 0``, ``tau = 0``, ``v0 = 0`` gives a sign st
 that never moved stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final
 

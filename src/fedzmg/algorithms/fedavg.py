@@ -11,8 +11,6 @@ projection alone.
 Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the clients' models.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, final
 

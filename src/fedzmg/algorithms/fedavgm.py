@@ -16,8 +16,6 @@ Degenerate cases: ``beta = 0`` is FedAvg bit for bit. Updates that never change 
 ``server_lr / (1 - beta)`` times the update in the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -30,8 +30,6 @@ gives no step. Orthogonalising keeps column sums of zero: inside ``ZeroMean``, a
 the sum of every column is conserved.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self, final, get_args
 

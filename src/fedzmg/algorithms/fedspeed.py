@@ -25,8 +25,6 @@ Degenerate cases: ``alpha`` absent or 0, or ``rho = 0``, with everyone taking pa
 coefficient ``1 / lam``. Without ``alpha`` a step takes one gradient only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final, get_args

@@ -15,8 +15,6 @@ Degenerate cases: where ``v`` equals ``g^2`` it stays; the first round from ``v0
 a coordinate that never moved stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -24,8 +24,6 @@ weights; Local GC that projects nothing is FedAvg; Global GC around Local GC wit
 nothing; GC-Fed of a single layer is Global GC.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -17,8 +17,6 @@ Degenerate cases: ``client.project = "none"`` without momentum and decay is the 
 algorithm; with one input per output unit a projected weight never moves.
 """
 
-from __future__ import annotations
-
 from fedzmg.algorithms.fedadagrad import Adagrad
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedyogi import Yogi

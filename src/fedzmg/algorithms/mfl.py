@@ -21,8 +21,6 @@ Degenerate cases: ``gamma = 0`` is FedAvg, ``beta = 0`` is FedAvg with equal wei
 One client alone is one uninterrupted SGD with momentum, however its steps are split into rounds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 

@@ -22,8 +22,6 @@ Degenerate cases: ``mu = 0`` is FedAvg, and so is every client's first round. If
 are equal, the added loss is ``mu log 2``, with no gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -17,8 +17,6 @@ Differences from the paper: a client with too few batches for a meta step takes 
 Degenerate cases: ``alpha = 0`` is FedAvg on every second batch. On quadratic losses HF is exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final

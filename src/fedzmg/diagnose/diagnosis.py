@@ -1,7 +1,5 @@
 """``diagnose``: measure a task's model on some clients, before training and along it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

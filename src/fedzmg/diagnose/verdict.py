@@ -7,8 +7,6 @@ steeper than all others, which bounds the learning rate, and clients disagree al
 have a mean component too, but layers and biases before them can shift their inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -9,8 +9,6 @@ checkpoints, no client memory and no locks, and its logs are compressed::
 Everything that reads results also reads a copy; training does not continue in one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import glob
 import gzip

@@ -8,8 +8,6 @@ compiled code is not.
 Of algorithms and tasks from outside the package, a manifest also records file and hash.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Runs: trials of equal structure that train together, each in its own run directory."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import defaultdict

@@ -17,8 +17,6 @@ The format number changes when older versions would misread a directory. New fie
 new files do not change it: readers ignore unknown fields and do without missing ones.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

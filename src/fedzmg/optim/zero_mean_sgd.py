@@ -1,7 +1,5 @@
 """FedZMG's client step as a ``torch.optim.Optimizer``."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter

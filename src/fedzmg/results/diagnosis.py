@@ -1,7 +1,5 @@
 """Access to the JSON form of a :class:`fedzmg.diagnose.Diagnosis`, for every view of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

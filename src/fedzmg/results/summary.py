@@ -1,7 +1,5 @@
 """The result of a study in a few sentences: the leader, its lead and the test of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

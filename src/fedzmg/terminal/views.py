@@ -1,7 +1,5 @@
 """Terminal output of commands that train, measure, list and describe."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping, Sequence

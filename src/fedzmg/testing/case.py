@@ -1,7 +1,5 @@
 """Tiny federations for the conformance suite, and trainings that properties share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Result of a conformance check: rows, a table in plain text, and user tracebacks."""
 
-from __future__ import annotations
-
 import traceback
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Every check is a pure function of a :class:`Size` with its own seeds. ``T1`` to 
 paper's claims, ``E1`` to ``E9`` go beyond them. ``docs/theory.md`` derives the predictions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

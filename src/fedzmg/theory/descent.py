@@ -5,8 +5,6 @@ gradient or its momentum. Models have the shape ``[clients, repetitions, d]``, w
 for many problems. Each method has its own models.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """T1 to T3 and T10: the operator, descent, removed variance, and the constant of the theorem."""
 
-from __future__ import annotations
-
 import math
 
 import torch

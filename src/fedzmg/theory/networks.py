@@ -1,7 +1,5 @@
 """T11, T12 and E7 to E9: networks and adaptive servers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

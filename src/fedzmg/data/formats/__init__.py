@@ -5,8 +5,6 @@ A reader is called as ``read_NAME(paths, **options)`` and returns
 it cannot use. Readers are imported on first use: HDF5 alone takes a while.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Callable

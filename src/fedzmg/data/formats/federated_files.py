@@ -19,8 +19,6 @@ numbers, or strings. 784 numbers are an image of 28 by 28, and fractions that ar
 play, goes to the column ``next``. Clients come in the order of "users", shards in the order given.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import mmap

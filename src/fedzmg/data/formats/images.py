@@ -7,8 +7,6 @@ bytes: the coarse label, the fine label, and 32 by 32 pixels of red, green and b
 pickled by Python 2: a dictionary with ``data`` [n, 3072], ``fine_labels`` and ``coarse_labels``.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import pickle

@@ -12,8 +12,6 @@
     ALGORITHM/checkpoint.safetensors, ALGORITHM/memory    only until then
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -8,8 +8,6 @@ and rounding is monotonic, so the bounds hold for the very numbers that the scor
 decision back when a point might win after all.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

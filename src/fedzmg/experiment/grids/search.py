@@ -1,7 +1,5 @@
 """The search of one algorithm: packs of trials, one log for all of them, then scores."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

@@ -4,8 +4,6 @@ A grid logs few rounds, but any round may have such uploads. ``uploads.jsonl`` h
 client of a trial has its first one, and when a later one is at least ten times as large.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping

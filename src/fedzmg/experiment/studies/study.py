@@ -9,8 +9,6 @@
 Rounds count from 1: evaluations every five rounds follow the rounds 1, 6, 11, ...
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

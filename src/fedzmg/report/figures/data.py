@@ -1,7 +1,5 @@
 """Figures of data: how much clients differ, from ``heterogeneity.json``, and some examples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

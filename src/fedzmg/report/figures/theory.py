@@ -1,7 +1,5 @@
 """Figures of the checks of ``fedzmg theory`` and of a diagnosis, from their JSON."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence

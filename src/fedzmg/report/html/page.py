@@ -3,8 +3,6 @@
 It needs no network, no other file and no script; the same directories give the same bytes.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Sections of studies, grids and heterogeneity, and how to reproduce them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Table of clients with models of their own: personal ones, and fine-tuned ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

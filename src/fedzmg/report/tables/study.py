@@ -1,7 +1,5 @@
 """Tables of a study: scores, seeds, clients, tests, traffic, settings and the paper's numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
