@@ -21,14 +21,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.aggregators.coordinates import WEIGHTED
-from fedzmg.aggregators.rows import (
-    combine,
-    coordinate_median,
-    distances,
-    middle,
-    present,
-    shares,
-)
+from fedzmg.aggregators.rows import combine, coordinate_median, distances, middle, present, shares
 from fedzmg.contract import Aggregator, Number, choice, flag, number, whole
 from fedzmg.messages import Rows
 from fedzmg.tree import State, Tree

@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedzmg.algorithms.class_losses import per_example
 from fedzmg.algorithms.ditto import OwnModel, no_own_model
 from fedzmg.algorithms.fedavg import SGD, Average
+from fedzmg.algorithms.fedntd import per_example
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, Number, chain, number
 from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext, Result

@@ -26,17 +26,9 @@ from torch import Tensor
 
 from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import (
-    Algorithm,
-    AlgorithmInfo,
-    ClientRule,
-    Need,
-    Number,
-    WrapperKind,
-    choice,
-    number,
-)
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
+from fedzmg.rule import Number, choice, number
 from fedzmg.tree import State, Tree
 
 Order = Literal["first", "hessian_free"]
