@@ -60,21 +60,22 @@ class AverageMomentum(AverageSharedState):
         return params.zeros()
 
 
+def _info(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
+    return AlgorithmInfo(algorithm, summary=summary, source=source, down=2, up=2, server_keeps=1)
+
+
 AVERAGING = SharedMomentum(momentum=0.9, form="averaging")
-COSTS = {"down": 2, "up": 2, "server_keeps": 1}
 
 FAMILY = "shared optimizer state"
 ALGORITHMS = (
-    AlgorithmInfo(
+    _info(
         Algorithm("mfl", SharedMomentum(), AverageMomentum()),
         "clients continue the server's heavy-ball momentum; model and momentum averaged",
         "Liu et al. 2020",
-        **COSTS,
     ),
-    AlgorithmInfo(
+    _info(
         Algorithm("mfl:averaging", AVERAGING, AverageMomentum(), weights="uniform"),
         "MFL with averaging momentum and equal weights",
         "Mills et al. 2022",
-        **COSTS,
     ),
 )

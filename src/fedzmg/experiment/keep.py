@@ -31,6 +31,7 @@ from fedzmg.storage.formats import write_json
 from fedzmg.storage.reading import read_file, walk
 
 _KINDS = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
+_OWN = (lock.NAME, lock.KEPT)
 _MARK = "unfinished"
 """Part of the name of a copy that is being written."""
 _REPORT = "report"
@@ -54,7 +55,11 @@ def keep(source: Path, to: Path) -> Kept:
     """
     found = list(_files(source))
     files = [path for path in found if path.relative_to(source).parts[0] != _REPORT]
-    wanted = [path for path in sorted(files) if _is_wanted(path)]
+    wanted = [
+        path
+        for path in sorted(files)
+        if (path.suffix in _KINDS or path.name == CLIENTS) and path.name not in _OWN
+    ]
     if not any(path.name in ("manifest.json", "grid.json", "study.json") for path in wanted):
         raise InputError(f"{source} holds no results: pass a run, study, comparison or grid")
     if (source / lock.KEPT).is_file():
@@ -119,12 +124,6 @@ def _remove_leftovers(directory: Path, prefix: str) -> None:
 def _files(top: Path) -> Iterator[Path]:
     for folder in walk(top) if top.is_dir() else ():
         yield from (folder.path / name for name in folder.files)
-
-
-def _is_wanted(path: Path) -> bool:
-    if path.name in (lock.NAME, lock.KEPT):
-        return False
-    return path.suffix in _KINDS or path.name == CLIENTS
 
 
 def _copy(path: Path, to: Path) -> int:

@@ -237,10 +237,6 @@ class ZeroMeanSGD(Optimizer):
                 self._step_outside_graph(number, group, weights)
         return loss
 
-    @_disable_dynamo
-    def _step_outside_graph(self, number: int, group: dict[str, Any], weights: Weights) -> None:
-        self._eager(number, group, weights)
-
     def _eager(self, number: int, group: dict[str, Any], weights: Weights) -> None:
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         single = group["foreach"] is False and not group["fused"]
@@ -270,6 +266,8 @@ class ZeroMeanSGD(Optimizer):
                 updates.one_by_one(some, options)
             elif not updates.fused_on_cpu(some, options):
                 updates.foreach(some, options)
+
+    _step_outside_graph = _disable_dynamo(_eager)
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.diagnose.verdict import percent
+from fedzmg.report.tables.clients import own_models
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity, who
-from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.study import paired_tests, scores, thresholds
 from fedzmg.report.tables.table import Table
 from fedzmg.report.tables.theory import Finding, finding_table

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from fedzmg.errors import InputError
 from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
+from fedzmg.report.tables.clients import clients, own_models
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
-from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.table import Column, Table
 from fedzmg.report.tables.uploads import grid_uploads, uploads
 from fedzmg.results import formatting as fmt
@@ -78,7 +78,7 @@ def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
     yield Block("table", uploads(result), "Unusual uploads")
     of_clients = [charts.pop(name) for name in list(charts) if name.startswith("client")]
     yield Block("pictures", list(charts.values()))
-    yield Block("table", tables.clients(result), "Clients")
+    yield Block("table", clients(result), "Clients")
     yield Block("table", own_models(result))
     yield Block("notes", list(_missing(result)))
     yield Block("pictures", of_clients)

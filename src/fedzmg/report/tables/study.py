@@ -6,7 +6,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
@@ -14,23 +13,13 @@ from fedzmg.results.reading import Study
 from fedzmg.results.scores import (
     RULES,
     arrivals,
-    client_tables,
     late_means,
     mean_and_sd,
-    over_seeds,
 )
 from fedzmg.results.significance import LEVEL
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 _RULE_NAMES = ("all above", "stays above")
-_OVER_CLIENTS = {
-    "mean": "mean",
-    "sd": "deviation",
-    "median": "median",
-    "worst_tenth": "worst 10 %",
-    "best_tenth": "best 10 %",
-}
-_SHORT = "share_short_of_threshold"
 _RATES = ("client.lr", "server.lr")
 _ACCURACY = "accuracy"
 _goal = partial(fmt.goal_text, metric=_ACCURACY)
@@ -164,46 +153,6 @@ def _each_run(score: AlgorithmResult) -> Cell:
     if len(arrived) < len(score.arrivals_each):
         text += f" ({len(arrived)} of {len(score.arrivals_each)})"
     return Cell(text, mean)
-
-
-def clients(result: StudyResult) -> Table | None:
-    """Make the table of the metric over clients; None if no run evaluated them one by one."""
-    study, higher = result.study, result.study.higher_is_better
-    found, heads, goal = client_tables(study), dict(_OVER_CLIENTS), study.threshold
-    if goal is not None:
-        side = "below" if higher else "above"
-        heads[_SHORT] = f"clients {side} {fmt.goal_text(goal, study.metric)}"
-    records: list[dict[str, Any]] = []
-    for label, runs in found.items():
-        for seed, one in runs.items():
-            values = one.metric[-1]
-            spread = OverClients.of(values, higher_is_better=higher)._asdict()
-            record = {"algorithm": label, "seed": seed, "clients": float(len(values)), **spread}
-            if goal is not None:
-                record[_SHORT] = share_short_of(values, goal, higher_is_better=higher)
-            records.append(record)
-    if not records:
-        return None
-    rows = [[Cell(label)] for label in found]
-    for name in heads:
-        spreads = over_seeds(records, found, name)
-        means = [mean for mean, _ in spreads if mean is not None]
-        lowest = name == _SHORT or not higher
-        best = (min if lowest else max)(means) if len(means) > 1 and name != "sd" else None
-        for row, (mean, sd) in zip(rows, spreads, strict=True):
-            text = fmt.spread_text(mean, sd, "accuracy" if name == _SHORT else study.metric)
-            row.append(NOTHING if mean is None else Cell(text, mean, "best" * (mean == best)))
-    several = max(map(len, found.values())) > 1
-    one = next(table for runs in found.values() for table in runs.values())
-    number, total = len(one.examples), one.population
-    drawn = "all that have any" if number == total else "drawn by chance, the same for every run"
-    caption = (
-        f"The model after the last round on each client's own {one.part} examples; {number:,} of "
-        f"{total:,} clients, {drawn}. Every client counts once; deviation: over clients; worst and "
-        f"best 10 %: mean of that tenth{'; ± standard deviation over seeds' * several}."
-    )
-    title = f"{study.metric.capitalize()} over clients on {study.name}"
-    return Table("clients", title, ("algorithm", *heads.values()), rows, caption, records)
 
 
 def paired_tests(result: StudyResult) -> Table | None:
