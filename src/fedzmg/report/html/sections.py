@@ -99,12 +99,11 @@ def _facts(study: Study) -> str:
     parts = [
         fmt.count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
         fmt.count_text(len(study.seeds), "paired seed" if begun > 1 else "seed"),
-        f"{rounds:,} rounds" if rounds else "",
-        f"{_cohort(study, cohort)} of {population:,} clients a round"
-        if population and cohort
-        else "",
     ]
-    return ", ".join(filter(None, parts))
+    parts += [f"{rounds:,} rounds"] if rounds else []
+    if population and cohort:
+        parts.append(f"{_cohort(study, cohort)} of {population:,} clients a round")
+    return ", ".join(parts)
 
 
 def _cohort(study: Study, cohort: int) -> str:
@@ -167,10 +166,8 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
             Block("table", best_points(data), "Best points"),
             Block("table", grid_uploads(data), "Unusual uploads"),
         ]
-    facts = (
-        "Stronger colours are better, on one scale for a grid; the frame marks the chosen point."
-    )
-    yield Section("grids", "Grids", facts, blocks)
+    scale = "Stronger colours are better, on one scale for a grid"
+    yield Section("grids", "Grids", f"{scale}; the frame marks the chosen point.", blocks)
 
 
 def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:

@@ -256,27 +256,23 @@ def beside_paper(result: StudyResult) -> Table | None:
     if dataset is None or study.metric != _ACCURACY:
         return None
     numbers = list(_numbers(result, dataset))
+
+    def gap(number: _Number) -> Cell:
+        *_, kind, here, printed = number
+        value = None if here is None or printed is None else here - printed
+        return _paper_cell(kind, value, difference=True)
+
     columns = [
         Column("", "task", lambda _: study.name),
         Column("measure", "measure", lambda one: one[0]),
         Column("algorithm", "algorithm", lambda one: one[1]),
         Column("here", "here", lambda one: _paper_cell(one[2], one[3])),
         Column("paper", "paper", lambda one: _paper_cell(one[2], one[4])),
-        Column(
-            "difference", "difference", lambda one: _paper_cell(one[2], _gap(one), difference=True)
-        ),
+        Column("difference", "difference", gap),
     ]
-    title, caption = (
-        f"{study.name} beside the paper's {dataset.title}",
-        _paper_caption(study, dataset),
-    )
-    table = Table.build("paper", title, columns, numbers, " ".join(caption), words=2)
-    return table if numbers else None
-
-
-def _gap(number: _Number) -> float | None:
-    *_, here, printed = number
-    return None if here is None or printed is None else here - printed
+    title = f"{study.name} beside the paper's {dataset.title}"
+    caption = " ".join(_paper_caption(study, dataset))
+    return Table.build("paper", title, columns, numbers, caption, words=2) if numbers else None
 
 
 def _numbers(result: StudyResult, dataset: paper.Dataset) -> Iterator[_Number]:
