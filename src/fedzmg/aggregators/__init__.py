@@ -73,11 +73,7 @@ AGGREGATORS: Registry[AggregatorInfo] = Registry(
 
 
 def get(name: str) -> Aggregator:
-    """Return the aggregator of that name with its default options.
-
-    Raises:
-        InputError: if there is none; the nearest name is suggested.
-    """
+    """Return the aggregator of that name with its defaults; for an unknown one suggest a name."""
     return AGGREGATORS.look_up(name).aggregator
 
 

@@ -102,9 +102,5 @@ if TYPE_CHECKING:
 
 
 def get(name: str) -> Algorithm:
-    """Return the algorithm of that name with its default hyper-parameters.
-
-    Raises:
-        InputError: if there is none; the nearest name is suggested.
-    """
+    """Return the algorithm of that name with its defaults; for an unknown one suggest a name."""
     return ALGORITHMS.look_up(name).algorithm

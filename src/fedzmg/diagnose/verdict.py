@@ -95,11 +95,9 @@ def _expect(
 
 
 def _important_frozen(layers: Sequence[Layer], frozen: Sequence[Layer]) -> str:
-    """Name the frozen layer whose training matters; empty if there is none.
-
-    The layer that reads the inputs matters, except an embedding of a single row: the layer after
-    it replaces a constant. Others matter if much of the gradient is theirs.
-    """
+    """Name the frozen layer whose training matters; empty if there is none."""
+    # The layer that reads the inputs matters, except an embedding of a single row: the layer after
+    # it replaces a constant. Others matter if much of the gradient is theirs.
     active = [layer for layer in frozen if layer.energy]
     kernels = [layer for layer in active if "Embedding" not in layer.kind]
     if kernels and kernels[0] is layers[0]:

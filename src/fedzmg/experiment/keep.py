@@ -91,13 +91,11 @@ def keep(source: Path, to: Path) -> Kept:
 
 
 def _swap(fresh: Path, target: Path) -> None:
-    """Put a directory in the place of another, in one step where the system can.
-
-    Elsewhere, a reader finds no target for the time between two renames.
-    """
+    """Put a directory in the place of another, in one step where the system can."""
     if not target.exists():
         os.replace(fresh, target)
     elif not _exchange(fresh, target):
+        # A reader finds no target for the time between two renames.
         os.replace(target, fresh.with_name("old"))
         os.replace(fresh, target)
     sync_directory(target.parent)

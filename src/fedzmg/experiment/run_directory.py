@@ -292,11 +292,9 @@ def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
 def clients_at_once(
     facts: Mapping[str, Any], task: Task, trials: int, participation: Participation
 ) -> int | None:
-    """Return the number of clients that trained at once; None if it does not affect results.
-
-    On a GPU another width changes the last bits, so all clients at once is a number there.
-    """
+    """Return the number of clients that trained at once; None if it does not affect results."""
     most = participation.most_clients(task.protocol.cohort, len(task.train))
+    # On a GPU another width changes the last bits, so all clients at once is a number there.
     everyone = trials * most if facts["device"] == "cuda" else None
     return facts["chunk"] if facts.get("chunk") is not None else everyone
 

@@ -115,17 +115,11 @@ class ZeroMeanSGD(Optimizer):
         decay_scope: Literal["all", "kernels"] = "all",
         **options: Any,
     ) -> Self:
-        """Make an optimizer of all trainable parameters of a model.
+        """Make an optimizer of all trainable parameters of a model, with the options of the class.
 
-        Args:
-            model: any module, also wrapped by DDP or sharded by FSDP2 (after sharding).
-            lr: learning rate.
-            momentum: as in the class.
-            weight_decay: as in the class.
-            axes: input axes of parameters of your own modules, by name; also for those whose axes
-                you want otherwise, such as ``{"embedding.weight": ()}``.
-            decay_scope: ``kernels`` spares biases and norms, in a group of their own.
-            options: as in the class.
+        The model may be wrapped by DDP, or sharded by FSDP2 before. ``axes`` are for parameters of
+        your own modules, and for those whose axes you want otherwise, such as
+        ``{"embedding.weight": ()}``. ``decay_scope = "kernels"`` spares biases and norms.
         """
         if decay_scope not in ("all", "kernels"):
             raise unknown("decay_scope", str(decay_scope), ["all", "kernels"])
@@ -184,10 +178,8 @@ class ZeroMeanSGD(Optimizer):
         grads: list[Tensor],
         velocities: list[Tensor],
     ) -> bool:
-        """Fill the lists with all that has a gradient; True if nothing is sparse or sharded.
-
-        On a fast device this loop is most of a step's time: it does little per tensor.
-        """
+        """Fill the lists with all that has a gradient; True if nothing is sparse or sharded."""
+        # On a fast device this loop is most of a step's time: it does little per tensor.
         state, moving, plain = self.state, bool(group["momentum"]), True
         strided, parameter = torch.strided, nn.Parameter
         for p in group["params"]:

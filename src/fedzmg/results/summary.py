@@ -34,10 +34,8 @@ def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> lis
 
 
 def _on_the_border(study: Study, grids: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the axes on whose border the chosen point of a study's algorithm lies, by label.
-
-    A grid on the same task counts for an algorithm whose runs have the options it chose.
-    """
+    """Return the axes on whose border the chosen point of a study's algorithm lies, by label."""
+    # A grid on the same task counts for an algorithm whose runs have the options it chose.
     found: dict[str, list[str]] = {}
     for grid in (one for one in grids if one["task"] == study.task):
         for entry in grid["algorithms"].values():

@@ -52,12 +52,7 @@ _USER = "give lists x and y of equal length, their length in num_samples, and ro
 
 
 def read_h5(paths: Paths, *, classes: int | None = None) -> Columns:
-    """Read files of one of the three layouts.
-
-    Args:
-        paths: files, whose clients are put one after the other.
-        classes: labels must be smaller than this.
-    """
+    """Read files of one of the three layouts; labels must be smaller than ``classes``."""
     files = common.as_paths(paths)
     return _collect(str(files[0]), _clients(files, classes))
 

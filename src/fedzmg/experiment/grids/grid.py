@@ -136,10 +136,8 @@ def chosen_options(
 
 
 def warnings(data: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a grid: borders, divergence, unusual uploads, heuristics.
-
-    A line does not begin with an algorithm, because the command's name is put before it.
-    """
+    """Return warnings about a grid: borders, divergence, unusual uploads, heuristics."""
+    # A line does not begin with an algorithm, because the command's name is put before it.
     found = []
     for name, entry in data["algorithms"].items():
         best = entry["best"]
