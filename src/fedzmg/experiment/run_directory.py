@@ -37,10 +37,11 @@ from fedzmg.experiment.rules_hash import code_facts
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.participation import Participation
 from fedzmg.provenance import provenance
+from fedzmg.results.runs import client_table
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
 from fedzmg.storage import checkpoint as stored
 from fedzmg.storage import files, formats, lock
-from fedzmg.storage.client_metrics import ClientTable, read_clients, write_clients
+from fedzmg.storage.client_metrics import read_clients, write_clients
 from fedzmg.storage.formats import SPEC, append_log, log_lines, read_json, write_json
 from fedzmg.storage.reading import check_folder
 from fedzmg.tasks.task import Task
@@ -120,13 +121,7 @@ class RunDirectory:
 
     def save_clients(self, found: Sequence[ClientMetrics]) -> None:
         """Write all evaluations of single clients."""
-        last = found[-1]
-        rounds = np.array([one.round for one in found])
-        names = ("metric", "loss", "personal", "tuned")
-        columns: list[Any] = [[getattr(one, name) for one in found] for name in names]
-        values: list[Any] = [None if column[-1] is None else np.stack(column) for column in columns]
-        shared = last.part, last.population, last.clients, last.examples
-        write_clients(self.path, ClientTable(*shared, rounds, *values))
+        write_clients(self.path, client_table(found))
 
     def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
         """Read evaluations of single clients in order of rounds, up to round ``until``."""

@@ -12,6 +12,7 @@
     ALGORITHM/checkpoint.safetensors, ALGORITHM/memory    only until then
 """
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,7 +83,8 @@ def run_grid(
                 raise InputError(f"{scores} is not of {name}: {REMAKE}")
             with training.named_write_errors(out):
                 # Also after a crash: a scored algorithm never trains again.
-                search.remove_training_state(inner)
+                shutil.rmtree(inner / "memory", ignore_errors=True)
+                (inner / search.CHECKPOINT).unlink(missing_ok=True)
                 write_json(out / "grid.json", _summary(spec, task, found), spec=out / "grid.toml")
     return read_json(out / "grid.json", REMAKE, FORMAT, spec=out / "grid.toml")
 

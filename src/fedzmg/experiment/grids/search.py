@@ -101,13 +101,6 @@ def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> 
     return found
 
 
-def remove_training_state(path: Path) -> None:
-    """Remove checkpoint and client memory of a scored algorithm, which never trains again."""
-    with training.named_write_errors(path):
-        shutil.rmtree(path / "memory", ignore_errors=True)
-        (path / CHECKPOINT).unlink(missing_ok=True)
-
-
 @dataclass(eq=False)
 class Search(training.TrainingStorage):
     """Trains and scores the points of one algorithm under all seeds.
