@@ -1,7 +1,5 @@
 """Rules: frozen dataclasses whose fields are checked hyper-parameters, possibly one in another."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys
