@@ -30,6 +30,8 @@ from torch import Tensor, nn
 from fedzmg import Metric, Task
 
 CLASSES, VOCABULARY, LENGTH, PIXELS = 10, 200, 32, 32
+EXAMPLES = 128
+"""Examples of all clients together."""
 
 
 def task_of(model: nn.Module, x: Any, y: Any, **options: Any) -> Task:
@@ -44,20 +46,20 @@ def task_of(model: nn.Module, x: Any, y: Any, **options: Any) -> Task:
 def images(model: nn.Module) -> Task:
     """Build a task of labelled images."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(128, 3, PIXELS, PIXELS)).astype(np.float32)
+    x = rng.normal(size=(EXAMPLES, 3, PIXELS, PIXELS)).astype(np.float32)
     return task_of(model, x, rng.integers(0, CLASSES, len(x)))
 
 
 def sentences(model: nn.Module) -> Task:
     """Build a task of labelled sentences."""
     rng = np.random.default_rng(0)
-    x = rng.integers(1, VOCABULARY, (128, LENGTH))
+    x = rng.integers(1, VOCABULARY, (EXAMPLES, LENGTH))
     return task_of(model, x, rng.integers(0, CLASSES, len(x)))
 
 
 def language(model: nn.Module) -> Task:
     """Build a task of next words."""
-    text = np.random.default_rng(0).integers(1, VOCABULARY, (128, LENGTH + 1))
+    text = np.random.default_rng(0).integers(1, VOCABULARY, (EXAMPLES, LENGTH + 1))
     return task_of(model, text[:, :-1], text[:, 1:])
 
 
@@ -175,11 +177,11 @@ class GraphNet(nn.Module):
 def graphs(nodes: int = 20, features: int = 8) -> Task:
     """Build a task of labelled random graphs."""
     rng = np.random.default_rng(0)
-    edges = rng.random((128, nodes, nodes)) < 0.2
+    edges = rng.random((EXAMPLES, nodes, nodes)) < 0.2
     linked = (edges | edges.swapaxes(1, 2) | np.eye(nodes, dtype=bool)).astype(np.float32)
     degree = linked.sum(2) ** -0.5
     adjacency = degree[:, :, None] * linked * degree[:, None]
-    x = np.concatenate([rng.normal(size=(128, nodes, features)), adjacency], 2)
+    x = np.concatenate([rng.normal(size=(EXAMPLES, nodes, features)), adjacency], 2)
     y = rng.integers(0, CLASSES, len(x))
     return task_of(GraphNet(features), x.astype(np.float32), y)
 
@@ -197,7 +199,7 @@ def pixel_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def segmentation() -> Task:
     """Build a task of images with a class per pixel."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(128, 3, PIXELS, PIXELS)).astype(np.float32)
+    x = rng.normal(size=(EXAMPLES, 3, PIXELS, PIXELS)).astype(np.float32)
     y = rng.integers(0, 3, (len(x), PIXELS, PIXELS))
     metric = Metric("pixel accuracy", pixel_accuracy)
     return task_of(UNet(), x, y, loss=pixel_entropy, metric=metric)
@@ -210,7 +212,7 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def autoencoder() -> Task:
     """Build a task of vectors that are their own targets."""
-    x = np.random.default_rng(0).normal(size=(128, 64)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(EXAMPLES, 64)).astype(np.float32)
     sizes = [64, 128, 32, 128, 64]
     layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(sizes)]
     model = nn.Sequential(*layers[:-1], layers[-1][0])
