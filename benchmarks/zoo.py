@@ -97,7 +97,7 @@ class Logits(nn.Module):
         super().__init__()
         import transformers
 
-        ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "num_labels": CLASSES}
+        ids = {"bos_token_id": 1, "eos_token_id": 2, "num_labels": CLASSES}
         made = getattr(transformers, config)(vocab_size=VOCABULARY, **ids, **sizes)
         self.model = getattr(transformers, model)(made)
 
