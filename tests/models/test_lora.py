@@ -179,7 +179,7 @@ def test_base_weights_are_shared_by_all_clients() -> None:
     constants = functional.frozen()
     shared = {p.data_ptr() for p in constants}
     for call in (functional._training, functional._evaluating):
-        held = {p.data_ptr() for p in call._module.parameters() if not p.requires_grad}
+        held = {p.data_ptr() for p in call.module.parameters() if not p.requires_grad}
         assert held == shared
     whole = num_bytes(constants)
     one, ten = (num_bytes(row((work.params, work.scratch), slice(n))) for n in (1, 10))
