@@ -15,18 +15,8 @@ TYPE_CHECKING = False  # typing itself is not loaded before a command can answer
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedzmg import (
-        aggregators,
-        algorithms,
-        data,
-        diagnose,
-        draw,
-        models,
-        optim,
-        tasks,
-        testing,
-        trackers,
-    )
+    import fedzmg.trackers as trackers
+    from fedzmg import aggregators, algorithms, data, diagnose, draw, models, optim, tasks, testing
     from fedzmg.api import compare, register, tune
     from fedzmg.contract import Aggregator, Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError

@@ -1,7 +1,5 @@
 """Rules: frozen dataclasses whose fields are checked hyper-parameters, possibly one in another."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys
@@ -19,8 +17,10 @@ Number: TypeAlias = float | Tensor
 so it is used only arithmetically."""
 
 Role = Literal[
-    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "lora_A", "lora_B", "lora_base"
-]
+    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown",
+    "lora_A", "lora_B", "lora_base",
+]  # fmt: skip
+"""``unknown``: a weight of a module whose input axes are not known."""
 
 
 class ParamInfo(NamedTuple):
@@ -29,7 +29,7 @@ class ParamInfo(NamedTuple):
     role: Role
     input_axes: tuple[int, ...]
     layer: str = ""
-    """Type of the module that owns it, such as ``Conv2d``."""
+    """Type of the module that owns it, such as ``Conv2d``; several with different axes: ``A+B``."""
     scale: float | None = None
     """Factor of an adapter's product, beside its A."""
 

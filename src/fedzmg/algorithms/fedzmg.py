@@ -24,8 +24,6 @@ the sum of every projected column is conserved through training; with decay it s
 model of one layer project nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Self, final, get_args
 

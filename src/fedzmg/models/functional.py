@@ -133,7 +133,7 @@ class FunctionalModel:
     ``requires_grad=False`` and buffers stay constant, random numbers depend on the step's key.
 
     Raises:
-        InputError: for batch normalisation, parameters of unknown layout, or nothing to train.
+        InputError: for batch normalisation, or nothing to train.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.errors import InputError, check_text
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.initial import Initializer, check_scheme
+from fedzmg.models.initial import Initializer, check_scheme, given_values
 from fedzmg.models.objective import (
     CLASS_AXIS,
     LossFunction,
@@ -163,7 +163,7 @@ class Task:
     def fingerprint(self) -> str:
         """Return the SHA-256 of everything a run depends on; functions count by name."""
         digest = hashlib.sha256(self.train.fingerprint().encode())
-        given = self.model.params().values() if self.init == "given" else ()
+        given: Sequence[Any] = given_values(self.model, self.init)
         for column in (*leaves(self.test), *given, *self.model.frozen()):
             digest.update(f"{column.dtype}{tuple(column.shape)}".encode())
             digest.update(column.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
@@ -223,7 +223,7 @@ class Task:
             prepare: ``(stored inputs, dtype) -> model inputs``. By default whole numbers that
                 the model cannot read become floats, bytes divided by 255.
             init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
-            axes: input axes of parameters of your own modules, by name.
+            axes: input axes by parameter name or pattern, in place of the layer's own.
             client_names: all client ids, if order or completeness matters.
             parts: personal and frozen parts of the model, ``Parts(personal=("last:1",))``.
             **protocol: fields of :class:`Protocol`, such as ``cohort=5``.
