@@ -193,7 +193,7 @@ def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
         if isinstance(rule, type) and issubclass(rule, kind):
             example = f"{name}(...), an instance of the class"
         shown = name if isinstance(rule, type | Rule) else repr(rule)
-        raise InputError(f"{side} = {shown}: expected a {kind.__name__}, such as {example}")
+        raise InputError(f"{side} = {shown}: expected {kind.__name__}, such as {example}")
     # @dataclass replaces a field that number(...) or choice(...) declared by its default.
     undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
     made = getattr(rule, "__dataclass_params__", None)

@@ -226,7 +226,7 @@ class Program:
     def batch_inputs(self, indices: Tensor) -> Examples:
         """Gather examples by position and convert stored inputs to model inputs."""
         x, y = self.data.examples
-        return Examples(self.prepare(x[indices], self.dtype), y[indices])
+        return Examples(self.prepare(row(x, indices), self.dtype), y[indices])
 
     def facts(self, batches: Sequence[ClientBatch]) -> list[list[int]]:
         """Return numbers of examples; if the rule needs more, also clients, keys and steps."""
@@ -331,6 +331,8 @@ class Sequential:
         if rule.full_pass != "never":
             full_pass = self._full_pass(batch, first_model(rule, context))
         work = start(rule, context, full_pass)
+        if program.objective.model.renormalizes:  # not the server's own parameters
+            work = work._replace(params=work.params.map(torch.clone))
 
         def loss_of(params: Tree, examples: Batch) -> Tensor:
             if rule.own_loss:
@@ -341,14 +343,19 @@ class Sequential:
             return function(rule, *args)
 
         for t, examples in enumerate(self._batches(stream)):
-            loss, params, scratch = full_step(
-                rule,
-                apply,
-                lambda params, e=examples: eager_gradient(loss_of, params, e),  # type: ignore[misc]
-                context,
-                work.params,
-                work.scratch,
-            )
+            try:
+                loss, params, scratch = full_step(
+                    rule,
+                    apply,
+                    lambda params, e=examples: eager_gradient(loss_of, params, e),  # type: ignore[misc]
+                    context,
+                    work.params,
+                    work.scratch,
+                )
+            except Exception as error:
+                name = program.data.names[batch.client]
+                error.add_note(f"client {name!r}, local step {t + 1}, engine 'sequential'")
+                raise
             if not rule.uses_epoch_end:  # nobody reads the other tallies before the end
                 work = work._replace(
                     params=params, scratch=scratch, total_loss=work.total_loss + loss

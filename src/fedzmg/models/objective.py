@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.tree import Tree
+from fedzmg.tree import Inputs, Tree
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one loss per example."""
-PrepareFunction: TypeAlias = Callable[[Tensor, torch.dtype], Tensor]
+PrepareFunction: TypeAlias = Callable[[Inputs, torch.dtype], Inputs]
 """Stored inputs -> model inputs, e.g. bytes to floats; called on the device."""
 
 
 class Batch(NamedTuple):
     """One local step's examples; weights sum to one over the real ones."""
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     weights: Tensor
     key: Tensor | tuple[()]
@@ -45,12 +45,12 @@ class Objective:
         """Compute the weighted loss of a batch, dropout off."""
         return self._weighted(self.outputs(params, batch.x), batch)
 
-    def outputs(self, params: Tree, x: Tensor) -> Tensor:
+    def outputs(self, params: Tree, x: Inputs) -> Tensor:
         """Compute predictions, dropout off."""
         return self._outputs(self.model.evaluate, params, x)
 
     def without_features(
-        self, params: Tree, x: Tensor, key: Tensor | tuple[()] = (), *, train: bool = False
+        self, params: Tree, x: Inputs, key: Tensor | tuple[()] = (), *, train: bool = False
     ) -> tuple[Tensor, tuple[()]]:
         """Compute outputs, dropout off unless in training, and nothing in place of features."""
         if train:
@@ -58,7 +58,7 @@ class Objective:
         return self.outputs(params, x), ()
 
     def with_features(
-        self, params: Tree, x: Tensor, key: Tensor | tuple[()] = (), *, train: bool = False
+        self, params: Tree, x: Inputs, key: Tensor | tuple[()] = (), *, train: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Compute outputs, dropout off unless in training, and inputs of the last layer."""
         inputs = self._outputs(functools.partial(self.model.features, train=train), params, x, key)
@@ -87,3 +87,52 @@ def masked_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     wanted = outputs.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
     losses = torch.where(valid, outputs.logsumexp(-1) - wanted, 0.0)
     return losses.flatten(1).sum(1) / valid.flatten(1).sum(1).clamp(min=1)
+
+
+def next_token_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute cross-entropy of each next token; targets are the input ids, negative if padding."""
+    return masked_cross_entropy(outputs[:, :-1], targets[:, 1:])
+
+
+def pixel_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute cross-entropy per image; axis 1 of outputs is the class, targets < 0 are ignored."""
+    return masked_cross_entropy(outputs.movedim(1, -1), targets)
+
+
+def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute cross-entropy of logits and targets from 0 to 1, averaged over an example's labels.
+
+    Negative targets are ignored.
+    """
+    targets = targets.reshape(outputs.shape).to(outputs.dtype)
+    losses = outputs.clamp(min=0) - outputs * targets + (-outputs.abs()).exp().log1p()
+    return _mean(torch.where(targets >= 0, losses, 0.0), targets >= 0)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute squared error, averaged over an example's values."""
+    return _mean((outputs.reshape(targets.shape) - targets) ** 2)
+
+
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute absolute error, averaged over an example's values."""
+    return _mean((outputs.reshape(targets.shape) - targets).abs())
+
+
+def _mean(values: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Average the values of each example, or the valid ones."""
+    values = values.reshape(len(values), -1)
+    if valid is None:
+        return values.mean(1)
+    return values.sum(1) / valid.reshape(len(valid), -1).sum(1).clamp(min=1)
+
+
+CLASS_AXIS: dict[LossFunction, int] = {
+    cross_entropy: -1, masked_cross_entropy: -1, next_token_cross_entropy: -1,
+    pixel_cross_entropy: 1,
+}  # fmt: skip
+"""Axis of classes in the outputs, by loss of whole-number labels."""
+LOSSES: dict[str, LossFunction] = {
+    loss.__name__: loss
+    for loss in (*CLASS_AXIS, binary_cross_entropy, squared_error, absolute_error)
+}
