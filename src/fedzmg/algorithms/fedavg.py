@@ -64,7 +64,9 @@ class SGD(ClientRule):
             grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch
         if self.decay is not None:
             params = self._decayed(params, 1 - self.decay * self.lr)
-        return params - self.lr * grad, scratch
+        back = -self.lr
+        # The same as params - lr * grad, with one new tensor a leaf instead of two.
+        return params.map(lambda w, g: (back * g).add_(w), grad), scratch
 
     def _decayed(self, params: Tree, kept: Number) -> Tree:
         if self.decay_scope == "all":
