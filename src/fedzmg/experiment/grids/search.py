@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from fedzmg.data.federated import Examples
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.experiment import run_directory, training
@@ -21,6 +23,7 @@ from fedzmg.storage.files import changed_log, log_marks
 from fedzmg.storage.formats import append_log, write_json
 from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
+from fedzmg.tree import tree_map
 
 LOGS = ("metrics.jsonl", "stopped.jsonl", uploads.LOG)
 CHECKPOINT = "checkpoint.safetensors"
@@ -72,6 +75,9 @@ def by_test(
     if simulation.round not in counted(spec):
         return {}
     sizes, found = (simulation.task.test.size, reporting.size), dict[int, float]()
+    if simulation.task.metric.finish is not None:  # not a mean: both parts are evaluated together
+        reporting = tree_map(lambda *pair: torch.cat(pair), simulation.task.test, reporting)
+        sizes = (0, reporting.size)
     for i, other in enumerate(simulation.evaluate(reporting)):
         metric = records[i].metric
         if metric is not None and i not in simulation.stopped_trials:
