@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # typing itself is not loaded before a command can answer
 if TYPE_CHECKING:
     from typing import Any
 
+    import fedzmg.trackers as trackers
     from fedzmg import (
         aggregators,
         algorithms,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         optim,
         tasks,
         testing,
-        trackers,
     )
     from fedzmg.api import compare, register, tune
     from fedzmg.contract import Aggregator, Algorithm, ClientRule, ServerRule

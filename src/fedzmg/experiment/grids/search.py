@@ -1,7 +1,5 @@
 """The search of one algorithm: packs of trials, one log for all of them, then scores."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import time
@@ -107,13 +105,6 @@ def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> 
             diverged=lost if counts else records[i].diverged,
         )
     return found
-
-
-def remove_training_state(path: Path) -> None:
-    """Remove checkpoint and client memory of a scored algorithm, which never trains again."""
-    with training.named_write_errors(path):
-        shutil.rmtree(path / "memory", ignore_errors=True)
-        (path / CHECKPOINT).unlink(missing_ok=True)
 
 
 @dataclass(eq=False)
