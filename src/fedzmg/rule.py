@@ -18,7 +18,8 @@ Number: TypeAlias = float | Tensor
 """A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
 so it is used only arithmetically."""
 
-Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm"]
+Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm", "statistics"]
+"""``statistics`` are running ones of a normalisation layer, which are not trained."""
 
 
 class ParamInfo(NamedTuple):

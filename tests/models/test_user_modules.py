@@ -173,11 +173,6 @@ class Buffered(nn.Linear):
 
 
 REJECTED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "batch-norm": (lambda: residual(nn.BatchNorm2d), "'norm' is a BatchNorm2d .*nn.GroupNorm"),
-    "tracking-instance-norm": (
-        lambda: residual(lambda c: nn.InstanceNorm2d(c, track_running_stats=True)),
-        "'norm' is an InstanceNorm2d .*'running_mean'.*track_running_stats=False",
-    ),
     "buffer": (lambda: nn.Sequential(Buffered()), "'0' is a Buffered .*'mean'"),
     "lstm": (lambda: nn.Sequential(nn.LSTM(8, 4)), "'0' is a LSTM .*nn.LSTMCell"),
     "gru": (lambda: nn.Sequential(nn.GRU(8, 4)), "'0' is a GRU .*fedzmg.models.GRU"),

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedzmg.contract import Layout
 from fedzmg.errors import InputError
+from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, with_statistics
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
 from fedzmg.tree import Tree, leaves
@@ -97,13 +98,9 @@ def check_module(module: nn.Module) -> None:
 
 def _problem(child: nn.Module) -> str:
     """Explain why a layer cannot be trained, and what to use instead."""
-    if isinstance(child, _BatchNorm):
-        return "with running statistics, which average badly over clients: use nn.GroupNorm"
     buffers = [name for name, _ in child.named_buffers(recurse=False)]
-    if buffers and not isinstance(child, KeyedLayer):
+    if buffers and not isinstance(child, KeyedLayer | _NormBase):
         remedy = "leave it out, or make it a plain attribute if it never changes"
-        if isinstance(child, _NormBase):
-            remedy = "use track_running_stats=False"
         return f"with the buffer {buffers[0]!r}, which is not trained or averaged: {remedy}"
     if isinstance(child, nn.RNNBase):
         instead = "fedzmg.models.GRU" if isinstance(child, nn.GRU) else "cells (nn.LSTMCell)"
@@ -149,20 +146,30 @@ class FunctionalModel:
     """A module as a pure function ``model(params, x)``.
 
     The module is copied and never changed. Trainable parameters enter as a tree, parameters with
-    ``requires_grad=False`` stay constant, ``nn.Dropout`` becomes keyed dropout.
+    ``requires_grad=False`` stay constant, ``nn.Dropout`` becomes keyed dropout. Running statistics
+    are in the tree, too, unless ``batch_norm`` is ``frozen`` or ``batch``.
 
     Raises:
-        InputError: for buffers (batch normalisation), recurrent layers that fuse what must be
+        InputError: for other buffers, recurrent layers that fuse what must be
             mapped over clients, parameters of unknown layout, or nothing to train.
     """
 
     def __init__(
-        self, module: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        module: nn.Module,
+        axes: Mapping[str, tuple[int, ...]] | None = None,
+        batch_norm: BatchNormPolicy = "average",
     ) -> None:
         check_module(module)
-        self.layout: Layout = layout_of(module, axes)
-        if not self.layout:
+        trained = layout_of(module, axes)
+        if not trained:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
+        self.batch_norm = batch_norm
+        self.layout: Layout = with_statistics(module, trained, batch_norm)
+        self.statistics = tuple(name for name in self.layout if name not in trained)
+        """Names of the running statistics in the tree."""
+        self._last = list(trained)[-1].rpartition(".")[0]
+        """Name of the last layer with parameters."""
         try:
             self.source, self.module = copy.deepcopy(module), copy.deepcopy(module)
         except (RuntimeError, TypeError) as error:
@@ -171,22 +178,25 @@ class FunctionalModel:
                 "and plain values in it; for weight norm, use torch.nn.utils.parametrizations"
             ) from None
         self.layer_keys = swap_layers(self.module)
+        self.norms = NormLayers(self.module, batch_norm)
         self._halves: tuple[str, Call, dict[bool, Call]] | None = None
         """Name of the last layer, the layer, and all before it by mode."""
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
-        self._training = Call(copy.deepcopy(self.module).train())
-        self._evaluating = Call(copy.deepcopy(self.module).eval())
+        self._training = Call(self._copy(training=True))
+        self._evaluating = Call(self._copy(training=False))
         if self._halves is not None:
             self.split_head()
 
+    def _copy(self, *, training: bool) -> nn.Module:
+        return self.norms.set_mode(copy.deepcopy(self.module), training=training)
+
     def split_head(self) -> None:
         """Prepare to compute the inputs of the last layer apart from its outputs."""
-        name = list(self.layout)[-1].rpartition(".")[0]
-        bodies = {}
+        name, bodies = self._last, {}
         for training in (True, False):
-            body = copy.deepcopy(self.module).train(training)
+            body = self._copy(training=training)
             if name:
                 body.set_submodule(name, nn.Identity())
             bodies[training] = Call(body if name else nn.Identity())
@@ -199,35 +209,68 @@ class FunctionalModel:
 
     def params(self) -> Tree:
         """Copy the module's own trainable parameters."""
-        named = dict(self.module.named_parameters())
-        return Tree({name: named[name].detach().clone() for name in self.layout})
+        named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        params = {name: named[name].detach().clone() for name in self.layout}
+        # A count of batches is a whole number in torch.
+        counts = [n for n in self.statistics if not params[n].is_floating_point()]
+        return Tree(params | {name: params[name].float() for name in counts})
 
     def frozen(self) -> list[Tensor]:
-        """Return the parameters that are not trained."""
+        """Return the parameters and statistics that are constant."""
         named = self.module.named_parameters()
-        return [p.detach() for name, p in named if name not in self.layout]
+        return [p.detach() for n, p in named if n not in self.layout] + self.norms.constants
 
-    def train(self, params: Tree, x: Tensor, key: Tensor | tuple[()] = ()) -> Tensor:
-        """Compute outputs with dropout on; ``key`` is the step's key."""
-        inputs: dict[str, Tensor] = dict(params.items())
+    def train(
+        self,
+        params: Tree,
+        x: Tensor,
+        key: Tensor | tuple[()] = (),
+        real: Tensor | tuple[()] = (),
+        moved: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Compute outputs with dropout on.
+
+        ``key`` is the step's key, ``real`` has flags of the examples that are not padding, and
+        ``moved`` receives the running statistics after this batch.
+        """
+        return self._training(self._inputs(params, key, real, {} if moved is None else moved), x)
+
+    def _inputs(
+        self,
+        params: Mapping[str, Tensor],
+        key: Tensor | tuple[()],
+        real: Tensor | tuple[()],
+        moved: dict[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        """Return the tensors of a pass; in training with copies of statistics, for ``moved``."""
+        inputs = dict(params.items())
+        inputs |= {name: inputs[name].detach() for name in self.statistics if name in inputs}
+        if moved is not None:
+            moved |= {name: inputs[name].clone() for name in self.statistics if name in inputs}
+            inputs |= moved
         if isinstance(key, Tensor):
             inputs |= dict.fromkeys(self.layer_keys, key)
-        return self._training(inputs, x)
+        if isinstance(real, Tensor):
+            inputs |= self.norms.inputs(real)
+        return inputs
 
-    def evaluate(self, params: Tree, x: Tensor) -> Tensor:
+    def evaluate(self, params: Tree, x: Tensor, real: Tensor | tuple[()] = ()) -> Tensor:
         """Compute outputs with dropout off."""
-        return self._evaluating(dict(params.items()), x)
+        return self._evaluating(self._inputs(params, (), real, None), x)
 
     def features(
-        self, params: Tree, x: Tensor, key: Tensor | tuple[()] = (), *, train: bool = False
+        self,
+        params: Tree,
+        x: Tensor,
+        key: Tensor | tuple[()] = (),
+        real: Tensor | tuple[()] = (),
+        moved: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Compute the inputs of the last layer."""
+        """Compute the inputs of the last layer; in training if ``moved`` is given."""
         assert self._halves is not None, "split_head comes first"
         name, _, bodies = self._halves
-        inputs = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != name}
-        if isinstance(key, Tensor):
-            inputs |= dict.fromkeys(self.layer_keys, key)
-        return bodies[train](inputs, x)
+        body = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != name}
+        return bodies[moved is not None](self._inputs(body, key, real, moved), x)
 
     def head(self, params: Tree, features: Tensor) -> Tensor:
         """Compute outputs from the inputs of the last layer."""
@@ -238,6 +281,8 @@ class FunctionalModel:
 
     def check_features(self, params: Tree, x: Tensor) -> None:
         """Prepare to compute features; reject a model whose outputs are not its last layer's."""
+        if any(name.rpartition(".")[0] == self._last for name in self.statistics):
+            raise InputError(f"features end at {self._last!r}, a BatchNorm: put a dense layer last")
         self.split_head()
         with torch.no_grad():
             outputs = self.evaluate(params, x)
@@ -248,10 +293,9 @@ class FunctionalModel:
             except RuntimeError:
                 same = False
         if not same:
-            name = list(self.layout)[-1].rpartition(".")[0]
             raise InputError(
-                f"features are the inputs of the model's last layer with parameters ({name!r}), "
-                "whose outputs are not the model's: put it last"
+                f"features are the inputs of the model's last layer with parameters "
+                f"({self._last!r}), whose outputs are not the model's: put it last"
             )
 
     def try_out(self, params: Tree, x: Tensor) -> Tensor:
@@ -262,7 +306,11 @@ class FunctionalModel:
             lone = self.train(params, x[:1]), self.evaluate(params, x[:1])
         if _global_generators() != before:
             raise InputError(HIDDEN_RANDOMNESS)
-        _check_independence((trained, outputs), lone, len(x))
+        # Batch statistics couple examples on purpose.
+        coupled = self.norms.dependent, self.norms.always_dependent
+        for one, other, skip in zip((trained, outputs), lone, coupled, strict=True):
+            if not skip:
+                _check_independence(one, other, len(x))
         return outputs
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FunctionalModel:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedzmg.errors import InputError, unknown
@@ -26,7 +27,7 @@ module came with, for a pretrained start. Or a function ``(module, generator)`` 
 module's own parameters in place."""
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
 """The last layer inside ``nn.MultiheadAttention``, whose bias starts at zero."""
 
@@ -50,7 +51,10 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
                     f"layer {prefix or 'model'!r} is a {type(child).__name__}, which initializer "
                     f"{scheme!r} cannot start: pass init='given' or a function (module, generator)"
                 )
-    named = dict(module.named_parameters())
+    named: dict[str, Tensor] = dict(module.named_parameters())
+    for name in model.statistics:
+        start = float(name.endswith("running_var"))
+        named[name] = torch.full(module.get_buffer(name).shape, start)
     return Tree({name: named[name].detach().clone() for name in model.layout})
 
 

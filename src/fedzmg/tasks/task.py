@@ -18,6 +18,7 @@ from fedzmg.data.columns import Columns, Owners
 from fedzmg.data.federated import Examples, FederatedData, examples, number_clients
 from fedzmg.errors import InputError, check_text
 from fedzmg.evaluation import ACCURACY, Metric
+from fedzmg.models.batch_norm import BatchNormPolicy
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme
 from fedzmg.models.objective import (
@@ -78,6 +79,8 @@ class Task:
     """Personal and frozen parts of the model, besides those of the algorithm."""
 
     def __post_init__(self) -> None:
+        if self.model.batch_norm == "local" and "batch_norm" not in self.parts.personal:
+            object.__setattr__(self, "parts", self.parts | Parts(personal=("batch_norm",)))
         self.check()
 
     def check(self) -> None:
@@ -147,7 +150,7 @@ class Task:
 
     def __repr__(self) -> str:
         model, protocol = self.model, self.protocol
-        weights = sum(leaf.numel() for leaf in model.params().values())
+        weights = sum(p.numel() for n, p in model.params().items() if n not in model.statistics)
         return (
             f"<Task {self.name!r}: {len(self.train):,} clients, {self.train.examples.size:,} "
             f"training and {self.test.size:,} test examples of {self.test.kind()}; "
@@ -165,13 +168,14 @@ class Task:
         names = [getattr(f, "__qualname__", repr(f)) for f in (self.loss, self.prepare, self.init)]
         names += [self.metric.name, repr(self.model.module), repr(dict(self.model.layout))]
         names += [repr(self.parts)] if self.parts else []
+        names += [self.model.batch_norm] if self.model.batch_norm != "average" else []
         # Memory addresses in a repr differ between processes.
         digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", "\x1f".join(names)).encode())
         return digest.hexdigest()
 
     @property
     def model_bytes(self) -> int:
-        """Size of the trainable model in bytes."""
+        """Size of the trainable model in bytes, running statistics included."""
         return num_bytes(self.model.params())
 
     @property
@@ -198,12 +202,13 @@ class Task:
         axes: Mapping[str, tuple[int, ...]] | None = None,
         client_names: Sequence[Any] | None = None,
         parts: Parts | None = None,
+        batch_norm: BatchNormPolicy = "average",
         **protocol: Any,
     ) -> Task:
         """Build a task from a module and arrays.
 
         Args:
-            model: any ``nn.Module`` without buffers; it is copied.
+            model: any ``nn.Module``; it is copied.
             x: training inputs, one per example.
             y: training targets, one per example.
             clients: the client id of every training example.
@@ -219,6 +224,9 @@ class Task:
             axes: input axes of parameters of your own modules, by name.
             client_names: all client ids, if order or completeness matters.
             parts: personal and frozen parts of the model, ``Parts(personal=("last:1",))``.
+            batch_norm: statistics of BatchNorm layers: ``"average"`` (they travel and are
+                averaged), ``"local"`` (the layers stay with the client), ``"frozen"`` (constants)
+                or ``"batch"`` (of the batch, in evaluation, too).
             **protocol: fields of :class:`Protocol`, such as ``cohort=5``.
 
         Raises:
@@ -228,7 +236,7 @@ class Task:
         train = FederatedData.from_arrays(x, y, clients, client_names)
         owners = None if test_clients is None else _test_owners(test_clients, train.names)
         return cls(
-            name, FunctionalModel(model, axes), train,
+            name, FunctionalModel(model, axes, batch_norm), train,
             examples(*_pair(test, "test"), what="test data"),
             loss, metric, prepare, init, Protocol().with_options(protocol), tuning,
             test_owners=owners, parts=parts or Parts(),
@@ -244,6 +252,7 @@ class Task:
         tune: Columns | None = None,
         prepare: PrepareFunction | None = None,
         axes: Mapping[str, tuple[int, ...]] | None = None,
+        batch_norm: BatchNormPolicy = "average",
         **options: Any,
     ) -> Task:
         """Build a task from a module and columns read by ``fedzmg.data.formats``.
@@ -276,7 +285,7 @@ class Task:
         }
         return cls(
             name=options.pop("name", "custom"),
-            model=FunctionalModel(model, axes),
+            model=FunctionalModel(model, axes, batch_norm),
             train=FederatedData(held["training data"], train.owners.offsets, train.owners.names),
             test=held["test data"],
             tune=held.get("tuning data"),
