@@ -60,11 +60,13 @@ def test_compressed_and_missing_logs(tmp_path: Path) -> None:
     assert log_lines(path, dict) == ROWS
 
 
+@pytest.mark.parametrize("rest", [[b'{"round": 1, "trial": 0}', b""], [b""]], ids=["first", "last"])
 @pytest.mark.parametrize("bad", [b'{"round": oops}', b'{"wrong": 1}', b'{"round": {}}', b"}"])
-def test_every_reader_of_logs_names_the_same_line(tmp_path: Path, bad: bytes) -> None:
-    whole = b'{"round": 1, "trial": 0}'
+def test_every_reader_of_logs_names_the_same_line(
+    tmp_path: Path, bad: bytes, rest: list[bytes]
+) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"\n".join([bad, whole, b""]))
+    path.write_bytes(b"\n".join([bad, *rest]))
     (tmp_path / "spec.toml").write_text('task = "x"\n')
     readers: list[Callable[[], Any]] = [
         lambda: read_log(path),

@@ -285,6 +285,9 @@ FAMILIES = (
     "perfedavg:hf", "pfedme", "qfedavg", "scaffold",
 )  # fmt: skip
 """An algorithm for every client rule."""
+SOME_FAMILIES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (i % 4 > 0)) for i, name in enumerate(FAMILIES)
+]
 NEUTRAL = {
     "client.clip_norm": 1e6,
     "client.clip_value": 1e6,
@@ -294,7 +297,7 @@ NEUTRAL = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SOME_FAMILIES)
 def test_neutral_wrappers_change_nothing_or_are_refused_in_one_line(name: str) -> None:
     plain = algorithms.get(name)
     fitting = {key: NEUTRAL[key] for key in wrapper_options(plain) if key in NEUTRAL}
@@ -309,7 +312,7 @@ def test_neutral_wrappers_change_nothing_or_are_refused_in_one_line(name: str) -
     assert all(torch.equal(bare[n], inside[n]) for n in bare)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SOME_FAMILIES)
 def test_every_client_with_a_rate_can_be_scheduled(name: str) -> None:
     """Client schedules of every algorithm, two rounds: halving equals half the rate from then."""
     plain = algorithms.get(name)

@@ -55,11 +55,14 @@ def test_watch_follows_a_process_to_its_end(tmp_path: Path) -> None:
     study = ["study", str(FILES / "digits-study.toml"), "--set", 'algorithms=["fedzmg"]', "--set",
              "seeds=[0]", "--set", "rounds=30", "--set", "protocol.cohort=2"]  # fmt: skip
     with start(*study, "--out", "s") as process:
-        while not (tmp_path / "s").is_dir():
-            time.sleep(0.1)
-        text = subprocess.check_output(
-            [*COMMAND, "watch", "s", "--every", "0.5"], env=ENVIRONMENT, text=True, timeout=300
-        )
+        while not list((tmp_path / "s").rglob("metrics.jsonl")):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGSTOP)
+        with start("watch", "s", "--every", "0.5") as watching:
+            assert watching.stdout is not None
+            first = watching.stdout.readline()
+            process.send_signal(signal.SIGCONT)
+            text = first + watching.communicate(timeout=300)[0]
         process.communicate(timeout=60)
         assert process.returncode == 0
     lines = text.splitlines()

@@ -142,6 +142,7 @@ print((after - before) // 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="reads the peak of a POSIX process")
 def test_memory_of_3400_clients_of_a_large_model_stays_off_the_process() -> None:
     """6 GB in float32 for the whole population; the process holds a few cohorts at most."""

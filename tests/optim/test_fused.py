@@ -31,10 +31,10 @@ COMPILER_WARNS = pytest.mark.filterwarnings("ignore")
 """Internal warnings of Triton's compiler change with every version."""
 
 
-def interpreted(*arguments: str) -> dict[str, float]:
+def interpreted() -> dict[str, float]:
     script = Path(__file__).with_name("interpreted_step.py")
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(script), *arguments],
+        [sys.executable, "-W", "error", str(script)],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -46,16 +46,9 @@ def interpreted(*arguments: str) -> dict[str, float]:
 
 
 @needs_triton
-def test_steps_under_the_interpreter() -> None:
-    found = interpreted()
-    assert len(found) == 3
-    assert {name: value for name, value in found.items() if not value < 1e-6} == {}
-
-
-@needs_triton
 @pytest.mark.slow
 def test_steps_of_every_option_under_the_interpreter() -> None:
-    found = interpreted("--all")
+    found = interpreted()
     assert len(found) == 17
     assert {name: value for name, value in found.items() if not value < 1e-6} == {}
 

@@ -269,7 +269,7 @@ def test_unknown_axes_are_rejected_before_training() -> None:
     assert input_axes(grads, {**given, "mine/matrix": (-1,)})["mine/matrix"] == (1,)
     with pytest.raises(InputError, match="did you mean 'mine/matrix'"):
         zero_mean({**given, "mine/matrx": ()}).init(grads)
-    with pytest.raises(InputError, match="it has 2 axes"):
+    with pytest.raises(InputError, match="'mine/matrix'"):
         zero_mean({**given, "mine/matrix": (2,)}).init(grads)
     with pytest.raises(InputError, match="named twice"):
         zero_mean({**given, "mine/matrix": (1, -1)}).init(grads)

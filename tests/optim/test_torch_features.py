@@ -128,9 +128,8 @@ def test_one_graph_for_all_rates() -> None:
 
 
 @pytest.mark.skipif(not can_compile(torch.device("cpu")), reason="needs a C++ compiler")
-@pytest.mark.parametrize(
-    "model", [pytest.param(m, marks=[pytest.mark.slow] * (i > 0)) for i, m in enumerate(MODELS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
 def test_inductor_compiles_models(model: str) -> None:
     """Inductor of torch 2.13 fails if it fuses a mean of 8 or more with the updates after it."""
     assert apart("inductor", 0.1, model) < 1e-5

@@ -252,7 +252,8 @@ def hashes(place: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("files", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [False, True])
 def test_another_process_place_and_day_give_the_same_bytes(
     write_run: Any, grid: dict[str, Any], tmp_path: Path, files: bool
 ) -> None:

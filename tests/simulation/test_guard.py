@@ -156,6 +156,7 @@ def test_log_report_and_terminal_name_the_client(tmp_path: Path) -> None:
     assert uploads(study_result(study)) is None
 
 
+@pytest.mark.slow
 def test_many_rejected_clients_fit_into_a_log(tmp_path: Path) -> None:
     many = 3 * MOST_NAMED
     rng = np.random.default_rng(0)

@@ -65,9 +65,14 @@ class SharedAdam(SharedStateClient):
         after = adam_moments(scratch, grad, self.beta1, self.beta2)
         damping = self._damping(context.round.to(after.steps.dtype))
         # Factors, not divisors: a compiled step cannot divide a tree by a scalar tensor.
-        mean = after.first * (1 / (1 - self.beta1**after.steps + damping))
-        square = after.second * (1 / (1 - self.beta2**after.steps + damping))
-        return params - self.lr * (mean / (square.sqrt() + self.eps)), after
+        of_mean = 1 / (1 - self.beta1**after.steps + damping)
+        of_square = 1 / (1 - self.beta2**after.steps + damping)
+
+        def moved(param: Tensor, first: Tensor, second: Tensor) -> Tensor:
+            root = (second * of_square).sqrt_().add_(self.eps)
+            return param - (first * of_mean).div_(root).mul_(self.lr)
+
+        return params.map(moved, after.first, after.second), after
 
     def _damping(self, round_: Tensor) -> Tensor | float:
         if self.psi == "none":

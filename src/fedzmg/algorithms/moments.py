@@ -46,7 +46,7 @@ def no_moments(params: Tree, second: Number = 0.0) -> Moments:
 
 def averaged(moment: Tree, value: Tree, beta: Number) -> Tree:
     """Return ``beta moment + (1 - beta) value``, one step of an exponential average."""
-    return beta * moment + (1 - beta) * value
+    return moment.map(lambda old, new: (beta * old).add_((1 - beta) * new), value)
 
 
 def adam_moments(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> Moments:

@@ -25,6 +25,7 @@ from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.precision import Precision, same_bits
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
+from fedzmg.simulation.host_memory import keep_freed_memory
 from fedzmg.simulation.labels import label_counts
 from fedzmg.simulation.personal import own_metrics
 from fedzmg.simulation.planner import RoundPlanner
@@ -81,6 +82,8 @@ class Simulation:
         planner: RoundPlanner | None = None,
     ) -> None:
         task.check()
+        if device.type == "cpu":
+            keep_freed_memory()
         self.task, self.trials, self.rounds = task, list(trials), rounds
         self.device, self.dtype, self.precision = device, dtype, precision
         self.deterministic = deterministic or device.type != "cuda"

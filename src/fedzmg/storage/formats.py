@@ -105,7 +105,9 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
     The log may be compressed; a missing log has no lines. ``parse`` converts a line's values and
     raises an error such as ``ValueError`` or ``KeyError`` for wrong ones.
     """
-    lines = split_lines(log_bytes(path), path)
+    content = log_bytes(path)
+    lines = split_lines(content, path)
+    ended = len(lines) if content.endswith(b"\n") else len(lines) - 1
     wrong = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
     found: list[T] = []
     for start in range(0, len(lines), _BLOCK):
@@ -119,7 +121,7 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
                 found += [parse(values) for values in parse_lines([line])]
             except wrong:
                 # A line that a crash cut off is superseded by the next one.
-                if number < len(lines) and line.endswith(b"}"):
+                if number <= ended and line.endswith(b"}"):
                     raise InputError(f"{path}, line {number} is damaged: {remedy}") from None
     return found
 
