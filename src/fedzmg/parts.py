@@ -94,7 +94,7 @@ def matches(pattern: str, layout: Layout) -> list[str]:
     if pattern == "batch_norm":
         if names := [name for name, info in layout.items() if info.layer == BATCH_NORM]:
             return names
-        raise InputError(f"part {pattern!r}: the model has no BatchNorm layer; leave it out")
+        raise InputError(f"part {pattern!r}: the model has no BatchNorm layer; use fedavg")
     names = [name for name in layout if fnmatchcase(name, pattern)]
     if not names:
         raise InputError(

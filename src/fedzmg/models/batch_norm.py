@@ -26,6 +26,9 @@ the layers stay with the client. ``frozen``: statistics are constants, in traini
 the statistics of the batch, in evaluation, too."""
 
 
+_HALVES = (torch.float16, torch.bfloat16)
+
+
 class _Masked(_BatchNorm):
     """Batch normalisation whose statistics leave out padding."""
 
@@ -44,12 +47,12 @@ class _Masked(_BatchNorm):
 
     def _masked(self, x: Tensor, real: Tensor) -> Tensor:
         """Normalise by the statistics of the real examples; move the running ones."""
-        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        x = torch.where(real, x.float() if x.dtype in _HALVES else x, 0)
         axes, wide = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
         count = (real.sum() * x[0, 0].numel()).to(x.dtype)
         # A client without examples in this step gets numbers that are finite and never used.
         total = count.clamp(min=1)
-        mean = torch.where(real, x, 0).sum(axes) / total
+        mean = x.sum(axes) / total
         centred = x - mean.reshape(wide)
         var = torch.where(real, centred, 0).square().sum(axes) / total
         if self.running_mean is not None:
