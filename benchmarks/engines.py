@@ -31,7 +31,7 @@ from fedzmg.bench import environment
 from fedzmg.data.plan import ClientBatch
 from fedzmg.models import mlp
 from fedzmg.simulation import Simulation
-from fedzmg.tasks.task import unit_pixels
+from fedzmg.tasks.inputs import unit_pixels
 
 LR = 0.05
 

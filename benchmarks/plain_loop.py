@@ -1,33 +1,51 @@
-"""Time of the paper's local training in plain PyTorch and in fedzmg, in one run.
+"""Time of federated rounds in a plain PyTorch loop and in fedzmg, in one run.
 
-    python benchmarks/plain_loop.py cifar100 --device cuda --precision tf32
+    python benchmarks/plain_loop.py mlp logistic resnet --device cpu --threads 1
+    python benchmarks/plain_loop.py cifar100 --device cuda --precision tf32 --algorithm fedzmg
 
-The loop trains one client after another with ``torch.optim.SGD`` (momentum, no projection), on
-data that is already on the device, with the same batch size and number of steps. Prints
-milliseconds per round and their ratio.
+The loop trains one client after another with ``torch.optim.SGD``, on data that is already on the
+device, with the clients and batches of our plan, and averages state dictionaries. Planning is not
+part of its time. Rounds of all paths are interleaved: a turn is one round of each. ``speed`` is the
+median over turns of the loop's time over ours; ``cpu_speed`` is the same of processor time, which a
+busy machine changes less. Our first round includes building a simulation and choosing its path.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
-import statistics
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedzmg.bench import WORKLOADS, Machine, environment, time_rounds, wait
+from fedzmg import tasks
+from fedzmg.bench import NEVER, WORKLOADS, environment, wait
+from fedzmg.data.plan import ClientBatch
+from fedzmg.models import networks
 from fedzmg.models.kernels import rounding
-from fedzmg.simulation import resolve_device
+from fedzmg.models.objective import cross_entropy
+from fedzmg.simulation import EnginePlanner, RoundPlanner, Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+CPU = torch.device("cpu")
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def mean_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Compute torch's own cross-entropy, averaged over examples and positions."""
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 def plain_round(
@@ -37,60 +55,34 @@ def plain_round(
     lr: float,
     momentum: float = 0.0,
     bf16: bool = False,
+    loss: Loss = mean_cross_entropy,
+    weights: Sequence[float] = (),
 ) -> int:
     """Train one round of federated averaging as a loop over clients and batches.
 
-    Clients have equal weights; the mean of their models becomes the model. Returns the number of
-    local steps.
+    The weighted mean of the clients' models becomes the model; without ``weights`` all are equal.
+    Returns the number of local steps.
     """
     params = list(model.parameters())
-    start = [p.detach().clone() for p in params]
-    total = [torch.zeros_like(p) for p in start]
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    averaged = [name for name, value in start.items() if value.is_floating_point()]
+    total = [torch.zeros_like(start[name]) for name in averaged]
+    shares = [w / sum(weights) for w in weights] or [1 / len(cohort)] * len(cohort)
     steps = 0
-    for batches in cohort:
-        _set(params, start)
+    for batches, share in zip(cohort, shares, strict=True):
+        model.load_state_dict(start)
         optimizer = torch.optim.SGD(params, lr=lr, momentum=momentum)
         for inputs, targets in batches:
             with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
                 out = _forward(model, inputs)
-            loss = F.cross_entropy(out.to(params[0].dtype).flatten(0, -2), targets.flatten())
             optimizer.zero_grad()
-            loss.backward()
+            loss(out.to(params[0].dtype), targets).backward()
             optimizer.step()
             steps += 1
-        torch._foreach_add_(total, [p.detach() for p in params], alpha=1 / len(cohort))
-    _set(params, total)
+        trained = model.state_dict()
+        torch._foreach_add_(total, [trained[name] for name in averaged], alpha=share)
+    model.load_state_dict({**model.state_dict(), **dict(zip(averaged, total, strict=True))})
     return steps
-
-
-def rounds_of(task: Task, device: torch.device, precision: str) -> Callable[[], None]:
-    """Return a function that trains one round on a cohort and batches drawn on the device."""
-    model: nn.Module = copy.deepcopy(task.model.source).to(device).train()
-    if task.name in ("shakespeare", "ragged-text"):
-        model.gru = nn.GRU(256, 1024, batch_first=True).to(device)  # cuDNN's own
-    data, batching = task.train.to(device), task.protocol.batching
-    x, y = data.examples
-
-    def batches(client: int) -> Iterator[Batch]:
-        first, last = (int(o) for o in data.offsets[client : client + 2])
-        order = torch.cat(
-            [first + torch.randperm(last - first, device=device) for _ in range(batching.epochs)]
-        )
-        for rows in order.split(batching.size)[: batching.steps(last - first)]:
-            yield task.prepare(x[rows], torch.float32), y[rows]
-
-    def once() -> None:
-        cohort = torch.randperm(len(data))[: task.protocol.cohort].tolist()
-        clients = [batches(client) for client in cohort]
-        plain_round(model, clients, lr=0.01, momentum=0.9, bf16=precision == "bf16")
-
-    return once
-
-
-def _set(params: list[nn.Parameter], values: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for own, new in zip(params, values, strict=True):
-            own.copy_(new)
 
 
 def _forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -99,58 +91,204 @@ def _forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return model(x)
 
 
-def median_ms(function: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Measure the median milliseconds of a call, after two calls to warm up."""
-    for _ in range(2):
-        function()
-    seconds = []
-    for _ in range(rounds):
-        wait(device)
+class PlainLoop:
+    """The plain loop on a task, with the batches of our plan."""
+
+    def __init__(
+        self, task: Task, device: torch.device, precision: str = "float32", **options: float
+    ) -> None:
+        self.task, self.device, self.options = task, device, options
+        self.bf16 = precision == "bf16"
+        self.model: nn.Module = copy.deepcopy(task.model.source).to(device).train()
+        if type(self.model) is networks.CharGRU:  # torch's own, as users write it
+            sizes = self.model.gru.input_size, self.model.gru.hidden_size
+            self.model.gru = nn.GRU(*sizes, batch_first=True).to(device)
+        self.examples = task.train.to(device, torch.float32).examples
+
+    def run_round(self, cohort: Sequence[ClientBatch]) -> int:
+        """Train one round."""
+        own = self.task.objective.loss
+        return plain_round(
+            self.model,
+            [self._batches(client) for client in cohort],
+            loss=mean_cross_entropy if own is cross_entropy else lambda *both: own(*both).mean(),
+            weights=[client.examples for client in cohort],
+            bf16=self.bf16,
+            **self.options,  # type: ignore[arg-type]
+        )
+
+    def _batches(self, client: ClientBatch) -> Iterator[Batch]:
+        x, y = self.examples
+        for indices, count in zip(client.stream.indices, client.stream.counts, strict=True):
+            rows = torch.from_numpy(indices[:count]).to(self.device)
+            yield self.task.prepare(x[rows], torch.float32), y[rows]
+
+
+class TimedPlanner(EnginePlanner):
+    """Planner that notes how long it takes to choose."""
+
+    seconds = 0.0
+
+    def plan(self, *args: Any, **options: Any) -> None:
         began = time.perf_counter()
-        function()
-        wait(device)
-        seconds.append(time.perf_counter() - began)
-    return 1e3 * statistics.median(seconds)
+        super().plan(*args, **options)
+        self.seconds = time.perf_counter() - began
+
+
+def compare(
+    task: Task,
+    engines: Sequence[str] = ("sequential", "vectorized", "auto"),
+    *,
+    turns: int = 7,
+    rounds: int = 100,
+    lr: float = 0.01,
+    momentum: float = 0.0,
+    trial: Trial | None = None,
+    device: torch.device = CPU,
+    precision: str = "float32",
+) -> dict[str, dict[str, Any]]:
+    """Time paired rounds of a plain loop and of engines on a task, without evaluation.
+
+    Args:
+        task: any task.
+        engines: names of paths, or ``auto``.
+        turns: measured rounds of each.
+        rounds: planned length of the training, which ``auto`` takes into account.
+        lr: learning rate.
+        momentum: momentum of the loop's clients.
+        trial: our algorithm and seed; by default the same, FedAvg.
+        device: CPU or GPU.
+        precision: rounding of layers on a GPU.
+
+    Returns:
+        Values for JSON by path, ``plain`` among them: ``first_s`` (all up to the end of the first
+        round), ``round_ms`` and ``cpu_ms`` (medians), ``speed`` and ``cpu_speed`` (median ratios to
+        the loop's turns, above 1 is faster). Of engines also ``choosing_s``, its share of the
+        planned training, ``path``, ``onednn`` and ``reason``.
+    """
+    quiet = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
+    own = {"client_lr": lr} | ({"client_momentum": momentum} if momentum else {})
+    chosen = trial or Trial.of("fedavg", 0, **own)
+    plan = RoundPlanner(quiet, [chosen.seed])
+    found: dict[str, dict[str, Any]] = {path: {} for path in ("plain", *engines)}
+    rounds_of: dict[str, Callable[[list[ClientBatch]], object]] = {}
+
+    def first(path: str) -> None:
+        if path == "plain":
+            loop = PlainLoop(quiet, device, precision, lr=lr, momentum=momentum)
+            rounds_of[path] = loop.run_round
+        else:
+            planner = TimedPlanner(path)  # type: ignore[arg-type]
+            made = Simulation(
+                quiet, [chosen], rounds=max(rounds, turns + 3), device=device, dtype=torch.float32,
+                engine=planner, precision=precision,  # type: ignore[arg-type]
+            )  # fmt: skip
+            made.round = 1  # which alone would be evaluated
+            rounds_of[path] = lambda _: made.run_round()
+            found[path].update(choosing_s=planner.seconds, **vars(made.choice))
+        rounds_of[path](plan.batches(2))
+
+    times: dict[str, list[tuple[float, float]]] = {path: [] for path in found}
+    with rounding(precision):  # type: ignore[arg-type]
+        for path, facts in found.items():
+            facts["first_s"] = _timed(lambda p=path: first(p), device)[0]  # type: ignore[misc]
+        for turn in range(turns + 1):
+            batches, order = plan.batches(3 + turn), list(found)
+            for path in order[turn % len(order) :] + order[: turn % len(order)]:
+                times[path].append(_timed(lambda p=path: rounds_of[p](batches), device))  # type: ignore[misc]  # noqa: B023
+    plain = np.array(times["plain"][1:])
+    for path, facts in found.items():
+        own_times = np.array(times[path][1:])  # the first turn is a warm-up
+        facts["round_ms"], facts["cpu_ms"] = (1e3 * np.median(own_times, 0)).tolist()
+        facts["speed"], facts["cpu_speed"] = np.median(plain / own_times, 0).tolist()
+        if path != "plain":
+            facts["choosing_share"] = facts["choosing_s"] / (rounds * facts["round_ms"] / 1e3)
+    return found
+
+
+def _timed(function: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    wait(device)
+    wall, processor = time.perf_counter(), time.process_time()
+    function()
+    wait(device)
+    return time.perf_counter() - wall, time.process_time() - processor
+
+
+def _pictures(model: nn.Module, shape: tuple[int, ...], *, each: int, batch: int) -> Task:
+    """Build a task of few clients on random images."""
+    rng, clients = np.random.default_rng(0), 8
+    x = rng.normal(size=(clients * each, *shape)).astype(np.float32)
+    y, owner = rng.integers(0, 10, len(x)), np.repeat(np.arange(clients), each)
+    test = x[:2], y[:2]
+    return Task.from_arrays(model, x, y, owner, test=test, cohort=4, batch_size=batch)
+
+
+def _letters(model: nn.Module) -> Task:
+    """Build a task of few clients on random characters."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 66, (8 * 32, 41))
+    x, y, owner = text[:, :-1], text[:, 1:], np.repeat(np.arange(8), 32)
+    return Task.from_arrays(model, x, y, owner, test=(x[:2], y[:2]), cohort=4, batch_size=8)
+
+
+NETWORKS: dict[str, Callable[[], Task]] = {
+    **WORKLOADS,
+    **{name: functools.partial(tasks.get, name) for name in ("logistic", "digits", "plays")},
+    "wide-mlp": lambda: _pictures(
+        networks.mlp(784, 2048, 2048, outputs=10), (784,), each=80, batch=20
+    ),
+    "emnist-cnn": lambda: _pictures(networks.emnist_cnn(10), (28, 28), each=80, batch=20),
+    "resnet": lambda: _pictures(networks.resnet18_gn(10), (3, 32, 32), each=16, batch=8),
+    "small-resnet": lambda: _pictures(
+        networks.resnet18_gn(10, width=8), (3, 32, 32), each=16, batch=8
+    ),
+    "gru": lambda: _letters(networks.CharGRU(66, 32, 64)),
+    "transformer": lambda: _letters(networks.CharTransformer(66, 64, 4, 2, 40)),
+}
+"""Builders of tasks by name."""
 
 
 def main() -> None:
-    """Measure both and print the ratio."""
+    """Measure, print a table and keep the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="+", choices=sorted(WORKLOADS))
+    parser.add_argument("networks", nargs="+", choices=sorted(NETWORKS))
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "bf16"])
-    parser.add_argument("--engine", default="auto")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--engines", nargs="+", default=["sequential", "vectorized", "auto"])
+    parser.add_argument("--algorithm", default="fedavg", help="the loop's always is FedAvg")
+    parser.add_argument("--rounds", type=int, default=100, help="planned length of the training")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     device = resolve_device(arguments.device)
-    found = []
-    for name in arguments.workloads:
-        task = WORKLOADS[name]()
-        with rounding(arguments.precision):
-            plain = median_ms(
-                rounds_of(task, device, arguments.precision), device, arguments.rounds
+    trial = None
+    if arguments.algorithm != "fedavg":
+        trial = Trial.of(arguments.algorithm, 0, client_lr=0.01)
+    command = shlex.join(["python", *sys.argv])
+    kept: dict[str, Any] = {"environment": {**environment(device), "command": command}}
+    print(
+        f"{'network':<12} {'path':<22} {'ms/round':>9} {'speed':>6} {'by CPU':>6} {'first s':>8} "
+        f"{'choosing':>8}"
+    )
+    for name in arguments.networks:
+        kept[name] = compare(
+            NETWORKS[name](), arguments.engines, turns=arguments.turns, rounds=arguments.rounds,
+            momentum=0.9 if arguments.algorithm == "fedzmg" else 0.0, trial=trial, device=device,
+            precision=arguments.precision,
+        )  # fmt: skip
+        for path, facts in kept[name].items():
+            label = f"auto: {facts['path']}" if path == "auto" else path
+            print(
+                f"{name:<12} {label:<22} {facts['round_ms']:9.1f} {facts['speed']:6.2f} "
+                f"{facts['cpu_speed']:6.2f} {facts['first_s']:8.2f} "
+                f"{facts.get('choosing_share', 0):8.1%}",
+                flush=True,
             )
-        ours = time_rounds(
-            task, Machine(1.0, 1.0), engine=arguments.engine,
-            precision=arguments.precision, rounds=arguments.rounds, device=device,
-        )  # fmt: skip
-        ms = ours["round_ms"]
-        found.append(
-            {"workload": name, "plain_ms": plain, "fedzmg_ms": ms, "ratio": plain / ms,
-             "engine": ours["engine"], "precision": arguments.precision}
-        )  # fmt: skip
-        print(
-            f"{name}: plain loop {plain:.1f} ms, fedzmg ({ours['engine']}) {ms:.1f} ms "
-            f"per round: {plain / ms:.1f} x",
-            flush=True,
-        )
     if arguments.out:
-        command = " ".join(["python", *sys.argv])
-        facts = {**environment(device), "command": command}
-        arguments.out.write_text(
-            json.dumps({"environment": facts, "ratios": found}, indent=1) + "\n"
-        )
+        arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -260,7 +261,13 @@ def test_unusable_plugins_are_one_line(run: Command, source: str, wanted: str) -
 
 
 def test_missing_and_doubled_plugins_are_one_line(run: Command) -> None:
-    for words in (("--plugin", "none.py"), ("--plugin", "files/study.toml"), ("mine.py:nothing",)):
+    os.mkfifo("pipe.py")
+    for words in (
+        ("--plugin", "none.py"),
+        ("--plugin", "pipe.py"),
+        ("--plugin", "files/study.toml"),
+        ("mine.py:nothing",),
+    ):
         assert words[-1].split(":")[0] in run("list", *words, code=2)
     Path("files/mine.py").write_text(SOURCE)
     assert "same name" in run("list", "--plugin", "mine.py", "--plugin", "files/mine.py", code=2)

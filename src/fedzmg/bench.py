@@ -29,9 +29,10 @@ from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
 from fedzmg.models.objective import Batch
 from fedzmg.provenance import provenance
 from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial
+from fedzmg.tasks.inputs import unit_pixels
 from fedzmg.tasks.real import token_ids
-from fedzmg.tasks.task import Task, unit_pixels
-from fedzmg.tree import leaves, num_bytes
+from fedzmg.tasks.task import Task
+from fedzmg.tree import leaves, num_bytes, row
 from fedzmg.wrappers.parts import fit
 
 
@@ -100,7 +101,7 @@ def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     size = task.protocol.batch_size
-    x, y = (column[torch.arange(size) % len(column)] for column in task.train.examples)
+    x, y = row(task.train.examples, torch.arange(size) % task.train.examples.size)
     key: Any = torch.zeros((), dtype=torch.int64) if task.model.needs_key else ()
     batch = Batch(task.prepare(x, dtype), y, torch.full((size,), 1 / size), key)
     tracked = params.map(lambda leaf: leaf.detach().clone().requires_grad_())

@@ -27,8 +27,13 @@ def fold(key: Tensor, number: Tensor | int) -> Tensor:
 
 
 def uniform(key: Tensor, like: T) -> T:
-    """Draw numbers between 0 and 1 of the shape and type of a tensor or tree."""
-    return _each(key, like, _uniform)
+    """Draw numbers above 0 and below 1 of the shape and type of a tensor or tree."""
+
+    def below_one(key: Tensor, number: int, leaf: Tensor) -> Tensor:
+        largest = 1 - torch.finfo(leaf.dtype).eps / 2  # anything between rounds to 1
+        return _uniform(key, number, leaf).clamp(max=largest)
+
+    return _each(key, like, below_one)
 
 
 def normal(key: Tensor, like: T) -> T:

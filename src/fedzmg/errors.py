@@ -20,6 +20,13 @@ class InputError(ValueError):
         return plain(super().__str__())
 
 
+class CannotMap(InputError):
+    """A model or loss that a loop over clients can train, but that does not map over clients.
+
+    ``engine="auto"`` then trains client by client; the message is the reason.
+    """
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, deferred until the end of a round; ``except Exception`` does not catch it.
 
@@ -68,6 +75,25 @@ def brief(value: object) -> str:
         return "a number of thousands of digits"
     half = _LONGEST_VALUE // 2
     return text if len(text) <= _LONGEST_VALUE else f"{text[:half]} ... {text[-half:]}"
+
+
+_OTHER_WORDS = {
+    ours: words.split()
+    for ours, words in {
+        "lr": "learning_rate eta step_size stepsize local_lr",
+        "rounds": "num_rounds n_rounds comm_rounds global_rounds global_epochs",
+        "cohort": "fraction_fit clients_per_round min_fit_clients join_ratio participation_rate "
+        "sample_rate num_sampled_clients frac num_clients n_clients num_users n_parties",
+        "clients": "num_clients n_clients num_users n_parties num_partitions",
+        "epochs": "local_epochs num_epochs n_epochs local_ep epochs_per_round num_local_epochs",
+        "batch_size": "local_batch_size train_batch_size batchsize local_bs bs",
+        "eval_every": "eval_interval eval_gap evaluate_every test_every test_interval",
+        "decay": "weight_decay wd l2",
+        "mu": "proximal_mu prox_mu",
+        "seed": "random_state",
+    }.items()
+}
+"""Words of other frameworks for our options."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> InputError:
@@ -122,10 +148,13 @@ def _close(name: str, names: list[str]) -> list[str]:
     >>> known = ["client.form", "client.lr", "protocol.cohort"]
     >>> [_close(name, known) for name in ("cohort", "server.lr", "client.lrr", "client.mu")]
     [['protocol.cohort'], ['client.lr'], ['client.lr'], []]
+    >>> [_close(name, known) for name in ("client.learning_rate", "fraction_fit", "num_clients")]
+    [['client.lr'], ['protocol.cohort'], ['protocol.cohort']]
     """
     table, _, last = name.rpartition(".")
+    same = {last, *(ours for ours, words in _OTHER_WORDS.items() if last in words)}
     # "cohort" means "protocol.cohort".
-    ends = [found for found in names if found.rpartition(".")[2] == last]
+    ends = [found for found in names if found.rpartition(".")[2] in same]
     # Compare without the common prefix, which would make all names of a table similar.
     inside = {found.rpartition(".")[2]: found for found in names if found.startswith(f"{table}.")}
     if ends or not (table and inside):

@@ -17,7 +17,7 @@ from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
-from fedzmg.tree import Tree, row
+from fedzmg.tree import Inputs, Tree, row, tree_map
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def evaluate(
     with torch.no_grad(), MappedLayers():
         # A copy: a prepare function may work in place.
         parts = [
-            each(examples.x[first : first + chunk].clone(), examples.y[first : first + chunk])
+            each(*tree_map(torch.clone, row(examples, slice(first, first + chunk))))
             for first in range(0, examples.size, chunk)
         ]
     return functools.reduce(torch.add, parts) / examples.size
@@ -134,8 +134,7 @@ def evaluate_by_owner(
     with torch.no_grad(), MappedLayers():
         for first in range(0, len(positions), chunk):
             part = slice(first, first + chunk)
-            x, y = (column[positions[part]] for column in examples)
-            sums.index_add_(1, owners[part], each(x, y))
+            sums.index_add_(1, owners[part], each(*row(examples, positions[part])))
     return sums / counts[:, None]
 
 
@@ -145,7 +144,7 @@ def _for_each_model(
     metric: Metric,
     prepare: PrepareFunction,
     reduce: Callable[[Tensor], Tensor],
-) -> Callable[[Tensor, Tensor], Tensor]:
+) -> Callable[[Inputs, Tensor], Tensor]:
     """Build a function of stored inputs and targets: loss and metric of every stacked model.
 
     A lone model is evaluated beside a copy of itself: a map of width one takes other kernels and
@@ -154,18 +153,25 @@ def _for_each_model(
     first = next(iter(params.values()))
     wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if len(first) == 1 else params
 
-    def one(weights: Tree, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def one(weights: Tree, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
         outputs = objective.outputs(weights, x)
         return reduce(objective.loss(outputs, y)), reduce(metric.function(outputs, y))
 
-    def each(x: Tensor, y: Tensor) -> Tensor:
+    loop = bool(objective.model.loop_reason)
+
+    def each(x: Inputs, y: Tensor) -> Tensor:
+        nonlocal loop
         x = prepare(x, first.dtype)
-        try:
-            loss, score = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
-        except InputError:  # a model that does not map, which the loop over clients can train
-            alone = [one(row(wide, i), x, y) for i in range(max(2, len(first)))]
-            loss, score = (torch.stack(parts) for parts in zip(*alone, strict=True))
-        return torch.stack([loss, score], -1)[: len(first)]
+        if not loop:
+            try:
+                found = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
+                return torch.stack(found, -1)[: len(first)]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:  # a loop over models raises their own errors once more
+                loop = True
+        alone = [one(row(wide, i), x, y) for i in range(len(first))]
+        return torch.stack([torch.stack(pair, -1) for pair in alone])
 
     return each
 

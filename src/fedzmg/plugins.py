@@ -95,7 +95,7 @@ def load(path: Path | str) -> Plugin:
         PluginError: if it raises; its exception is the cause.
     """
     path = Path(path)
-    if path.suffix != ".py":
+    if path.suffix != ".py" or (path.exists() and not path.is_file()):
         raise InputError(f"plugin {path}: expected a Python file, NAME.py")
     try:
         source, path = path.read_bytes(), path.resolve()

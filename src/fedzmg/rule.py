@@ -18,8 +18,9 @@ Number: TypeAlias = float | Tensor
 """A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
 so it is used only arithmetically."""
 
-Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm", "statistics"]
-"""``statistics`` are running ones of a normalisation layer, which are not trained."""
+Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown", "statistics"]
+"""``unknown``: a weight of a module whose input axes are not known. ``statistics``: running ones of
+a normalisation layer, which are not trained."""
 
 
 class ParamInfo(NamedTuple):
@@ -28,7 +29,7 @@ class ParamInfo(NamedTuple):
     role: Role
     input_axes: tuple[int, ...]
     layer: str = ""
-    """Type of the module that owns it, such as ``Conv2d``."""
+    """Type of the module that owns it, such as ``Conv2d``; several with different axes: ``A+B``."""
 
 
 Layout: TypeAlias = Mapping[str, ParamInfo]
@@ -194,7 +195,7 @@ def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
         if isinstance(rule, type) and issubclass(rule, kind):
             example = f"{name}(...), an instance of the class"
         shown = name if isinstance(rule, type | Rule) else repr(rule)
-        raise InputError(f"{side} = {shown}: expected a {kind.__name__}, such as {example}")
+        raise InputError(f"{side} = {shown}: expected {kind.__name__}, such as {example}")
     # @dataclass replaces a field that number(...) or choice(...) declared by its default.
     undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
     made = getattr(rule, "__dataclass_params__", None)

@@ -23,6 +23,8 @@ Scalar: TypeAlias = float | Tensor
 """A Python number or a 0-d tensor."""
 State: TypeAlias = Any
 """Nested trees, tuples and tensors whose structure, shapes and dtypes never change."""
+Inputs: TypeAlias = Any
+"""A tensor, or a dict of tensors by the name of the model's argument; first axis examples."""
 
 
 @final
@@ -185,6 +187,8 @@ def stack(values: list[T]) -> T:
 
 def row(value: T, index: Any) -> T:
     """Take ``index`` along the first axis of every tensor."""
+    if isinstance(value, Tensor):
+        return value[index]  # type: ignore[return-value]
     return tree_map(lambda leaf: leaf[index], value)
 
 

@@ -20,6 +20,7 @@ from fedzmg.data.partition import (
     UNUSED,
     Partition,
     dirichlet,
+    dirichlet_by_label,
     iid,
     make,
     natural,
@@ -41,6 +42,26 @@ def shares(owners: npt.NDArray[np.int64], clients: int) -> npt.NDArray[np.float6
     counts = np.zeros((clients, 10))
     np.add.at(counts, (owners, LABELS), 1)
     return counts / counts.sum(1, keepdims=True)
+
+
+def test_labels_divided_by_dirichlet_shares() -> None:
+    """Sizes and labels are unequal, more so for a small alpha; every client has the minimum."""
+    skews = []
+    for alpha in (0.1, 1.0, 100.0):
+        owners = dirichlet_by_label(LABELS, 20, alpha=alpha, minimum=5, seed=3)
+        sizes = np.bincount(owners, minlength=20)
+        assert (len(sizes), sizes.sum()) == (20, len(LABELS))
+        assert sizes.min() >= 5
+        skews.append((skew(owners, 20), sizes.std()))
+    assert skews == sorted(skews, reverse=True)
+    assert [s for _, s in skews] == sorted((s for _, s in skews), reverse=True)
+    # The share of one of two clients is Beta(2, 2): mean 1/2, variance 1/20.
+    ones = np.zeros(1000, np.int64)
+    drawn = [dirichlet_by_label(ones, 2, alpha=2.0, minimum=1, seed=s).mean() for s in range(400)]
+    assert np.mean(drawn) == pytest.approx(0.5, abs=0.04)
+    assert np.var(drawn) == pytest.approx(0.05, rel=0.2)
+    with pytest.raises(InputError, match=r"alpha = 1e-05.*minimum = 10"):
+        dirichlet_by_label(LABELS, 50, alpha=1e-5)
 
 
 def skew(owners: npt.NDArray[np.int64], clients: int) -> float:

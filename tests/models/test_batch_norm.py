@@ -446,7 +446,7 @@ def test_other_layers_with_statistics_train_client_by_client(norm: Callable[[int
         )
 
     own = task(module(make), cohort=1, epochs=1, batch_size=100)
-    with pytest.raises(InputError, match=r"'1' is a .*sequential"):
+    with pytest.raises(InputError, match=r"'1' .*padding"):
         trained(own, "fedavg", "vectorized", rounds=1)
     sim = trained(own, "fedavg", "auto", rounds=1)
     assert sim.choice.path == "sequential"

@@ -6,21 +6,26 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils._pytree import tree_flatten
 
-from fedzmg.errors import InputError
 from fedzmg.models.layers import SWAPS, swap_layers
+from golden_problems import Net
+
+KIND = [torch.float64]
+"""Type of the inputs, the last one in force."""
 
 
 def real(*shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.from_numpy(np.random.default_rng(sum(shape)).normal(size=shape)).to(KIND[-1])
 
 
 def whole(high: int, *shape: int) -> Tensor:
-    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(high))
+    return torch.from_numpy(np.random.default_rng(high).integers(0, high, shape))
 
 
 def attention(**more: Any) -> nn.MultiheadAttention:
@@ -51,6 +56,28 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Use]] = {
         lambda: nn.EmbeddingBag(7, 3, mode="sum"),
         lambda m: m(whole(7, 5, 4), per_sample_weights=real(5, 4)),
     ),
+    "embedding": (lambda: nn.Embedding(7, 3), lambda m: m(whole(7, 5, 4))),
+    "embedding-padded": (lambda: nn.Embedding(7, 3, padding_idx=2), lambda m: m(whole(7, 5, 4))),
+    "lstm": (lambda: nn.LSTM(3, 4), lambda m: m(real(5, 2, 3))),
+    "lstm-all": (
+        lambda: nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True, proj_size=2),
+        lambda m: m(real(2, 5, 3), (real(4, 2, 2), real(4, 2, 4))),
+    ),
+    "lstm-one-sequence": (
+        lambda: nn.LSTM(3, 4, 2, bias=False, proj_size=2), lambda m: m(real(5, 3))
+    ),
+    "gru": (
+        lambda: nn.GRU(3, 4, 2, bidirectional=True), lambda m: m(real(5, 2, 3), real(4, 2, 4))
+    ),
+    "gru-batch-first": (lambda: nn.GRU(3, 4, batch_first=True), lambda m: m(real(2, 5, 3))),
+    "gru-one-sequence": (
+        lambda: nn.GRU(3, 4, bias=False), lambda m: m(real(5, 3), real(1, 4))
+    ),
+    "rnn": (lambda: nn.RNN(3, 4, 3), lambda m: m(real(5, 2, 3))),
+    "rnn-relu": (
+        lambda: nn.RNN(3, 4, nonlinearity="relu", bias=False, bidirectional=True),
+        lambda m: m(real(5, 2, 3), real(2, 2, 4)),
+    ),
     "gru-cell": (lambda: nn.GRUCell(3, 4), lambda m: m(real(6, 3), m(real(6, 3) + 1))),
     "gru-cell-no-bias": (lambda: nn.GRUCell(3, 4, bias=False), lambda m: m(real(6, 3))),
     "lstm-cell": (lambda: nn.LSTMCell(3, 4), lambda m: m(real(6, 3), m(real(6, 3) + 1))),
@@ -77,7 +104,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Use]] = {
 
 
 def tensors(out: Any) -> list[Tensor]:
-    return [part for part in out if part is not None] if isinstance(out, tuple) else [out]
+    return [part for part in tree_flatten(out)[0] if part is not None]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -104,8 +131,51 @@ def test_same_outputs_and_gradients(name: str) -> None:
         torch.testing.assert_close(left.grad, right.grad, rtol=0, atol=1e-12, msg=key)
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_mapped_as_torchs_own(name: str, dtype: torch.dtype) -> None:
+    """Two clients with other weights, mapped: outputs and gradients of torch's layer for each."""
+    make, use = CASES[name]
+    torch.manual_seed(1)
+    theirs = [make().double() for _ in range(2)]
+    ours = Net(lambda m, _: tensors(use(m.layer)), layer=copy.deepcopy(theirs[0])).to(dtype)
+    swap_layers(ours)
+    own = [dict(module.named_parameters(prefix="layer")) for module in theirs]
+    many = {key: torch.stack([p[key].detach().to(dtype) for p in own]) for key in own[0]}
+
+    def total(params: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        outputs = torch.func.functional_call(ours, params, (None,))
+        return torch.stack([(o * real(*o.shape)).sum() for o in outputs]).sum(), outputs
+
+    KIND.append(dtype)
+    grads, got = torch.vmap(torch.func.grad(total, has_aux=True))(many)
+    KIND.pop()
+    close = {torch.float64: 1e-12, torch.float32: 1e-6}[dtype]
+    for client, module in enumerate(theirs):
+        expected = tensors(use(module))
+        torch.autograd.backward(expected, [real(*part.shape) for part in expected])
+        for left, right in zip(got, expected, strict=True):
+            torch.testing.assert_close(left[client].double(), right, rtol=0, atol=close)
+        for key, parameter in module.named_parameters(prefix="layer"):
+            torch.testing.assert_close(
+                grads[key][client].double(), parameter.grad, rtol=0, atol=10 * close, msg=key
+            )
+
+
 def test_every_replaced_layer_is_tested() -> None:
-    assert {type(make()) for make, _ in CASES.values()} == set(SWAPS)
+    tested = {type(make()) for make, _ in CASES.values()}
+    assert tested | {parametrizations._SpectralNorm} == set(SWAPS)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, lambda *size: nn.Conv1d(*size, 3)])
+def test_spectral_norm_is_that_of_the_exact_value(kind: Any) -> None:
+    torch.manual_seed(2)
+    module = parametrizations.spectral_norm(kind(5, 4).double())
+    plain = module.parametrizations.weight.original.detach()
+    swap_layers(module)
+    for _ in range(2):  # no memory
+        exact = torch.linalg.matrix_norm(plain.flatten(1), 2)
+        torch.testing.assert_close(module.weight, plain / exact, rtol=1e-4, atol=0)
 
 
 def test_a_layer_of_ones_own_keeps_its_forward_pass() -> None:
@@ -116,10 +186,3 @@ def test_a_layer_of_ones_own_keeps_its_forward_pass() -> None:
     module = nn.Sequential(Doubled(2, 2, 2))
     swap_layers(module)
     assert type(module[0]) is Doubled
-
-
-def test_bags_without_rows_are_rejected() -> None:
-    module = nn.EmbeddingBag(7, 3)
-    swap_layers(module)
-    with pytest.raises(InputError, match=r"ids of shape \(6,\)"):
-        module(whole(7, 6), torch.tensor([0, 3]))

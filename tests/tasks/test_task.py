@@ -17,8 +17,8 @@ from fedzmg.data.columns import Columns
 from fedzmg.data.formats import arrays
 from fedzmg.evaluation import accuracy
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
+from fedzmg.tasks.inputs import as_stored
 from fedzmg.tasks.real import masked_accuracy
-from fedzmg.tasks.task import as_stored
 from golden_problems import Net
 
 RNG = np.random.default_rng(0)
@@ -61,8 +61,15 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         ({"x": [["a"] * 4] * 30}, "cannot be read"),
         ({"x": np.array(["a"] * 30)}, "training data inputs"),
         ({"y": Y + 1}, "label 3 .* 3 outputs"),
-        ({"y": Y.astype(float)}, "float64 labels"),
-        ({"y": Y[:, None]}, r"\(30, 1\)"),
+        ({"y": Y + 0.5}, "float64 labels"),
+        ({"y": Y[:, None]}, r"\(30, 1\).*squeeze"),
+        ({"y": np.eye(3)[Y]}, r"\(30, 3\).*argmax\(1\)"),
+        ({"y": Y.astype(str)}, "targets .*'[012]'.*np.unique"),
+        ({"x": {}}, "empty dict"),
+        ({"x": {"a": X, "b": X[:7]}}, r"\(7, 4\) .*\(30,\)"),
+        ({"x": {"a": X}}, "training data of a shape \\(4,\\)"),
+        ({"num_rounds": 3}, "'num_rounds': did you mean 'rounds'"),
+        ({"fraction_fit": 0.1}, "did you mean 'cohort'"),
         ({"test": (X, Y + 5)}, "test data .* label"),
         ({"test": None}, "test is a NoneType"),
         ({"test": X}, "test is a ndarray"),

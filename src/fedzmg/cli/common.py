@@ -44,7 +44,11 @@ Cache = Annotated[
 
 Plugins = Annotated[
     Texts,
-    Option("--plugin", metavar="FILE.py", help="A file with algorithms or tasks of your own."),
+    Option(
+        "--plugin",
+        metavar="FILE.py",
+        help="A file with algorithms, tasks, aggregators of your own.",
+    ),
 ]
 
 

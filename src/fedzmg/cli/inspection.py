@@ -226,7 +226,7 @@ def export(
         Option("--round", min=1, help="Round of the model, if kept.", show_default="the last"),
     ] = None,
 ) -> None:
-    """Write a run's trained model as a plain state dict in safetensors."""
+    """Write a run's common model as a plain state dict in safetensors; own parts stay out."""
     from fedzmg.experiment.run_directory import export_model
 
     print_line(export_model(run_directory, to, round_))

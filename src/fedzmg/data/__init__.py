@@ -7,6 +7,7 @@ from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.partition import (
     PARTITIONS,
     dirichlet,
+    dirichlet_by_label,
     hold_out,
     iid,
     natural,
@@ -23,6 +24,7 @@ __all__ = [
     "Examples",
     "FederatedData",
     "dirichlet",
+    "dirichlet_by_label",
     "hold_out",
     "iid",
     "natural",

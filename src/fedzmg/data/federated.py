@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,23 +14,24 @@ from torch import Tensor
 
 from fedzmg.data.columns import group, kind_of
 from fedzmg.errors import InputError
+from fedzmg.tree import Inputs, leaves, row, tree_map
 
 
 class Examples(NamedTuple):
     """Inputs and targets, first axis examples."""
 
-    x: Tensor
+    x: Inputs
     y: Tensor
 
     @property
     def size(self) -> int:
         """Number of examples."""
-        return len(self.x)
+        return len(self.y)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Examples:
         """Copy to a device; double precision is rounded to ``dtype``, other types are kept."""
-        return Examples(
-            *(t.to(device, dtype if t.dtype == torch.float64 else t.dtype) for t in self)
+        return tree_map(
+            lambda t: t.to(device, dtype if t.dtype == torch.float64 else t.dtype), self
         )
 
     def __repr__(self) -> str:
@@ -39,30 +40,36 @@ class Examples(NamedTuple):
 
     def kind(self) -> str:
         """Describe shape and type of an input and of a target."""
-        return ", ".join(f"{name} {kind_of(t)}" for name, t in self._asdict().items())
+        inputs = self.x if isinstance(self.x, dict) else {"x": self.x}
+        return ", ".join(f"{name} {kind_of(t)}" for name, t in {**inputs, "y": self.y}.items())
 
 
 def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
-    """Check and wrap two arrays of equal length."""
-    tensors = Examples(_tensor(x, f"{what} inputs"), _tensor(y, f"{what} targets"))
-    if not tensors.y.is_floating_point():
-        tensors = tensors._replace(y=tensors.y.long())  # labels index outputs
-    if len(tensors.x) != len(tensors.y):
-        raise InputError(
-            f"{what} has inputs of shape {tuple(tensors.x.shape)} and targets of shape "
-            f"{tuple(tensors.y.shape)}: their first axes must be equally long"
-        )
-    if len(tensors.x) == 0:
+    """Check and wrap inputs, an array or a dict of arrays, and targets of equal length."""
+    inputs: Inputs = x
+    if not isinstance(x, Mapping):
+        inputs = _tensor(x, f"{what} inputs")
+    elif x:
+        inputs = {str(key): _tensor(x[key], f"{what} inputs {key!r}") for key in sorted(x, key=str)}
+    else:
+        raise InputError(f"{what} inputs are an empty dict: give at least one array")
+    targets = _tensor(y, f"{what} targets")
+    if not targets.is_floating_point():
+        targets = targets.long()  # labels index outputs
+    for tensor in leaves(inputs):
+        if len(tensor) != len(targets):
+            raise InputError(
+                f"{what} has inputs of shape {tuple(tensor.shape)} and targets of shape "
+                f"{tuple(targets.shape)}: their first axes must be equally long"
+            )
+    if len(targets) == 0:
         raise InputError(f"{what} holds no example: give at least one")
-    return tensors
+    return Examples(inputs, targets)
 
 
 def _tensor(values: Any, what: str) -> Tensor:
     try:
-        if isinstance(values, np.ndarray):
-            # Torch refuses to share memory that it may not write.
-            values = np.require(values, requirements=["C", "W"])
-        tensor = torch.as_tensor(values)
+        tensor = torch.as_tensor(_plain(values))
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{what} cannot be read as an array of numbers: {reason}") from None
@@ -74,6 +81,28 @@ def _tensor(values: Any, what: str) -> Tensor:
     return tensor
 
 
+def _plain(values: Any) -> Any:
+    """Convert tables (pandas and others), lists of arrays and odd types to what torch reads."""
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    if isinstance(values, list | tuple) and values:
+        if isinstance(values[0], Tensor):
+            return torch.stack([torch.as_tensor(row) for row in values])
+        if not isinstance(values[0], int | float | list | tuple):
+            values = np.stack([np.asarray(row) for row in values])
+    if not isinstance(values, np.ndarray):
+        return values
+    if values.dtype.kind == "O":  # arrays as cells of a table, or columns of several types
+        values = np.array(values.tolist())
+    if values.dtype.kind in "USO":
+        first = next((v for v in values.flat if not isinstance(v, float | int)), None)
+        remedy = "turn text into numbers, classes by np.unique(y, return_inverse=True)[1]"
+        raise TypeError(f"it holds {first!r:.60}; {remedy}")
+    dtype = np.dtype(np.float64) if values.dtype == np.longdouble else values.dtype
+    # Torch refuses other byte orders, and to share memory that it may not write.
+    return np.require(values, dtype.newbyteorder("="), requirements=["C", "W"])
+
+
 def number_clients(clients: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Return the sorted client ids, and for each example the position of its own."""
     try:
@@ -83,8 +112,8 @@ def number_clients(clients: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64
         raise InputError("client ids cannot be sorted: give numbers or strings") from None
     if ids.ndim != 1 or len(ids) == 0:
         raise InputError(f"client ids have shape {ids.shape}: give one per example")
-    for row in np.flatnonzero(ids != ids):
-        raise InputError(f"example {row} has the client id nan: give it a number or a string")
+    for first in np.flatnonzero(ids != ids):
+        raise InputError(f"example {first} has the client id nan: give it a number or a string")
     return present, owners.astype(np.int64)
 
 
@@ -127,8 +156,7 @@ class FederatedData:
             owner = np.array([position[name] for name in labels])[owner]
             labels = wanted
         order, owners = group(owner, labels)
-        rows = torch.from_numpy(order)
-        return cls(Examples(data.x[rows], data.y[rows]), owners.offsets, owners.names)
+        return cls(row(data, torch.from_numpy(order)), owners.offsets, owners.names)
 
     def __len__(self) -> int:
         """Number of clients."""
@@ -154,7 +182,9 @@ class FederatedData:
         The fingerprint of a data set replaces its contents: a run need not read half a gigabyte.
         """
         digest = hashlib.sha256(self.origin.encode())
-        for tensor in self.examples:
+        if isinstance(self.examples.x, dict):
+            digest.update("\x1f".join(self.examples.x).encode())
+        for tensor in leaves(self.examples):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             if not self.origin:
                 digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

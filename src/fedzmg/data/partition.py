@@ -27,6 +27,7 @@ UNUSED = -1
 
 # Beyond these a Dirichlet is a single label, or uniform, to every digit of a double.
 _LEAST_LOG, _LARGEST_SHAPE = -1e300, 1e300
+_MOST_DRAWS = 100
 
 
 def iid(labels: npt.NDArray[np.int64], clients: int, *, seed: int = 0) -> Owners:
@@ -99,6 +100,38 @@ def quantity(
     borders[-1] = rest
     sizes = minimum + np.diff(borders, prepend=0.0).astype(np.int64)
     return rng.permutation(np.repeat(np.arange(clients, dtype=np.int64), sizes))
+
+
+def dirichlet_by_label(
+    labels: npt.NDArray[np.int64], clients: int, *, alpha: float, minimum: int = 10, seed: int = 0
+) -> Owners:
+    """Split with label skew into clients of unequal size.
+
+    Each label is divided over the clients by shares drawn from Dirichlet(alpha). The draw is
+    repeated until every client has ``minimum`` examples. Small ``alpha`` means strong skew.
+    """
+    labels = _check(labels, clients, minimum=minimum, alpha=alpha)
+    rng = stream(seed, "partition", "dirichlet_by_label")
+    label = np.unique(labels, return_inverse=True)[1]
+    sizes = np.bincount(label)[:, None]
+    for _ in range(_MOST_DRAWS):
+        shares = [_softmax(_log_gamma(rng, alpha, clients)) for _ in sizes]
+        borders = np.rint(sizes * np.cumsum(shares, axis=1))
+        borders[:, -1:] = sizes
+        counts = np.diff(borders, axis=1, prepend=0.0).astype(np.int64)
+        if counts.sum(0).min() >= minimum:
+            break
+    else:
+        raise InputError(
+            f"alpha = {alpha}, clients = {clients}, minimum = {minimum}: {_MOST_DRAWS} draws left "
+            "some client with fewer examples: use a larger alpha, fewer clients or a smaller "
+            "minimum"
+        )
+    mixed = rng.permutation(len(labels))
+    owners = np.empty(len(labels), dtype=np.int64)
+    given = np.repeat(np.tile(np.arange(clients), len(sizes)), counts.ravel())
+    owners[mixed[np.argsort(label[mixed], kind="stable")]] = given
+    return owners
 
 
 def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
@@ -286,7 +319,8 @@ def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns,
 
 
 PARTITIONS: dict[str, Callable[..., Owners]] = {
-    rule.__name__: rule for rule in (iid, dirichlet, shards, quantity, natural, pachinko)
+    rule.__name__: rule
+    for rule in (iid, dirichlet, dirichlet_by_label, shards, quantity, natural, pachinko)
 }
 
 
@@ -344,7 +378,7 @@ def make(
     known = [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY and key != "seed"]
     for key in options:
         if key not in known:
-            raise unknown(f"option of partition {name!r}", key, known)
+            raise unknown(f"option of partition {name!r}", key, [*known, "clients", "seed"])
     if not isinstance(seed, Integral):
         raise InputError(f"seed = {seed!r}: expected a whole number")
     given = {"clients": clients, "coarse": coarse, "seed": seed, **options}

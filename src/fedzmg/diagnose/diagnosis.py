@@ -16,7 +16,7 @@ from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.mimelite import MimeLite
 from fedzmg.contract import ClientRule, Layout, numbers, structure
-from fedzmg.data.federated import Examples, FederatedData
+from fedzmg.data.federated import FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Floats, Measurement, Pair, Part, measure, spread_of
 from fedzmg.diagnose.verdict import Verdict, judge
@@ -28,7 +28,7 @@ from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.seeds import stream
 from fedzmg.simulation import Device, RoundReport, Trial, resolve_device, simulate
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, num_bytes, row
+from fedzmg.tree import Tree, num_bytes, row, tree_map
 from fedzmg.wrappers.parts import pick, shown_trained
 
 CLIENTS, EXAMPLES, DRIFTING = 50, 256, 10
@@ -205,9 +205,8 @@ def excerpt(
     for client in clients.tolist():
         drawn = stream(seed, "probe", "diagnose", client).permutation(data.counts[client])
         rows.append(data.offsets[client] + np.sort(drawn[:most_examples]))
-    x, y = (column[torch.from_numpy(np.concatenate(rows))] for column in data.examples)
     part = FederatedData(
-        Examples(x, y),
+        row(data.examples, torch.from_numpy(np.concatenate(rows))),
         np.cumsum([0, *map(len, rows)], dtype=np.int64),
         tuple(data.names[client] for client in clients.tolist()),
     )
@@ -282,7 +281,7 @@ def centred(task: Task) -> Task | None:
     axes = tuple(range(1 - some.ndim, 0))
 
     def prepare(x: Tensor, dtype: torch.dtype) -> Tensor:
-        made = task.prepare(x, dtype)
+        made: Tensor = task.prepare(x, dtype)
         return made - made.mean(axes, keepdim=True)
 
     return replace(task, prepare=prepare)
@@ -300,6 +299,8 @@ def input_share(task: Task) -> float | None:
 
 def _some_inputs(task: Task, examples: int) -> Tensor | None:
     x = task.train.examples.x
+    if not isinstance(x, Tensor):
+        return None
     every = max(1, len(x) // examples)
     dtype = next(iter(task.model.params().values())).dtype
     # A prepare function may work in place.
@@ -311,7 +312,7 @@ def in_order_of_use(task: Task, params: Tree) -> Layout:
     """Order a model's layout by use; parameters without a part in the loss come last."""
     own = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
     dtype = next(iter(own.values())).dtype
-    x, y = Examples(*(c[:1].clone() for c in task.train.examples)).to(torch.device("cpu"), dtype)
+    x, y = tree_map(torch.clone, row(task.train.examples, slice(1))).to(torch.device("cpu"), dtype)
     seen: list[str] = []
     for name, leaf in own.items():
         # A gradient is complete as soon as the first use of its parameter is differentiated.

@@ -28,7 +28,7 @@ from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, leaves, row, tree_map
+from fedzmg.tree import Inputs, State, Tree, leaves, row, tree_map
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -226,7 +226,7 @@ class StepGraphs:
     def _compile(self, plain: _Code, plan: Plan) -> _Code:
         """Compile a step; algorithms that train a task one after another share its losses."""
         program, goal = self._program, self._program.objective
-        shapes = tuple(part.shape for part in (plan.indices, *program.data.examples))
+        shapes = tuple(part.shape for part in (plan.indices, *leaves(program.data.examples)))
         task = goal.model.source, goal.loss, goal.layers_in, program.prepare, program.dtype
         own = program.rule if program.rule.own_loss else None
         key = (*task, program.device, shapes, precision(), bits_are_kept(), own)
@@ -296,14 +296,14 @@ def _code(program: Program) -> _Code:
     dependent = objective.model.norms.dependent
 
     def losses(
-        params: dict[str, Tensor], plan: Plan, time: Tensor, x: Tensor, y: Tensor, *own: Any
+        params: dict[str, Tensor], plan: Plan, time: Tensor, x: Inputs, y: Tensor, *own: Any
     ) -> tuple[Tensor, Tree]:
         at = time.reshape(1)
         indices = plan.indices.index_select(1, at).squeeze(1)
         weights = plan.weights.index_select(1, at).squeeze(1)
         key = plan.keys.index_select(1, at).squeeze(1) if keyed else ()
         real = weights > 0 if dependent else ()
-        batch = Batch(prepare(x[indices], dtype), y[indices], weights, key, real)
+        batch = Batch(prepare(row(x, indices), dtype), y[indices], weights, key, real)
         # Compiled layers swap themselves: the compiler cannot trace all that the mode sees.
         swaps = contextlib.nullcontext() if torch.compiler.is_compiling() else MappedLayers()
         with swaps:

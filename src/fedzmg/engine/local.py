@@ -226,7 +226,7 @@ class Program:
     def batch_inputs(self, indices: Tensor) -> Examples:
         """Gather examples by position and convert stored inputs to model inputs."""
         x, y = self.data.examples
-        return Examples(self.prepare(x[indices], self.dtype), y[indices])
+        return Examples(self.prepare(row(x, indices), self.dtype), y[indices])
 
     def facts(self, batches: Sequence[ClientBatch]) -> list[list[int]]:
         """Return numbers of examples; if the rule needs more, also clients, keys and steps."""
@@ -323,6 +323,8 @@ class Sequential:
         if rule.full_pass != "never":
             full_pass = self._full_pass(batch, first_model(rule, context))
         work = start(rule, context, full_pass)
+        if program.objective.model.renormalizes:  # not the server's own parameters
+            work = work._replace(params=work.params.map(torch.clone))
 
         def loss_of(params: Tree, examples: Batch) -> tuple[Tensor, Tree]:
             if rule.own_loss:
@@ -331,14 +333,19 @@ class Sequential:
 
         for t in range(len(stream)):
             examples = self._batch(stream, t, int(stream.counts[t]))
-            loss, *after = full_step(
-                rule,
-                lambda function, *args: function(rule, *args),
-                lambda params, e=examples: eager_gradient(loss_of, params, e),  # type: ignore[misc]
-                context,
-                work.params,
-                work.scratch,
-            )
+            try:
+                loss, *after = full_step(
+                    rule,
+                    lambda function, *args: function(rule, *args),
+                    lambda params, e=examples: eager_gradient(loss_of, params, e),  # type: ignore[misc]
+                    context,
+                    work.params,
+                    work.scratch,
+                )
+            except Exception as error:
+                name = program.data.names[batch.client]
+                error.add_note(f"client {name!r}, local step {t + 1}, engine 'sequential'")
+                raise
             work = count(work, loss, *after)
             if rule.uses_epoch_end and stream.closes[t]:
                 full = rule.full_pass == "epochs"

@@ -11,6 +11,7 @@ a lone client trains beside a copy of itself whose result is dropped.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,9 @@ from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
+from fedzmg.errors import CannotMap, InputError
 from fedzmg.messages import ClientContext, FullPass
+from fedzmg.models.functional import cannot_map
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
@@ -62,6 +65,8 @@ class Vectorized:
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
     ) -> Iterator[Chunk]:
         """Yield one chunk of at most ``chunk`` clients at a time."""
+        if reason := self.program.objective.model.loop_reason:
+            raise CannotMap(reason)
         size = self.chunk or max(len(batches), 1)
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
@@ -69,7 +74,14 @@ class Vectorized:
             order = sorted(part, key=lambda i: -len(batches[i].stream))
             rows = order + order[-1:] * (self._num_rows(len(order)) - len(order))
             chosen = [batches[i] for i in rows]
-            outcomes = self._train_sorted(chosen, broadcast, row(memory, rows))
+            try:
+                outcomes = self._train_sorted(chosen, broadcast, row(memory, rows))
+            except (InputError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                # An error of the model itself is raised once more, with client and step.
+                deque(local.Sequential(self.program).train(chosen, broadcast, row(memory, rows)), 0)
+                raise cannot_map(error) from error
             computed = sum(self._widths(chosen))
             yield Chunk(order, list(range(len(order))), outcomes, computed)
 

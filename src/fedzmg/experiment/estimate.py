@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedzmg import algorithms, tasks
-from fedzmg.data.federated import Examples, FederatedData
+from fedzmg.data.federated import FederatedData
 from fedzmg.data.plan import LocalWork
 from fedzmg.data.sampling import inclusion_probabilities
 from fedzmg.evaluation import evaluate
@@ -24,7 +24,7 @@ from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
-from fedzmg.tree import num_bytes
+from fedzmg.tree import num_bytes, row
 
 LINE_BYTES = {"run": 480, "grid": 260}
 """Approximate size of a line of metrics.jsonl."""
@@ -140,7 +140,7 @@ def _timed(
         probe = f"{STEPS} steps of {simulation.task.protocol.cohort * len(trials)} clients"
     device = simulation.device
     began = time.perf_counter()
-    test = Examples(*(column[:few] for column in task.test)).to(device, simulation.dtype)
+    test = row(task.test, slice(few)).to(device, simulation.dtype)
     objective = replace(task.objective, model=task.model.to(device, simulation.dtype))
     evaluate(simulation.snapshot.params, test, objective, task.metric, task.prepare)
     example = (_clock(device) - began) / len(simulation.trials) / test.size
@@ -189,12 +189,12 @@ def _shortened(task: Task, clients: int, steps: int) -> Task:
     rows = [data.offsets[c] + np.arange(n) for c, n in zip(chosen, lengths, strict=True)]
     picked = torch.from_numpy(np.concatenate(rows))
     short = FederatedData(
-        Examples(*(column[picked] for column in data.examples)),
+        row(data.examples, picked),
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         tuple(data.names[c] for c in chosen),
     )
     quick = replace(protocol, cohort=len(chosen), epochs=1, eval_every=ROUNDS + 1)
-    few = Examples(*(column[:2] for column in task.test))
+    few = row(task.test, slice(2))
     return replace(task, train=short, test=few, test_owners=None, protocol=quick)
 
 

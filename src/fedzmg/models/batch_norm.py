@@ -105,7 +105,7 @@ _SWAPS: dict[type[nn.Module], type[_Masked]] = {
 """Replacements by exact type: a user's subclass keeps its forward pass."""
 
 
-def _norms(module: nn.Module) -> Iterator[tuple[str, _NormBase]]:
+def norms_of(module: nn.Module) -> Iterator[tuple[str, _NormBase]]:
     """Yield layers that normalise by statistics of batches, or keep running statistics."""
     for prefix, child in module.named_modules():
         tracks = isinstance(child, _NormBase) and child.running_mean is not None
@@ -117,7 +117,7 @@ def with_statistics(module: nn.Module, layout: Layout, policy: BatchNormPolicy) 
     """Return a layout with the running statistics, after the parameters of their layers."""
     if policy not in get_args(BatchNormPolicy):
         raise unknown("batch_norm", str(policy), get_args(BatchNormPolicy))
-    norms = dict(_norms(module))
+    norms = dict(norms_of(module))
     if not norms:
         if policy != "average":
             raise InputError(f"batch_norm = {policy!r}: the model has no BatchNorm layer")
@@ -146,11 +146,11 @@ class NormLayers:
         """Statistics that stay as they are."""
         self.dependent = self.always_dependent = False
         """Outputs of an example depend on the others of its batch: in training; and always."""
-        self._flags: list[str] = []
+        self.flags: list[str] = []
         """Buffers that take the flags of real examples."""
-        self._unmapped = ""
-        """Name of a layer that cannot leave out padding."""
-        for prefix, norm in _norms(module):
+        self.unmapped = ""
+        """Reason to train client by client: a layer cannot leave out padding."""
+        for prefix, norm in norms_of(module):
             if policy == "frozen":
                 self.constants += norm.buffers()
             if policy == "batch":
@@ -160,26 +160,18 @@ class NormLayers:
             if known:
                 norm.__class__ = _SWAPS[type(norm)]
                 norm.register_buffer("real", torch.ones(0, dtype=torch.bool), persistent=False)
-                self._flags.append(f"{prefix}.real".lstrip("."))
+                self.flags.append(f"{prefix}.real".lstrip("."))
             if policy == "frozen" and norm.running_mean is not None:
                 continue
             self.dependent = True
             self.always_dependent |= norm.running_mean is None
             if not known:
-                self._unmapped = f"{prefix or 'model'!r} is a {type(norm).__name__}, which"
+                kind = type(norm).__name__
+                self.unmapped = f"layer {prefix or 'model'!r} ({kind}) cannot leave out padding"
 
     def set_mode(self, module: nn.Module, *, training: bool) -> nn.Module:
         """Switch a copy of the module to training or evaluation."""
         module.train(training)
-        for _, norm in _norms(module) if self._policy == "frozen" else ():
+        for _, norm in norms_of(module) if self._policy == "frozen" else ():
             norm.eval()
         return module
-
-    def inputs(self, real: Tensor) -> dict[str, Tensor]:
-        """Return the flags of real examples for every layer."""
-        if self._unmapped:
-            raise InputError(
-                f"layer {self._unmapped} cannot leave out padding: use torch's own BatchNorm, or "
-                "engine='sequential'"
-            )
-        return dict.fromkeys(self._flags, real)

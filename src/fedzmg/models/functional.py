@@ -1,30 +1,26 @@
-"""A module as a pure function of its parameters; unsupported modules are rejected."""
+"""A module as a pure function of its parameters, and reasons to train it client by client."""
 
 from __future__ import annotations
 
 import copy
-import random
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from fedzmg.contract import Layout
-from fedzmg.errors import InputError
-from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, with_statistics
+from fedzmg.errors import CannotMap, InputError
+from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
+from fedzmg.models.keyed import KeyedFunctions
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
-from fedzmg.tree import Tree, leaves
+from fedzmg.tree import Inputs, Tree, leaves, row
 
-HIDDEN_RANDOMNESS = (
-    "the model draws random numbers by itself, which cannot be repeated: use layers (nn.Dropout, "
-    "fedzmg.models.RandomFlip) instead of F.dropout and the like"
-)
+FUNCTIONS_KEY = "random functions.key"
+"""Name of the key of random functions among those of layers."""
 
 
 class Call:
@@ -34,8 +30,10 @@ class Call:
     pass; it is used where the compiler must see it. Not for several threads at once.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, functions: KeyedFunctions | None = None) -> None:
+        self.module, self.functions = module, functions
+        known = inspect.signature(module.forward).parameters.values()
+        self._names = {"**" if p.kind is p.VAR_KEYWORD else p.name for p in known}
         self._keyed = [layer for layer in module.modules() if isinstance(layer, KeyedLayer)]
         names: dict[int, str] = {}
         self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
@@ -46,112 +44,90 @@ class Call:
                         name = names.setdefault(id(tensor), f"{prefix}.{own_name}".lstrip("."))
                         self._slots.setdefault(name, []).append((table, own_name))
 
-    def __call__(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    def __call__(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
         """Compute the module's outputs."""
         for layer in self._keyed:
             layer.calls = 0
+        if self.functions is None:
+            return self._call(tensors, x)
+        with self.functions.begin(tensors.pop(FUNCTIONS_KEY, None)):
+            return self._call(tensors, x)
+
+    def _call(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
+        args, named = _arguments(x, self._names)
         if torch.compiler.is_compiling():
-            return functional_call(self._module, tensors, (x,))  # type: ignore[no-any-return]
+            return _logits(functional_call(self.module, tensors, args, named))
         slots = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
         before = [table[name] for (table, name), _ in slots]
         try:
             for (table, name), tensor in slots:
                 table[name] = tensor
-            out: Tensor = self._module(x)
-        except RuntimeError as error:
-            reason = _mapping_problem(str(error))
-            if reason is None:
-                raise
-            raise InputError(reason) from None
+            out = _logits(self.module(*args, **named))
         finally:
             for ((table, name), _), tensor in zip(slots, before, strict=True):
                 table[name] = tensor
         return out
 
 
-def _mapping_problem(message: str) -> str | None:
-    """Explain torch's error about a mapped operation; None for any other error."""
-    if not message.startswith("vmap:") and "Batching rule not implemented" not in message:
-        return None
-    if "random operation" in message:
-        return HIDDEN_RANDOMNESS
-    reason = message.removeprefix("vmap: ").splitlines()[0].split(". ")[0].rstrip(".")
-    remedy = "use other operations"
+def _arguments(x: Inputs, names: set[str]) -> tuple[tuple[Inputs, ...], dict[str, Tensor]]:
+    """Pass a dict of tensors as keywords, unless the module takes a dict."""
+    if isinstance(x, dict) and ("**" in names or names.issuperset(x)):
+        return (), x
+    return (x,), {}
+
+
+def _logits(outputs: Any) -> Tensor:
+    """Return the ``logits`` of an object such as those of transformers' models."""
+    found: Tensor = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
+    return found
+
+
+def cannot_map(error: Exception) -> CannotMap:
+    """Explain an error of mapped clients that train one by one."""
+    message = str(error).removeprefix("vmap: ") or type(error).__name__
+    reason = message.splitlines()[0].split(". ")[0].rstrip(".:")
+    remedy = "engine='sequential' trains them one by one"
     if "control flow" in message or ".item()" in message:
-        reason = "it decides by the value of a tensor: if, float(), .item()"
-        remedy = "use torch.where"
-    return f"the model cannot be mapped over clients ({reason}): {remedy}, or engine='sequential'"
+        reason = "the model or loss decides by the value of a tensor: if, float(), .item()"
+        remedy = f"use torch.where; {remedy}"
+    return CannotMap(f"cannot be mapped over clients ({reason}): {remedy}")
 
 
 def check_module(module: nn.Module) -> None:
-    """Reject layers that keep state, or that cannot be mapped over clients."""
+    """Reject modules that no loop over clients can train."""
     if isinstance(module, type):
         raise InputError(f"the model is the class {module.__name__}: give {module.__name__}(...)")
     if not isinstance(module, nn.Module):
         raise InputError(f"the model is a {type(module).__name__}: give an nn.Module")
-    for prefix, child in module.named_modules():
-        if problem := _problem(child):
-            kind = type(child).__name__
-            article = "an" if kind[0] in "AEIO" else "a"
-            raise InputError(f"layer {prefix or 'model'!r} is {article} {kind} {problem}")
 
 
-def _problem(child: nn.Module) -> str:
-    """Explain why a layer cannot be trained, and what to use instead."""
-    buffers = [name for name, _ in child.named_buffers(recurse=False)]
-    if buffers and not isinstance(child, KeyedLayer | _NormBase):
-        remedy = "leave it out, or make it a plain attribute if it never changes"
-        return f"with the buffer {buffers[0]!r}, which is not trained or averaged: {remedy}"
-    if isinstance(child, nn.RNNBase):
-        instead = "fedzmg.models.GRU" if isinstance(child, nn.GRU) else "cells (nn.LSTMCell)"
-        return f"with a fused loop, which cannot be mapped over clients: use {instead}"
-    if isinstance(child, nn.MultiheadAttention) and child.dropout:
-        return "with dropout inside, which cannot be repeated: set it to 0, use nn.Dropout around"
-    if isinstance(child, _DropoutNd) and not isinstance(child, nn.Dropout):
-        return "with random numbers that cannot be repeated: use nn.Dropout"
-    if isinstance(child, nn.Embedding | nn.EmbeddingBag) and (
-        child.padding_idx is not None or child.max_norm is not None
-    ):
-        return "with padding_idx or max_norm, which do not map over clients: leave them out"
-    return ""
-
-
-def _check_independence(batch: Any, alone: Any, examples: int) -> None:
-    """Reject outputs that change with the other examples of a batch.
-
-    Engines pad and split batches; such a model would learn from the padding.
-    """
+def _depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
+    """Tell whether outputs change with the other examples of a batch, such as padding."""
     for among, lone in zip(leaves(batch), leaves(alone), strict=True):
         if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
             continue  # not one output per example, which the loss will say better
-        scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0
-        same = among[:1].shape == lone.shape and torch.allclose(
-            among[:1].double(), lone.double(), rtol=0, atol=1e-3 * scale + 1e-12, equal_nan=True
-        )
-        if not same:
+        if among[:1].shape != lone.shape:
             raise InputError(
-                "the model's outputs for an example depend on the other examples of its batch: "
-                "treat each by itself (attention with batch_first=True, nn.GroupNorm, no squeeze)"
+                f"the model's outputs for one example have shape {tuple(lone.shape)}, among others "
+                f"{tuple(among[:1].shape)}: keep the axis of examples (no squeeze without an axis)"
             )
-
-
-def _global_generators() -> tuple[object, ...]:
-    # NumPy's old generator is read because models draw from it; nothing is drawn here.
-    numpy: Any = np.random.get_state()  # noqa: NPY002
-    state = torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), numpy[1].tobytes(), numpy[2], state
+        scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0
+        if not torch.allclose(
+            among[:1].double(), lone.double(), rtol=0, atol=1e-3 * scale + 1e-12, equal_nan=True
+        ):
+            return True
+    return False
 
 
 class FunctionalModel:
     """A module as a pure function ``model(params, x)``.
 
     The module is copied and never changed. Trainable parameters enter as a tree, parameters with
-    ``requires_grad=False`` stay constant, ``nn.Dropout`` becomes keyed dropout. Running statistics
-    are in the tree, too, unless ``batch_norm`` is ``frozen`` or ``batch``.
+    ``requires_grad=False`` and buffers stay constant, random numbers depend on the step's key.
+    Running statistics are in the tree, too, unless ``batch_norm`` is ``frozen`` or ``batch``.
 
     Raises:
-        InputError: for other buffers, recurrent layers that fuse what must be
-            mapped over clients, parameters of unknown layout, or nothing to train.
+        InputError: for nothing to train.
     """
 
     def __init__(
@@ -170,27 +146,30 @@ class FunctionalModel:
         """Names of the running statistics in the tree."""
         self._last = list(trained)[-1].rpartition(".")[0]
         """Name of the last layer with parameters."""
-        try:
-            self.source, self.module = copy.deepcopy(module), copy.deepcopy(module)
-        except (RuntimeError, TypeError) as error:
-            raise InputError(
-                f"the model cannot be copied ({str(error).splitlines()[0]}): keep only parameters "
-                "and plain values in it; for weight norm, use torch.nn.utils.parametrizations"
-            ) from None
+        self.source, self.module = _copied(module), _copied(module)
         self.layer_keys = swap_layers(self.module)
         self.norms = NormLayers(self.module, batch_norm)
+        self.renormalizes = any(getattr(m, "max_norm", None) for m in module.modules())
+        """Passes change parameters in place: those of embeddings with ``max_norm``."""
+        self._replaced: dict[str, Any] | None = None
+        """Options of the mode that replaces random functions and attention; None: not needed."""
+        self.loop_reason = ""
+        """Reason to train client by client, from :meth:`try_out`; empty: clients can be mapped."""
         self._halves: tuple[str, Call, dict[bool, Call]] | None = None
         """Name of the last layer, the layer, and all before it by mode."""
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
-        self._training = Call(self._copy(training=True))
-        self._evaluating = Call(self._copy(training=False))
+        self._training = Call(self._copy(training=True), self._functions())
+        self._evaluating = Call(self._copy(training=False), self._functions())
         if self._halves is not None:
             self.split_head()
 
     def _copy(self, *, training: bool) -> nn.Module:
         return self.norms.set_mode(copy.deepcopy(self.module), training=training)
+
+    def _functions(self) -> KeyedFunctions | None:
+        return None if self._replaced is None else KeyedFunctions(**self._replaced)
 
     def split_head(self) -> None:
         """Prepare to compute the inputs of the last layer apart from its outputs."""
@@ -199,7 +178,7 @@ class FunctionalModel:
             body = self._copy(training=training)
             if name:
                 body.set_submodule(name, nn.Identity())
-            bodies[training] = Call(body if name else nn.Identity())
+            bodies[training] = Call(body if name else nn.Identity(), self._functions())
         self._halves = name, Call(copy.deepcopy(self.module.get_submodule(name))), bodies
 
     @property
@@ -216,14 +195,15 @@ class FunctionalModel:
         return Tree(params | {name: params[name].float() for name in counts})
 
     def frozen(self) -> list[Tensor]:
-        """Return the parameters and statistics that are constant."""
+        """Return the parameters and buffers that are not trained."""
         named = self.module.named_parameters()
-        return [p.detach() for n, p in named if n not in self.layout] + self.norms.constants
+        frozen = [p.detach() for name, p in named if name not in self.layout]
+        return frozen + list(_buffers(self.module).values()) + self.norms.constants
 
     def train(
         self,
         params: Tree,
-        x: Tensor,
+        x: Inputs,
         key: Tensor | tuple[()] = (),
         real: Tensor | tuple[()] = (),
         moved: dict[str, Tensor] | None = None,
@@ -251,17 +231,19 @@ class FunctionalModel:
         if isinstance(key, Tensor):
             inputs |= dict.fromkeys(self.layer_keys, key)
         if isinstance(real, Tensor):
-            inputs |= self.norms.inputs(real)
+            inputs |= dict.fromkeys(self.norms.flags, real)
         return inputs
 
-    def evaluate(self, params: Tree, x: Tensor, real: Tensor | tuple[()] = ()) -> Tensor:
+    def evaluate(self, params: Tree, x: Inputs, real: Tensor | tuple[()] = ()) -> Tensor:
         """Compute outputs with dropout off."""
+        if self.renormalizes:
+            params = params.map(torch.clone)
         return self._evaluating(self._inputs(params, (), real, None), x)
 
     def features(
         self,
         params: Tree,
-        x: Tensor,
+        x: Inputs,
         key: Tensor | tuple[()] = (),
         real: Tensor | tuple[()] = (),
         moved: dict[str, Tensor] | None = None,
@@ -279,7 +261,7 @@ class FunctionalModel:
         own = {n.rpartition(".")[2]: w for n, w in params.items() if n.rpartition(".")[0] == name}
         return layer(own, features)
 
-    def check_features(self, params: Tree, x: Tensor) -> None:
+    def check_features(self, params: Tree, x: Inputs) -> None:
         """Prepare to compute features; reject a model whose outputs are not its last layer's."""
         if any(name.rpartition(".")[0] == self._last for name in self.statistics):
             raise InputError(f"features end at {self._last!r}, a BatchNorm: put a dense layer last")
@@ -294,24 +276,53 @@ class FunctionalModel:
                 same = False
         if not same:
             raise InputError(
-                f"features are the inputs of the model's last layer with parameters "
+                "features are the inputs of the model's last layer with parameters "
                 f"({self._last!r}), whose outputs are not the model's: put it last"
             )
 
-    def try_out(self, params: Tree, x: Tensor) -> Tensor:
-        """Compute outputs with dropout off, and check the model on a few examples."""
-        before = _global_generators()
+    def try_out(self, params: Tree, x: Inputs) -> Tensor:
+        """Compute outputs with dropout off, and learn on a few examples how to train the model."""
+        self.layer_keys = tuple(name for name in self.layer_keys if name != FUNCTIONS_KEY)
+        self.loop_reason, self._replaced = "", {"layer": len(self.layer_keys), "seeds": True}
+        calls = self._training, self._evaluating
+        for call in calls:
+            call.functions = self._functions()
         with torch.no_grad():
-            trained, outputs = self.train(params, x), self.evaluate(params, x)
-            lone = self.train(params, x[:1]), self.evaluate(params, x[:1])
-        if _global_generators() != before:
-            raise InputError(HIDDEN_RANDOMNESS)
-        # Batch statistics couple examples on purpose.
+            trained = self.train(params, x)
+            buffers = {name: b.clone() for name, b in _buffers(self._training.module).items()}
+            outputs = self.evaluate(params, x)
+            one = row(x, slice(1))
+            lone = self.train(params, one), self.evaluate(params, one)
+        for name, buffer in _buffers(self._training.module).items():
+            if name in buffers and not torch.equal(buffer, buffers[name]):
+                raise InputError(
+                    f"buffer {name!r} changes in training and has no place in an average of "
+                    "models: leave it out"
+                )
+        self._learn({kind for call in calls if call.functions for kind in call.functions.found})
+        # Batch statistics couple examples on purpose, and know which are padding.
         coupled = self.norms.dependent, self.norms.always_dependent
-        for one, other, skip in zip((trained, outputs), lone, coupled, strict=True):
-            if not skip:
-                _check_independence(one, other, len(x))
+        for among, alone, known in zip((trained, outputs), lone, coupled, strict=True):
+            if not known and _depends_on_batch(among, alone, len(leaves(x)[0])):
+                reason = "outputs for an example depend on the other examples of its batch"
+                self.loop_reason = reason
+        self.loop_reason = self.norms.unmapped or self.loop_reason
         return outputs
+
+    def _learn(self, found: set[str]) -> None:
+        """Keep the mode that replaces functions only if it has found some."""
+        if "unkeyed" in found:
+            self.loop_reason = "the model draws random numbers by functions that take no key"
+        if self.renormalizes:
+            self.loop_reason = "max_norm changes an embedding in place"
+        draws, seeds = not found.isdisjoint(("random", "unkeyed")), "unkeyed" in found
+        options = {"layer": len(self.layer_keys), "always": draws, "seeds": seeds}
+        self._replaced = options if found else None
+        if draws:
+            self.layer_keys += (FUNCTIONS_KEY,)
+        self._training.functions, self._evaluating.functions = self._functions(), self._functions()
+        if self._halves is not None:
+            self.split_head()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FunctionalModel:
         """Copy the model to a device; constants become ``dtype``."""
@@ -319,6 +330,26 @@ class FunctionalModel:
         moved.module = module_to(self.module, device, dtype)
         moved._prepare_calls()
         return moved
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return buffers other than keys of random layers and statistics."""
+    keyed = [m for m in module.modules() if isinstance(m, KeyedLayer)]
+    known = {id(b) for m in (*keyed, *dict(norms_of(module)).values()) for b in m.buffers()}
+    return {name: b for name, b in module.named_buffers() if id(b) not in known}
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """Copy a module; tensors that it has computed from its parameters become constants."""
+    kept = (value for child in module.modules() for value in vars(child).values())
+    computed = [t for t in kept if isinstance(t, Tensor) and not t.is_leaf]
+    try:
+        return copy.deepcopy(module, {id(t): t.detach().clone() for t in computed})
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"the model cannot be copied ({str(error).splitlines()[0]}): keep only parameters and "
+            "plain values in it"
+        ) from error
 
 
 def module_to(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -18,13 +18,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import layers
-from fedzmg.models.kernels.layers import RANGE, draws
+from fedzmg.models.kernels.layers import RANGE
+from fedzmg.models.keyed import Draws, drop, mapped
+from fedzmg.models.recurrent import RECURRENT, scan
+
+POWER_ITERATIONS = 15
+"""Steps of the power method in a pass; torch does as many once and one at every training step."""
 
 
-class KeyedLayer(nn.Module):
+class KeyedLayer(Draws, nn.Module):
     """A layer that draws random numbers in training.
 
     The functional model numbers the layers, fills in ``key`` at every step and sets ``calls`` to
@@ -37,16 +43,6 @@ class KeyedLayer(nn.Module):
         super().__init__()
         self.layer = self.calls = 0
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
-
-    def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
-        """Draw 32 random bits for every place of ``shape`` (examples first).
-
-        With ``below``, return whether they are under that number instead.
-        """
-        call = self.calls
-        self.calls = call + 1
-        found: Tensor = draws(self.key.to(device), self.layer, call, shape.numel(), below)
-        return found.reshape(shape)
 
 
 class KeyedDropout(KeyedLayer):
@@ -62,7 +58,7 @@ class KeyedDropout(KeyedLayer):
         if self.p == 1:
             return x * 0
         zeroed = self.draw(x.shape, x.device, below=int(self.p * RANGE))
-        return torch.where(zeroed, torch.zeros_like(x), x / (1 - self.p))
+        return drop(x, zeroed, self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, layer={self.layer}"
@@ -146,64 +142,8 @@ class GRU(nn.Module):
         return f"{self.input_size}, {self.hidden_size}"
 
     def forward(self, x: Tensor) -> Tensor:
-        from_input = F.linear(x, self.weight_ih_l0, self.bias_ih_l0)
-        if layers.gru_available(from_input, self.weight_hh_l0):
-            return layers.gru_states(from_input, self.weight_hh_l0, self.bias_hh_l0)
-        hidden = x.new_zeros(x.shape[0], self.hidden_size)
-        states = []
-        for now in from_input.unbind(1):
-            hidden = _gru(now, F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0), hidden)
-            states.append(hidden)
-        return torch.stack(states, 1)
-
-
-def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> Tensor:
-    """Compute the next state; both products hold the gates reset, update, new."""
-    reset_in, update_in, new_in = from_input.chunk(3, -1)
-    reset_h, update_h, new_h = from_hidden.chunk(3, -1)
-    reset = torch.sigmoid(reset_in + reset_h)
-    update = torch.sigmoid(update_in + update_h)
-    new = torch.tanh(new_in + reset * new_h)
-    return new + update * (hidden - new)
-
-
-class GRUCell(nn.GRUCell):
-    """``nn.GRUCell`` of matrix products."""
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        hidden = _zeros(self, input) if hx is None else hx
-        return _gru(*_products(self, input, hidden), hidden)
-
-
-class LSTMCell(nn.LSTMCell):
-    """``nn.LSTMCell`` of matrix products."""
-
-    def forward(
-        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        hidden, cell = (_zeros(self, input), _zeros(self, input)) if hx is None else hx
-        write, keep, new, show = torch.add(*_products(self, input, hidden)).chunk(4, -1)
-        cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
-        return torch.sigmoid(show) * torch.tanh(cell), cell
-
-
-class RNNCell(nn.RNNCell):
-    """``nn.RNNCell`` of matrix products."""
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        total = torch.add(*_products(self, input, _zeros(self, input) if hx is None else hx))
-        return torch.relu(total) if self.nonlinearity == "relu" else torch.tanh(total)
-
-
-def _products(cell: nn.RNNCellBase, input: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    return (
-        F.linear(input, cell.weight_ih, cell.bias_ih),
-        F.linear(hidden, cell.weight_hh, cell.bias_hh),
-    )
-
-
-def _zeros(cell: nn.RNNCellBase, input: Tensor) -> Tensor:
-    return input.new_zeros(*input.shape[:-1], cell.hidden_size)
+        own = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        return scan("GRU", x, None, own)[0]
 
 
 class Bilinear(nn.Bilinear):
@@ -234,22 +174,45 @@ class Linear(nn.Linear):
         return super().forward(input)
 
 
+class Embedding(nn.Embedding):
+    """``nn.Embedding`` whose row at ``padding_idx`` gets no gradient, mapped over clients, too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.padding_idx is None or self.max_norm is not None or not mapped():
+            return super().forward(input)
+        rows = F.embedding(input, self.weight)
+        return torch.where((input == self.padding_idx)[..., None], rows.detach(), rows)
+
+
 class EmbeddingBag(nn.EmbeddingBag):
-    """``nn.EmbeddingBag`` of bags of equal size: look up, then reduce."""
+    """``nn.EmbeddingBag`` that looks up, then reduces; bags given by offsets only in a loop."""
 
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        if input.ndim != 2 or offsets is not None:
-            raise InputError(
-                f"EmbeddingBag: ids of shape {tuple(input.shape)}: give one row per example"
-            )
+        special = self.padding_idx is not None or self.max_norm is not None
+        if input.ndim != 2 or offsets is not None or special:
+            return super().forward(input, offsets, per_sample_weights)
         rows = F.embedding(input, self.weight)
         if per_sample_weights is not None:
             rows = rows * per_sample_weights[..., None]
         if self.mode == "max":
             return rows.amax(1)
         return rows.sum(1) if self.mode == "sum" else rows.mean(1)
+
+
+class _SpectralNorm(parametrizations._SpectralNorm):
+    """Torch's spectral norm without memory: every pass iterates from the module's own vectors."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if weight.ndim == 1:
+            return super().forward(weight)
+        matrix = self._reshape_weight_to_matrix(weight)
+        left, right, fixed = self._u, self._v, matrix.detach()
+        for _ in range(POWER_ITERATIONS):
+            left = F.normalize(fixed @ right, dim=0, eps=self.eps)
+            right = F.normalize(fixed.mT @ left, dim=0, eps=self.eps)
+        return weight / (left @ (matrix @ right))
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -272,9 +235,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     getattr(nn, kind.__name__): kind
     for kind in (
-        Bilinear, Conv2d, EmbeddingBag, GRUCell, LSTMCell, Linear, MultiheadAttention, RNNCell,
+        Bilinear, Conv2d, Embedding, EmbeddingBag, Linear, MultiheadAttention, *RECURRENT,
     )
-}  # fmt: skip
+} | {parametrizations._SpectralNorm: _SpectralNorm}  # fmt: skip
 """Replacements by exact type: a user's subclass keeps its forward pass.
 
 Every class has the name of the one that it replaces, so that a model prints as before.

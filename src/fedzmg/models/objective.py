@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -11,18 +10,18 @@ import torch
 from torch import Tensor
 
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.tree import Tree
+from fedzmg.tree import Inputs, Tree
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one loss per example."""
-PrepareFunction: TypeAlias = Callable[[Tensor, torch.dtype], Tensor]
+PrepareFunction: TypeAlias = Callable[[Inputs, torch.dtype], Inputs]
 """Stored inputs -> model inputs, e.g. bytes to floats; called on the device."""
 
 
 class Batch(NamedTuple):
     """One local step's examples; weights sum to one over the real ones."""
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     weights: Tensor
     key: Tensor | tuple[()]
@@ -42,14 +41,14 @@ class Objective:
     def train(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         """Compute the weighted loss of a batch, dropout on, and running statistics after it."""
         moved: dict[str, Tensor] = {}
-        call = functools.partial(self.model.train, real=batch.real, moved=moved)
-        return self._weighted(self._outputs(call, params, batch.x, batch.key), batch), Tree(moved)
+        outputs, _ = self.without_features(params, batch, moved)
+        return self._weighted(outputs, batch), Tree(moved)
 
     def eval_loss(self, params: Tree, batch: Batch) -> Tensor:
         """Compute the weighted loss of a batch, dropout off."""
         return self._weighted(self.outputs(params, batch.x, batch.real), batch)
 
-    def outputs(self, params: Tree, x: Tensor, real: Tensor | tuple[()] = ()) -> Tensor:
+    def outputs(self, params: Tree, x: Inputs, real: Tensor | tuple[()] = ()) -> Tensor:
         """Compute predictions, dropout off."""
         return self._outputs(self.model.evaluate, params, x, real)
 
@@ -62,16 +61,15 @@ class Objective:
         """
         if moved is None:
             return self.outputs(params, batch.x, batch.real), ()
-        call = functools.partial(self.model.train, real=batch.real, moved=moved)
-        return self._outputs(call, params, batch.x, batch.key), ()
+        given = params, batch.x, batch.key, batch.real, moved
+        return self._outputs(self.model.train, *given), ()
 
     def with_features(
         self, params: Tree, batch: Batch, moved: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Compute outputs and inputs of the last layer; in training if ``moved`` is given."""
-        call = functools.partial(self.model.features, real=batch.real, moved=moved)
         key = () if moved is None else batch.key
-        inputs = self._outputs(call, params, batch.x, key)
+        inputs = self._outputs(self.model.features, params, batch.x, key, batch.real, moved)
         return self._outputs(self.model.head, params, inputs), inputs
 
     def _outputs(self, model: Callable[..., Tensor], *inputs: object) -> Tensor:
@@ -97,3 +95,52 @@ def masked_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     wanted = outputs.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
     losses = torch.where(valid, outputs.logsumexp(-1) - wanted, 0.0)
     return losses.flatten(1).sum(1) / valid.flatten(1).sum(1).clamp(min=1)
+
+
+def next_token_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute cross-entropy of each next token; targets are the input ids, negative if padding."""
+    return masked_cross_entropy(outputs[:, :-1], targets[:, 1:])
+
+
+def pixel_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute cross-entropy per image; axis 1 of outputs is the class, targets < 0 are ignored."""
+    return masked_cross_entropy(outputs.movedim(1, -1), targets)
+
+
+def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute cross-entropy of logits and targets from 0 to 1, averaged over an example's labels.
+
+    Negative targets are ignored.
+    """
+    targets = targets.reshape(outputs.shape).to(outputs.dtype)
+    losses = outputs.clamp(min=0) - outputs * targets + (-outputs.abs()).exp().log1p()
+    return _mean(torch.where(targets >= 0, losses, 0.0), targets >= 0)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute squared error, averaged over an example's values."""
+    return _mean((outputs.reshape(targets.shape) - targets) ** 2)
+
+
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute absolute error, averaged over an example's values."""
+    return _mean((outputs.reshape(targets.shape) - targets).abs())
+
+
+def _mean(values: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Average the values of each example, or the valid ones."""
+    values = values.reshape(len(values), -1)
+    if valid is None:
+        return values.mean(1)
+    return values.sum(1) / valid.reshape(len(valid), -1).sum(1).clamp(min=1)
+
+
+CLASS_AXIS: dict[LossFunction, int] = {
+    cross_entropy: -1, masked_cross_entropy: -1, next_token_cross_entropy: -1,
+    pixel_cross_entropy: 1,
+}  # fmt: skip
+"""Axis of classes in the outputs, by loss of whole-number labels."""
+LOSSES: dict[str, LossFunction] = {
+    loss.__name__: loss
+    for loss in (*CLASS_AXIS, binary_cross_entropy, squared_error, absolute_error)
+}

@@ -9,12 +9,13 @@ from torch import Tensor
 from fedzmg.contract import ClientRule, chain
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
+from fedzmg.tree import row, tree_map
 
 
 def label_counts(task: Task, rule: ClientRule, device: torch.device) -> Tensor | tuple[()]:
     """Count the examples of each class by client, if a rule needs it; check its other needs."""
     params, (x, y) = task.model.params(), task.train.examples
-    few = task.prepare(x[:2].clone(), next(iter(params.values())).dtype)
+    few = task.prepare(tree_map(torch.clone, row(x, slice(2))), next(iter(params.values())).dtype)
     if "features" in rule.needs:
         task.model.check_features(params, few)
     if "label_counts" not in rule.needs:

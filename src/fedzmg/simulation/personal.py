@@ -153,9 +153,11 @@ def _evaluate(
         for positions, counts in _padded(own):
             at = torch.from_numpy(positions).to(simulation.device)
             mask = torch.from_numpy(counts).to(simulation.device)
-            x = program.prepare(data.x[at], program.dtype)
+            x = program.prepare(row(data.x, at), program.dtype)
             if simulation.choice.path == "sequential":  # the model may not map
-                parts = [one(row(models, i), x[i], data.y[at][i], mask[i]) for i in range(len(own))]
+                parts = [
+                    one(row(models, i), row(x, i), data.y[at][i], mask[i]) for i in range(len(own))
+                ]
                 total += torch.stack(parts)
             else:
                 total += torch.vmap(one)(models, x, data.y[at], mask)

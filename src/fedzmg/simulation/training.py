@@ -109,5 +109,5 @@ def _checked(task: Any, trials: Any, dtype: Any, federation: Any) -> list[Trial]
     for name, value, kind, example in wanted:
         if not isinstance(value, kind):
             shown = repr(value).partition("\n")[0][:80]
-            raise InputError(f"{name} = {shown}: expected a {kind.__name__}, such as {example}")
+            raise InputError(f"{name} = {shown}: expected {kind.__name__}, such as {example}")
     return found

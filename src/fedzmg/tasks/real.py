@@ -27,9 +27,10 @@ from fedzmg.models.networks import (
     shakespeare_gru,
 )
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
+from fedzmg.tasks.inputs import match_clients, unit_pixels
 from fedzmg.tasks.preset import Preset, decision
 from fedzmg.tasks.protocol import Protocol
-from fedzmg.tasks.task import Task, match_clients, unit_pixels
+from fedzmg.tasks.task import Task
 
 Polarity: TypeAlias = Literal["background-one", "ink-one"]
 Centring: TypeAlias = Literal["none", "image"]

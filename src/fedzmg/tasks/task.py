@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,34 +14,39 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedzmg.data.columns import Columns, Owners
-from fedzmg.data.federated import Examples, FederatedData, examples, number_clients
+from fedzmg.data.columns import Columns
+from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.errors import InputError, check_text
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.batch_norm import BatchNormPolicy
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.initial import Initializer, check_scheme
+from fedzmg.models.initial import Initializer, check_scheme, given_values
 from fedzmg.models.objective import (
+    CLASS_AXIS,
     LossFunction,
     Objective,
     PrepareFunction,
     cross_entropy,
-    masked_cross_entropy,
 )
 from fedzmg.parts import Parts
+from fedzmg.tasks.inputs import (
+    Collate,
+    as_pair,
+    as_stored,
+    by_client,
+    check_labels,
+    column_examples,
+    default_prepare,
+    describe_inputs,
+    find_owners,
+    match_clients,
+    read_datasets,
+    unit_pixels,
+    warn_of_probabilities,
+    whole_labels,
+)
 from fedzmg.tasks.protocol import Protocol
-from fedzmg.tree import num_bytes
-
-
-def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert inputs to the model's precision; token ids stay integers."""
-    return x.to(dtype) if x.is_floating_point() else x
-
-
-def unit_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert bytes to the unit interval."""
-    return x.to(dtype) / 255
-
+from fedzmg.tree import leaves, num_bytes, row, tree_map
 
 FULL_BATCH = 10**5
 """Batch size that needs no comparison with the number of examples."""
@@ -125,16 +130,16 @@ class Task:
             if data is None:
                 continue
             # A copy: a prepare function may modify its input.
-            x, y = Examples(data.x[:2].clone(), data.y[:2]).to(data.x.device, dtype)
-            shape, kind = tuple(x.shape)[1:], str(x.dtype).removeprefix("torch.")
-            with _named(f"the model cannot read {what} data of shape {shape} and type {kind}"):
+            few = tree_map(torch.clone, row(data, slice(2)))
+            x, y = few.to(data.y.device, dtype)
+            with _named(f"the model cannot read {what} data of {describe_inputs(x)}"):
                 # Independence of examples is a matter of the model: one try of it suffices.
                 call = self.model.try_out if what == "training" else self.model.evaluate
                 with torch.no_grad():
                     outputs = call(params, self.prepare(x, dtype))
-            if self.loss in (cross_entropy, masked_cross_entropy):
-                padded = self.loss is masked_cross_entropy
-                _check_labels(data.y.clamp(min=0) if padded else data.y, outputs, f"{what} data")
+            if self.loss in CLASS_AXIS:
+                check_labels(data, outputs, self.loss, f"{what} data")
+            warn_of_probabilities(self.model.module, outputs, self.loss)
             for name, function in (
                 ("loss", self.loss),
                 (f"metric {self.metric.name}", self.metric.function),
@@ -161,8 +166,8 @@ class Task:
     def fingerprint(self) -> str:
         """Return the SHA-256 of everything a run depends on; functions count by name."""
         digest = hashlib.sha256(self.train.fingerprint().encode())
-        given = self.model.params().values() if self.init == "given" else ()
-        for column in (*self.test, *given, *self.model.frozen()):
+        given: Sequence[Any] = given_values(self.model, self.init)
+        for column in (*leaves(self.test), *given, *self.model.frozen()):
             digest.update(f"{column.dtype}{tuple(column.shape)}".encode())
             digest.update(column.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         names = [getattr(f, "__qualname__", repr(f)) for f in (self.loss, self.prepare, self.init)]
@@ -197,7 +202,7 @@ class Task:
         name: str = "custom",
         loss: LossFunction = cross_entropy,
         metric: Metric = ACCURACY,
-        prepare: PrepareFunction = as_stored,
+        prepare: PrepareFunction | None = None,
         init: Initializer = "torch",
         axes: Mapping[str, tuple[int, ...]] | None = None,
         client_names: Sequence[Any] | None = None,
@@ -209,7 +214,8 @@ class Task:
 
         Args:
             model: any ``nn.Module``; it is copied.
-            x: training inputs, one per example.
+            x: training inputs, one per example: an array, a table (pandas), a list, or a dict of
+                them, which the model gets as keywords.
             y: training targets, one per example.
             clients: the client id of every training example.
             test: inputs and targets for evaluation.
@@ -219,9 +225,10 @@ class Task:
             name: name in run directories and tables.
             loss: ``(outputs, targets) -> one loss per example``.
             metric: metric of reports.
-            prepare: ``(stored inputs, dtype) -> model inputs``, e.g. bytes to floats.
+            prepare: ``(stored inputs, dtype) -> model inputs``. By default whole numbers that
+                the model cannot read become floats, bytes divided by 255.
             init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
-            axes: input axes of parameters of your own modules, by name.
+            axes: input axes by parameter name or pattern, in place of the layer's own.
             client_names: all client ids, if order or completeness matters.
             parts: personal and frozen parts of the model, ``Parts(personal=("last:1",))``.
             batch_norm: statistics of BatchNorm layers: ``"average"`` (they travel and are
@@ -232,15 +239,57 @@ class Task:
         Raises:
             InputError: for parts that do not fit together; the message names the remedy.
         """
-        tuning = None if tune is None else examples(*_pair(tune, "tune"), what="tuning data")
+        tuning = None if tune is None else examples(*as_pair(tune, "tune"), what="tuning data")
         train = FederatedData.from_arrays(x, y, clients, client_names)
-        owners = None if test_clients is None else _test_owners(test_clients, train.names)
+        owners = None if test_clients is None else find_owners(test_clients, train.names)
+        made = FunctionalModel(model, axes, batch_norm)
         return cls(
-            name, FunctionalModel(model, axes, batch_norm), train,
-            examples(*_pair(test, "test"), what="test data"),
-            loss, metric, prepare, init, Protocol().with_options(protocol), tuning,
+            name, made, replace(train, examples=whole_labels(train.examples, loss)),
+            whole_labels(examples(*as_pair(test, "test"), what="test data"), loss), loss, metric,
+            prepare or default_prepare(made, train.examples.x), init,
+            Protocol().with_options(protocol), tuning and whole_labels(tuning, loss),
             test_owners=owners, parts=parts or Parts(),
         )  # fmt: skip
+
+    @classmethod
+    def from_datasets(
+        cls,
+        model: nn.Module,
+        datasets: Sequence[Any] | Mapping[str, Any],
+        *,
+        test: Any,
+        tune: Any = None,
+        collate: Collate | None = None,
+        **options: Any,
+    ) -> Task:
+        """Build a task from one dataset per client: torch's, Hugging Face's, or lists of examples.
+
+        Every dataset is read once, here: random transforms are drawn once. Examples are pairs
+        (input, target) or dicts with a ``label``; several other entries become keywords of the
+        model.
+
+        Args:
+            model: as in :meth:`from_arrays`.
+            datasets: a dataset per client, by name or in order.
+            test: a dataset, or one per client in the form of ``datasets``.
+            tune: a dataset, as in :meth:`from_arrays`.
+            collate: function of a list of examples that returns ``(inputs, targets)`` or a dict,
+                for example to pad texts. It gets all examples of training, test or tuning at once.
+            **options: other arguments of :meth:`from_arrays`.
+        """
+        if (clients := by_client(datasets)) is None:
+            given = type(datasets).__name__
+            raise InputError(f"datasets is a {given}: give a list or dict, a dataset per client")
+        x, y, ids = read_datasets(clients, "dataset of client", collate)
+        own = by_client(test)
+        test_x, test_y, test_ids = read_datasets(own or {"": test}, "test dataset", collate)
+        if own:
+            options["test_clients"] = test_ids
+        if tune is not None:
+            options["tune"] = read_datasets({"": tune}, "tuning dataset", collate)[:2]
+        return cls.from_arrays(
+            model, x, y, ids, test=(test_x, test_y), client_names=[*clients], **options
+        )
 
     @classmethod
     def from_columns(
@@ -265,7 +314,7 @@ class Task:
         given = {"training data": train, "test data": test}
         if tune is not None:
             given["tuning data"] = tune
-        held = {what: _examples(columns, what) for what, columns in given.items()}
+        held = {what: column_examples(columns, what) for what, columns in given.items()}
         if train.owners is None:
             raise InputError(
                 "the training data names no clients: name their column when you read it, or make "
@@ -283,41 +332,20 @@ class Task:
         parts = {
             key: options.pop(key) for key in ("loss", "metric", "init", "parts") if key in options
         }
+        made = FunctionalModel(model, axes, batch_norm)
         return cls(
             name=options.pop("name", "custom"),
-            model=FunctionalModel(model, axes, batch_norm),
+            model=made,
             train=FederatedData(held["training data"], train.owners.offsets, train.owners.names),
             test=held["test data"],
             tune=held.get("tuning data"),
-            prepare=prepare or (unit_pixels if bytes_ else as_stored),
+            prepare=prepare
+            or (unit_pixels if bytes_ else default_prepare(made, held["training data"].x)),
             protocol=Protocol().with_options(options),
             test_owners=owners if owners is not None and (owners >= 0).any() else None,
             notes=tuple(dict.fromkeys(n for columns in given.values() for n in columns.notes)),
             **parts,
         )
-
-
-def match_clients(train: Sequence[str], test: Owners) -> npt.NDArray[np.int64]:
-    """Return each test example's client: a position in ``train``, or -1."""
-    position = {name: i for i, name in enumerate(train)}
-    matched = np.array([position.get(name, -1) for name in test.names], np.int64)
-    return np.repeat(matched, np.diff(test.offsets))
-
-
-def _test_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the position in ``train`` of each test example's client, or -1."""
-    try:
-        present, owner = number_clients(clients)
-    except InputError as error:
-        raise InputError(f"test_clients: {error}") from None
-    position = {name: i for i, name in enumerate(train)}
-    matched = np.array([position.get(str(name), -1) for name in present], np.int64)
-    if (matched < 0).all():
-        raise InputError(
-            f"test_clients: {str(present[0])!r} and all others are no training clients, which are "
-            f"called {train[0]!r}, ...: give ids of the same kind"
-        )
-    return matched[owner]
 
 
 @contextlib.contextmanager
@@ -335,42 +363,3 @@ def _named(failure: str) -> Iterator[None]:
 
 def _is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, type)
-
-
-def _check_labels(y: Tensor, logits: Any, what: str) -> None:
-    """Reject labels that the outputs cannot predict."""
-    if not isinstance(logits, Tensor):
-        given = type(logits).__name__
-        raise InputError(f"the model gives a {given} for {what}: return one tensor")
-    shape = tuple(logits.shape)
-    if y.is_floating_point() or y.ndim != len(shape) - 1:
-        raise InputError(
-            f"{what} has {y.dtype} labels of shape {tuple(y.shape)}, and the model gives a "
-            f"tensor of shape {shape}: give one whole number per prediction, or pass your own "
-            "loss and metric"
-        )
-    outputs = shape[-1]
-    for label in (int(y.min()), int(y.max())):
-        if not 0 <= label < outputs:
-            raise InputError(
-                f"{what} holds the label {label} but the model has {outputs} outputs "
-                f"(labels 0 to {outputs - 1}): change the labels or the last layer"
-            )
-
-
-def _pair(given: Any, name: str) -> Sequence[Any]:
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise InputError(f"{name} is a {type(given).__name__}: pass {name}=(inputs, targets)")
-    return given
-
-
-def _examples(columns: Columns, what: str) -> Examples:
-    """Extract inputs and targets."""
-    held = columns.columns if isinstance(columns, Columns) else {}
-    if not all(isinstance(held.get(name), np.ndarray) for name in "xy"):
-        raise InputError(
-            f"the {what} is a {type(columns).__name__} of {', '.join(held) or 'no columns'}: "
-            "expected columns x and y of numbers; read them with fedzmg.data.formats, or turn text "
-            "into numbers and use Task.from_arrays"
-        )
-    return examples(columns.array("x"), columns.array("y"), what=what)

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.search import (
     Search,
@@ -46,6 +45,7 @@ from fedzmg.results.formatting import aligned
 from fedzmg.results.uploads import grid_warning
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
+from fedzmg.tree import tree_map
 
 CHECKPOINT_SECONDS = 60.0
 """Less often than a run: a checkpoint holds all trials of a pack."""
@@ -108,7 +108,7 @@ def choosing(task: Task, spec: GridSpec) -> Task:
             raise InputError(f"task {task.name!r} has no tuning examples: {remedy}")
         test = task.tune
     elif task.tune is not None and task.tune.x is not task.test.x:
-        test = Examples(*(torch.cat(pair) for pair in zip(task.tune, task.test, strict=True)))
+        test = tree_map(lambda *pair: torch.cat(pair), task.tune, task.test)
     # Rounds in between are not evaluated; the search evaluates those that count.
     options = {**spec.protocol, "rounds": spec.rounds, "eval_every": spec.rounds}
     protocol = task.protocol.with_options(options)

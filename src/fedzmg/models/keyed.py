@@ -1,0 +1,315 @@
+"""Random functions and attention inside a user's forward pass, keyed and mapped like layers.
+
+Random numbers depend on the step's key, the number of the call and the position in the tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.overrides import TorchFunctionMode
+
+from fedzmg.models.kernels.layers import RANGE, draws
+
+Values = Callable[..., Tensor]
+"""(mode, tensor, *parameters) -> random values in the form of the tensor."""
+
+
+class Draws:
+    """Source of random bits with the number of a layer; every call of a pass draws others."""
+
+    key: Tensor
+    layer: int
+    calls: int
+
+    def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
+        """Draw 32 random bits for every place of ``shape`` (examples first).
+
+        With ``below``, return whether they are under that number instead.
+        """
+        call = self.calls
+        self.calls = call + 1
+        found: Tensor = draws(self.key.to(device), self.layer, call, shape.numel(), below)
+        return found.reshape(shape)
+
+
+class KeyedFunctions(Draws, TorchFunctionMode):
+    """Mode that computes random functions from a key, and attention from matrix products.
+
+    Args:
+        layer: number of the mode among the model's keyed layers.
+        always: replace functions in a loop over clients, too, not only in a map.
+        seeds: seed the global generators by the key for functions that take none.
+    """
+
+    def __init__(self, layer: int, *, always: bool = True, seeds: bool = False) -> None:
+        super().__init__()
+        self.layer, self.calls, self.always, self.seeds = layer, 0, always, seeds
+        self.key = torch.zeros((), dtype=torch.int64)
+        self.found: set[str] = set()
+        """Kinds of functions used: ``random``, ``attention``, ``unkeyed``."""
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace random functions and attention; leave everything else."""
+        kwargs = kwargs or {}
+        if func in _TWINS:
+            with self:
+                return _TWINS[func](*args, **kwargs)
+        if func in _REPLACED:
+            return _REPLACED[func](self, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def begin(self, key: Tensor | None) -> AbstractContextManager[object]:
+        """Return the context of one pass of the model."""
+        self.calls = 0
+        self.key = torch.zeros((), dtype=torch.int64) if key is None else key
+        if self.seeds:
+            return self._seeded()
+        return self if self.always or mapped() else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Seed the global generators, and restore them afterwards."""
+        gpu = [torch.cuda.default_generators[self.key.get_device()]] if self.key.is_cuda else []
+        generators, seed = [torch.default_generator, *gpu], int(self.key)
+        # NumPy's old generator, from which models draw.
+        before = [g.get_state() for g in generators], np.random.get_state(), random.getstate()  # noqa: NPY002
+        for generator in generators:
+            generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        start = _global_states()
+        try:
+            with self:
+                yield
+            if _global_states() != start:
+                self.found.add("unkeyed")
+        finally:
+            for generator, state in zip(generators, before[0], strict=True):
+                generator.set_state(state)
+            np.random.set_state(before[1])  # noqa: NPY002
+            random.setstate(before[2])
+
+    def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
+        """Draw as a layer, and note that there was something to draw."""
+        self.found.add("random")
+        return super().draw(shape, device, below)
+
+
+def _global_states() -> tuple[object, ...]:
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numpy[1].tobytes(), numpy[2], torch.get_rng_state().numpy().tobytes()
+
+
+def mapped() -> bool:
+    """Tell whether this code runs inside of a map over clients, or is compiled for one."""
+    return torch.compiler.is_compiling() or maybe_current_level() is not None
+
+
+def drop(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
+    """Zero elements and scale the others."""
+    return torch.where(zeroed, torch.zeros_like(x), x / (1 - p))
+
+
+def _drop_alpha(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
+    """Set elements to SELU's lower limit and keep mean and variance."""
+    limit = -1.7580993408473766
+    gain: float = ((limit * limit * p + 1) * (1 - p)) ** -0.5
+    return torch.where(zeroed, torch.full_like(x, limit), x) * gain - gain * limit * p
+
+
+def _dropout(form: Callable[..., Tensor], channels: bool, unbatched: int = 0) -> Values:
+    """Build dropout of elements or whole channels; ``unbatched`` axes are one example."""
+
+    def replaced(
+        mode: KeyedFunctions,
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> Tensor:
+        if not 0 <= p <= 1:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        if not training or p == 0:
+            return input
+        first = 1 if input.ndim == unbatched else 2
+        shape = (*input.shape[:first], *[1] * (input.ndim - first)) if channels else input.shape
+        if p == 1:
+            out = input * 0
+        else:
+            out = form(input, mode.draw(torch.Size(shape), input.device, int(p * RANGE)), p)
+        return input.copy_(out) if inplace else out
+
+    return replaced
+
+
+def _uniform(mode: KeyedFunctions, like: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    bits = 24 if like.dtype == torch.float32 else 32 if like.dtype == torch.float64 else 8
+    drawn = mode.draw(like.shape, like.device) >> (32 - bits)
+    unit: Tensor = drawn.to(like.dtype) * 2.0**-bits
+    return unit * (high - low) + low
+
+
+def _normal(mode: KeyedFunctions, like: Tensor, mean: Any = 0.0, std: Any = 1.0) -> Tensor:
+    kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+    pairs = mode.draw(torch.Size((*like.shape, 2)), like.device).to(kind)
+    radius, angle = ((pairs + 0.5) / RANGE).unbind(-1)
+    values: Tensor = torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * math.pi * angle)
+    drawn: Tensor = values * std + mean
+    return drawn.to(like.dtype)
+
+
+def _exponential(mode: KeyedFunctions, like: Tensor, lambd: float = 1.0) -> Tensor:
+    drawn = mode.draw(like.shape, like.device).to(torch.float64)
+    return (-torch.log((drawn + 0.5) / RANGE) / lambd).to(like.dtype)
+
+
+def _bernoulli(mode: KeyedFunctions, like: Tensor, p: Any = 0.5) -> Tensor:
+    if isinstance(p, Tensor):
+        return (mode.draw(like.shape, like.device) < p.double() * RANGE).to(like.dtype)
+    return mode.draw(like.shape, like.device, int(p * RANGE)).to(like.dtype)
+
+
+def _chance(mode: KeyedFunctions, input: Tensor, p: Any = None, **_: Any) -> Tensor:
+    return _bernoulli(mode, input, input if p is None else p)
+
+
+def _integers(
+    mode: KeyedFunctions,
+    *numbers: Any,
+    size: Any = None,
+    low: int = 0,
+    high: int | None = None,
+    dtype: torch.dtype = torch.int64,
+    device: Any = None,
+    **_: object,
+) -> Tensor:
+    """Draw whole numbers: ``randint(high, size)`` or ``randint(low, high, size)``."""
+    if size is None:
+        *numbers, size = numbers  # type: ignore[assignment]
+    *lowest, high = numbers if high is None else (*numbers, high)
+    out = torch.empty(size, dtype=dtype, device=device)
+    low = lowest[0] if lowest else low
+    return (mode.draw(out.shape, out.device) % (high - low) + low).to(dtype)
+
+
+def _made(values: Values, make: Callable[..., Tensor]) -> Values:
+    """Replace a function that makes a random tensor."""
+
+    def replaced(mode: KeyedFunctions, *args: Any, **kwargs: Any) -> Tensor:
+        kwargs.pop("generator", None)
+        return values(mode, make(*args, **kwargs))
+
+    return replaced
+
+
+def _filled(values: Values) -> Values:
+    """Replace a method that fills a tensor in place."""
+
+    def replaced(mode: KeyedFunctions, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        kwargs.pop("generator", None)
+        return x.copy_(values(mode, x, *args, **kwargs))
+
+    return replaced
+
+
+def _empty(make: Callable[..., Tensor]) -> Values:
+    """Replace a function that makes a tensor to be filled: it must have room for all clients."""
+
+    def replaced(mode: KeyedFunctions, *args: Any, **kwargs: Any) -> Tensor:
+        out = make(*args, **kwargs)
+        if not mapped():
+            return out
+        return (mode.key.to(out.device) * 0).to(out.dtype).expand(out.shape).clone()
+
+    return replaced
+
+
+def attention(
+    mode: KeyedFunctions,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute attention from matrix products; torch's fused kernels do not map over clients."""
+    mode.found.add("attention")
+    if not dropout_p and not mapped():
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    if is_causal:
+        shape = query.shape[-2], key.shape[-2]
+        attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is None:
+        weights = scores.softmax(-1)
+    else:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        else:
+            scores = scores + attn_mask
+        # A position that may read nothing gets zeros, and its gradient is not NaN.
+        alone = (scores == -math.inf).all(-1, keepdim=True)
+        weights = scores.masked_fill(alone, 0).softmax(-1).masked_fill(alone, 0)
+    return _REPLACED[F.dropout](mode, weights, dropout_p) @ value
+
+
+_REPLACED: dict[Any, Callable[..., Tensor]] = {
+    F.scaled_dot_product_attention: attention,
+    F.dropout: _dropout(drop, channels=False),
+    torch.dropout: _dropout(drop, channels=False),
+    F.dropout1d: _dropout(drop, channels=True, unbatched=2),
+    F.dropout2d: _dropout(drop, channels=True),
+    F.dropout3d: _dropout(drop, channels=True, unbatched=4),
+    torch.feature_dropout: _dropout(drop, channels=True),
+    F.alpha_dropout: _dropout(_drop_alpha, channels=False),
+    F.feature_alpha_dropout: _dropout(_drop_alpha, channels=True),
+    torch.rand: _made(_uniform, torch.empty),
+    torch.rand_like: _made(_uniform, torch.empty_like),
+    torch.randn: _made(_normal, torch.empty),
+    torch.randn_like: _made(_normal, torch.empty_like),
+    torch.randint: _integers,
+    torch.bernoulli: _chance,
+    Tensor.bernoulli: _chance,
+    Tensor.bernoulli_: _filled(_bernoulli),
+    Tensor.uniform_: _filled(_uniform),
+    Tensor.normal_: _filled(_normal),
+    Tensor.exponential_: _filled(_exponential),
+    torch.empty: _empty(torch.empty),
+    torch.empty_like: _empty(torch.empty_like),
+    Tensor.new_empty: _empty(Tensor.new_empty),
+}
+
+
+def _twin(function: Any) -> Any:
+    """Copy a function of torch that calls others, which then pass through the mode, too."""
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = function.__globals__ | dict.fromkeys(checks, _no_override)
+    return types.FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+
+
+def _no_override(*_: object) -> bool:
+    return False
+
+
+_TWINS = {f: _twin(f) for f in (F.multi_head_attention_forward, F.gumbel_softmax)}

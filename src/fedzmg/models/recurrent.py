@@ -1,0 +1,180 @@
+"""Recurrent layers and cells of matrix products, which map over clients; torch's fused do not.
+
+Parameters, their names and outputs are torch's. In a loop over clients torch's kernels run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import _VF, Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from fedzmg.models.kernels import layers
+from fedzmg.models.keyed import mapped
+
+States = tuple[Tensor, ...]
+"""Hidden state, and the cell of an LSTM."""
+
+
+def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> Tensor:
+    """Compute the next state; both products hold the gates reset, update, new."""
+    reset_in, update_in, new_in = from_input.chunk(3, -1)
+    reset_h, update_h, new_h = from_hidden.chunk(3, -1)
+    reset = torch.sigmoid(reset_in + reset_h)
+    update = torch.sigmoid(update_in + update_h)
+    new = torch.tanh(new_in + reset * new_h)
+    return new + update * (hidden - new)
+
+
+def _lstm(from_input: Tensor, from_hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the next state and cell; both products hold the gates write, keep, new, show."""
+    write, keep, new, show = torch.add(from_input, from_hidden).chunk(4, -1)
+    cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
+    return torch.sigmoid(show) * torch.tanh(cell), cell
+
+
+_NEXT: dict[str, Callable[..., States]] = {
+    "GRU": lambda x, h, hidden: (_gru(x, h, hidden),),
+    "LSTM": lambda x, h, _, cell: _lstm(x, h, cell),
+    "RNN_TANH": lambda x, h, _: (torch.tanh(x + h),),
+    "RNN_RELU": lambda x, h, _: (torch.relu(x + h),),
+}
+"""(product with the input, product with the state, *states) -> next states, by kind."""
+
+
+def scan(
+    kind: str, x: Tensor, states: States | None, weights: Sequence[Tensor | None]
+) -> tuple[Tensor, States]:
+    """Compute all hidden states ``(batch, time, units)`` of a layer in one direction, and the last.
+
+    ``weights`` are those of input and state, both biases, and an LSTM's projection.
+    """
+    from_input = F.linear(x, weights[0], weights[2])  # type: ignore[arg-type]
+    own, bias, *projection = weights[1], *weights[3:]
+    assert own is not None
+    if states is None:
+        if kind == "GRU" and layers.gru_available(from_input, own):
+            bias = own.new_zeros(len(own)) if bias is None else bias
+            out = layers.gru_states(from_input, own, bias)
+            return out, (out[:, -1],)
+        widths = (own.shape[-1], len(own) // 4) if kind == "LSTM" else (own.shape[-1],)
+        states = tuple(x.new_zeros(x.shape[0], width) for width in widths)
+    found = []
+    for now in from_input.unbind(1):
+        states = _NEXT[kind](now, F.linear(states[0], own, bias), *states)
+        if projection:
+            states = (F.linear(states[0], projection[0]), states[1])  # type: ignore[arg-type]
+        found.append(states[0])
+    return torch.stack(found, 1), states
+
+
+class Recurrent(nn.RNNBase):
+    """Common part of the recurrent layers."""
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """Compute outputs and last states; packed sequences only in a loop over clients."""
+        drops = self.training and self.dropout > 0 and self.num_layers > 1
+        if isinstance(input, PackedSequence) or not (drops or mapped()):
+            return super().forward(input, hx)
+        lstm, batched = self.mode == "LSTM", input.ndim == 3
+        states: States = () if hx is None else hx if lstm else (hx,)
+        if not batched:
+            x, states = input[None], tuple(part[:, None] for part in states)
+        else:
+            x = input if self.batch_first else input.transpose(0, 1)
+        last = []
+        for layer in range(self.num_layers):
+            if layer:
+                x = F.dropout(x, self.dropout, self.training)
+            x, ends = self._layer(x, layer, states)
+            last.append(ends)
+        states = tuple(torch.cat(parts) for parts in zip(*last, strict=True))
+        if not batched:
+            x, states = x[0], tuple(part[:, 0] for part in states)
+        elif not self.batch_first:
+            x = x.transpose(0, 1)
+        return x, states if lstm else states[0]
+
+    def _layer(self, x: Tensor, layer: int, states: States) -> tuple[Tensor, States]:
+        """Compute one layer's outputs, examples first, and its last states by direction."""
+        ways = 2 if self.bidirectional else 1
+        rows = slice(layer * ways, (layer + 1) * ways)
+        weights = [[getattr(self, name) for name in names] for names in self._all_weights[rows]]
+        if not states:
+            widths = (self.proj_size or self.hidden_size, self.hidden_size)
+            shapes = [
+                (ways, x.shape[0], width) for width in widths[: 2 if self.mode == "LSTM" else 1]
+            ]
+            first = tuple(x.new_zeros(shape) for shape in shapes)
+        else:
+            first = tuple(part[rows] for part in states)
+        if not mapped():
+            fused, flat = getattr(_VF, self.mode.lower()), [w for own in weights for w in own]
+            begin = first if len(first) > 1 else first[0]
+            options = self.bias, 1, 0.0, self.training, self.bidirectional, True
+            out, *last = fused(x, begin, flat, *options)
+            return out, tuple(last)
+        found = []
+        for way, own in enumerate(weights):
+            start = None if not states else tuple(part[way] for part in first)
+            biased = own if self.bias else [*own[:2], None, None, *own[2:]]
+            out, ends = scan(self.mode, x.flip(1) if way else x, start, biased)
+            found.append((out.flip(1) if way else out, ends))
+        outs, lasts = zip(*found, strict=True)
+        return torch.cat(outs, -1), tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
+
+
+class RNN(Recurrent, nn.RNN):
+    """``nn.RNN`` that maps over clients."""
+
+
+class LSTM(Recurrent, nn.LSTM):
+    """``nn.LSTM`` that maps over clients."""
+
+
+class GRU(Recurrent, nn.GRU):
+    """``nn.GRU`` that maps over clients."""
+
+
+class GRUCell(nn.GRUCell):
+    """``nn.GRUCell`` of matrix products."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        hidden = _zeros(self, input) if hx is None else hx
+        return _gru(*_products(self, input, hidden), hidden)
+
+
+class LSTMCell(nn.LSTMCell):
+    """``nn.LSTMCell`` of matrix products."""
+
+    def forward(
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        hidden, cell = (_zeros(self, input), _zeros(self, input)) if hx is None else hx
+        return _lstm(*_products(self, input, hidden), cell)
+
+
+class RNNCell(nn.RNNCell):
+    """``nn.RNNCell`` of matrix products."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        total = torch.add(*_products(self, input, _zeros(self, input) if hx is None else hx))
+        return torch.relu(total) if self.nonlinearity == "relu" else torch.tanh(total)
+
+
+def _products(cell: nn.RNNCellBase, input: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    return (
+        F.linear(input, cell.weight_ih, cell.bias_ih),
+        F.linear(hidden, cell.weight_hh, cell.bias_hh),
+    )
+
+
+def _zeros(cell: nn.RNNCellBase, input: Tensor) -> Tensor:
+    return input.new_zeros(*input.shape[:-1], cell.hidden_size)
+
+
+RECURRENT: tuple[type[nn.Module], ...] = (GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell)

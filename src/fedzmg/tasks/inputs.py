@@ -1,0 +1,238 @@
+"""Inputs and labels that people have: stored types, labels of other forms, datasets per client."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedzmg.data.columns import Columns, Owners
+from fedzmg.data.federated import Examples, examples, number_clients
+from fedzmg.errors import InputError
+from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.objective import CLASS_AXIS, LossFunction, PrepareFunction, binary_cross_entropy
+from fedzmg.tree import Inputs, tree_map
+
+LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
+"""Names of the target in a dataset's examples."""
+
+
+def as_stored(x: Inputs, dtype: torch.dtype) -> Inputs:
+    """Convert inputs to the model's precision; token ids stay integers."""
+    if not isinstance(x, Tensor):
+        return tree_map(lambda leaf: as_stored(leaf, dtype), x)
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def unit_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert bytes to the unit interval."""
+    return x.to(dtype) / 255
+
+
+def as_real(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert whole numbers and truth values to the model's precision."""
+    return x.to(dtype)
+
+
+def as_ids(x: Tensor, _: torch.dtype) -> Tensor:
+    """Convert small whole numbers to token ids."""
+    return x.long()
+
+
+def default_prepare(model: FunctionalModel, x: Inputs) -> PrepareFunction:
+    """Choose the first conversion of stored inputs that the model can read.
+
+    Whole numbers may be token ids or features: only the model knows. Bytes that it cannot read as
+    they are, nor as ids, are pixels.
+    """
+    if not isinstance(x, Tensor) or x.is_floating_point():
+        return as_stored
+    params = model.params()
+    dtype = next(iter(params.values())).dtype
+    for prepare in (as_stored, as_ids, unit_pixels if x.dtype == torch.uint8 else as_real):
+        try:
+            with torch.no_grad():
+                model.evaluate(params, prepare(x[:2].clone(), dtype))
+        except Exception:
+            continue
+        return prepare
+    return as_stored
+
+
+def whole_labels(data: Examples, loss: LossFunction) -> Examples:
+    """Convert class labels that are stored as floating point numbers, as tables often do."""
+    y = data.y
+    if loss in CLASS_AXIS and y.is_floating_point() and bool((y == y.round()).all()):
+        return data._replace(y=y.long())
+    return data
+
+
+def check_labels(data: Examples, outputs: Any, loss: LossFunction, what: str) -> None:
+    """Reject labels that the outputs cannot predict."""
+    if not isinstance(outputs, Tensor):
+        given = type(outputs).__name__
+        raise InputError(f"the model gives a {given} for {what}: return one tensor")
+    y, shape = data.y, tuple(outputs.shape)
+    if y.is_floating_point() or y.ndim != len(shape) - 1:
+        given = f"{what} has {y.dtype} labels of shape {tuple(y.shape)}"
+        if y.shape[1:] == shape[1:] and _one_hot(y):
+            raise InputError(f"{given}, which are one-hot: pass class numbers, y.argmax(1)")
+        column = " (y.squeeze(1))" if y.ndim == len(shape) == 2 and y.shape[1] == 1 else ""
+        raise InputError(
+            f"{given}, and the model gives a tensor of shape {shape}: give one whole number per "
+            f"prediction{column}, or pass another loss and metric"
+        )
+    classes = shape[CLASS_AXIS[loss]]
+    low, high = int(y.min()), int(y.max())
+    if loss.__name__ != "cross_entropy":  # negative targets are padding
+        low = max(low, 0)
+    for label in (low, high):
+        if not 0 <= label < classes and high >= 0:
+            raise InputError(
+                f"{what} holds the label {label} but the model has {classes} outputs "
+                f"(labels 0 to {classes - 1}): change the labels or the last layer"
+            )
+
+
+def _one_hot(y: Tensor) -> bool:
+    return bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
+
+
+def warn_of_probabilities(module: nn.Module, outputs: Any, loss: LossFunction) -> None:
+    """Warn of a model that ends in softmax or sigmoid, which the loss applies once more."""
+    if not isinstance(outputs, Tensor) or not (outputs.ge(0) & outputs.le(1)).all():
+        return
+    last = type(list(module.modules())[-1])
+    if loss in CLASS_AXIS:
+        sums = outputs.sum(CLASS_AXIS[loss])
+        found = outputs.ndim > 1 and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+        if found or last in (nn.Softmax, nn.Sigmoid):
+            _warn_once("softmax or sigmoid", loss.__name__)
+    elif loss is binary_cross_entropy and last in (nn.Softmax, nn.Sigmoid):
+        _warn_once(last.__name__.lower(), loss.__name__)
+
+
+@functools.cache
+def _warn_once(function: str, loss: str) -> None:
+    warnings.warn(
+        f"the model's outputs are probabilities (a {function} at its end), but {loss} expects "
+        "logits and learns slowly from these: remove the last layer",
+        UserWarning,
+        stacklevel=6,
+    )
+
+
+Collate = Callable[[list[Any]], Any]
+
+
+def by_client(given: Any) -> dict[str, Any] | None:
+    """Return datasets by the name of their client; None for a single dataset."""
+    if isinstance(given, Mapping):
+        return {str(name): part for name, part in given.items()}
+    if isinstance(given, list | tuple) and given and not isinstance(given[0], tuple | Mapping):
+        return {str(number): part for number, part in enumerate(given)}
+    return None
+
+
+def read_datasets(
+    parts: Mapping[str, Any], what: str, collate: Collate | None
+) -> tuple[Any, Any, list[str]]:
+    """Load datasets of (input, target) pairs or dicts: inputs, targets, and names of parts."""
+    samples: list[Any] = []
+    names: list[str] = []
+    for name, part in parts.items():
+        # A torch dataset has a length, but no end when it is iterated.
+        sized = hasattr(type(part), "__len__") and hasattr(type(part), "__getitem__")
+        try:
+            own = [part[i] for i in range(len(part))] if sized else list(part)
+        except TypeError:
+            if sized or hasattr(type(part), "__iter__"):
+                raise
+            given = type(part).__name__
+            raise InputError(f"{what} {name} is a {given}: give a dataset of examples") from None
+        if not own:
+            raise InputError(f"{what} {name} holds no example: leave it out")
+        samples += own
+        names += [name] * len(own)
+    made = _stacked(samples) if collate is None else collate(samples)
+    if isinstance(made, tuple | list) and len(made) == 2:
+        return made[0], made[1], names
+    keys = list(made) if isinstance(made, Mapping) else []
+    label = next((name for name in LABELS if name in keys), None)
+    others = [key for key in keys if key != label]
+    if label is None or not others:
+        raise InputError(
+            f"{what} gives a {type(made).__name__} of {', '.join(map(str, keys)) or 'no names'}: "
+            "expected (input, target) pairs or dicts with a 'label'; convert others by "
+            "collate=, a function of a list of examples that returns (inputs, targets)"
+        )
+    x = made[others[0]] if len(others) == 1 else {key: made[key] for key in others}
+    return x, made[label], names
+
+
+def _stacked(samples: list[Any]) -> Any:
+    """Turn a list of dicts into a dict of lists, and a list of pairs into a pair of lists."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        return {key: [sample[key] for sample in samples] for key in first}
+    if isinstance(first, tuple | list) and len(first) == 2:
+        inputs, targets = ([sample[i] for sample in samples] for i in range(2))
+        return _stacked(inputs) if isinstance(inputs[0], Mapping) else inputs, targets
+    return first
+
+
+def match_clients(train: Sequence[str], test: Owners) -> npt.NDArray[np.int64]:
+    """Return each test example's client: a position in ``train``, or -1."""
+    position = {name: i for i, name in enumerate(train)}
+    matched = np.array([position.get(name, -1) for name in test.names], np.int64)
+    return np.repeat(matched, np.diff(test.offsets))
+
+
+def find_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the position in ``train`` of each test example's client, or -1."""
+    try:
+        present, owner = number_clients(clients)
+    except InputError as error:
+        raise InputError(f"test_clients: {error}") from None
+    position = {name: i for i, name in enumerate(train)}
+    matched = np.array([position.get(str(name), -1) for name in present], np.int64)
+    if (matched < 0).all():
+        raise InputError(
+            f"test_clients: {str(present[0])!r} and all others are no training clients, which are "
+            f"called {train[0]!r}, ...: give ids of the same kind"
+        )
+    return matched[owner]
+
+
+def describe_inputs(x: Inputs) -> str:
+    """Describe shape and type of inputs."""
+    named = x.items() if isinstance(x, dict) else [("", x)]
+    return ", ".join(
+        f"{name} shape {tuple(t.shape)[1:]} and type {str(t.dtype).removeprefix('torch.')}".strip()
+        for name, t in named
+    )
+
+
+def as_pair(given: Any, name: str) -> Sequence[Any]:
+    """Check that inputs and targets are a pair."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputError(f"{name} is a {type(given).__name__}: pass {name}=(inputs, targets)")
+    return given
+
+
+def column_examples(columns: Columns, what: str) -> Examples:
+    """Extract inputs and targets."""
+    held = columns.columns if isinstance(columns, Columns) else {}
+    if not all(isinstance(held.get(name), np.ndarray) for name in "xy"):
+        raise InputError(
+            f"the {what} is a {type(columns).__name__} of {', '.join(held) or 'no columns'}: "
+            "expected columns x and y of numbers; read them with fedzmg.data.formats, or turn text "
+            "into numbers and use Task.from_arrays"
+        )
+    return examples(columns.array("x"), columns.array("y"), what=what)

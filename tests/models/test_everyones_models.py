@@ -1,0 +1,252 @@
+"""Models as people write them: mapped with the results of a loop, or trained by the loop."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from federations import LABELS, OWNERS, assert_engines_agree, federation, ids, normal
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from fedzmg import Task, Trial, simulate
+from fedzmg.errors import CannotMap, InputError
+from golden_problems import Net
+
+IMAGES, VECTORS, SEQUENCES, TEXT = normal(3, 8, 8), normal(6), normal(5, 8), ids(11, 6)
+MASK = torch.ones(5, 5, dtype=torch.bool).tril()
+
+
+def dense(function: Callable[[Any, Tensor], Any], **parts: Any) -> Net:
+    """Two dense layers of vectors and a function of them."""
+    return Net(function, first=nn.Linear(6, 8), last=nn.Linear(8, 3), **parts)
+
+
+def sequences(function: Callable[[Any, Tensor], Tensor], width: int = 8, **parts: Any) -> Net:
+    """A function of sequences, and a dense layer on the mean over time."""
+    return Net(lambda m, x: m.head(function(m, x).mean(1)), head=nn.Linear(width, 3), **parts)
+
+
+def sampled(m: Any, x: Tensor) -> Tensor:
+    """A layer with every random function that takes a key."""
+    hidden = torch.tanh(m.first(x))
+    if not m.training:
+        return m.last(hidden)
+    noise = torch.empty([len(x), 1]).bernoulli_(0.7).div_(0.7).to(x.dtype)
+    hidden = hidden * noise + x.new_empty((len(x), 1)).uniform_(-0.1, 0.1)
+    hidden = hidden + 0.1 * torch.randn_like(hidden) + 0.1 * torch.rand(hidden.shape)
+    hidden = hidden * torch.bernoulli(torch.full_like(hidden, 0.9)) + 0.1 * torch.randn(len(x), 8)
+    hidden = hidden + 0.1 * torch.randint(0, 3, hidden.shape)
+    hidden = F.gumbel_softmax(hidden, tau=2.0) + torch.rand_like(hidden) + hidden
+    return m.last(torch.zeros_like(hidden).normal_(0, 0.1) + hidden)
+
+
+def attended(m: Any, x: Tensor) -> Tensor:
+    query, key, value = (p.unflatten(-1, (2, 4)).transpose(1, 2) for p in m.qkv(x).chunk(3, -1))
+    dropped = 0.2 if m.training else 0.0
+    out = F.scaled_dot_product_attention(query, key, value, MASK, dropped, scale=0.3)
+    out = out + F.scaled_dot_product_attention(out, key, value, is_causal=True)
+    return out.transpose(1, 2).flatten(-2)
+
+
+def tied() -> nn.Module:
+    module: Any = Net(
+        lambda m, x: m.head(torch.tanh(m.inner(m.table(x)))),
+        table=nn.Embedding(11, 4, padding_idx=2),
+        inner=nn.Linear(4, 4),
+        head=nn.Linear(4, 11, bias=False),
+    )
+    module.head.weight = module.table.weight
+    return module
+
+
+def with_buffer() -> nn.Module:
+    module = dense(lambda m, x: m.last(F.relu(m.first(x) * m.gain)))
+    module.register_buffer("gain", torch.linspace(0.5, 2, 8))
+    return module
+
+
+def recurrent(layer: nn.RNNBase, width: int) -> nn.Module:
+    return sequences(lambda m, x: m.inner(x)[0], width, inner=layer)
+
+
+MAPPED: dict[str, Callable[[], Task]] = {
+    "lstm": lambda: federation(
+        recurrent(nn.LSTM(8, 4, 2, batch_first=True, dropout=0.3, proj_size=3), 3), SEQUENCES
+    ),
+    "gru": lambda: federation(
+        recurrent(nn.GRU(8, 4, 2, batch_first=True, bidirectional=True, dropout=0.2), 8), SEQUENCES
+    ),
+    "encoder": lambda: federation(
+        sequences(
+            lambda m, x: m.inner(x),
+            inner=nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True), 2,
+                enable_nested_tensor=False,
+            ),
+        ),
+        SEQUENCES,
+    ),
+    "decoder": lambda: federation(
+        sequences(
+            lambda m, x: m.inner(x, x.flip(1), tgt_is_causal=True, tgt_mask=~MASK),
+            inner=nn.TransformerDecoderLayer(8, 2, 16, batch_first=True),
+        ),
+        SEQUENCES,
+    ),
+    "attention": lambda: federation(sequences(attended, qkv=nn.Linear(8, 24)), SEQUENCES),
+    "functional-dropout": lambda: federation(
+        dense(lambda m, x: m.last(F.dropout(torch.relu(m.first(x)), 0.4, m.training))), VECTORS
+    ),
+    "channel-dropout": lambda: federation(
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.Dropout2d(0.5), nn.AlphaDropout(0.2), nn.Flatten(2),
+            nn.Dropout1d(0.3), nn.FeatureAlphaDropout(0.2), nn.Flatten(), nn.Linear(144, 3),
+        ),
+        IMAGES,
+    ),
+    "samples": lambda: federation(dense(sampled), VECTORS),
+    "tied-padded": lambda: federation(tied(), TEXT, TEXT, axes={"table.weight": (0,)}),
+    "buffer": lambda: federation(with_buffer(), VECTORS),
+    "spectral-norm": lambda: federation(
+        nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 4)), nn.Linear(4, 3)),
+        VECTORS, init="given", axes={"0.parametrizations.weight.original": (1,)},
+    ),
+    "hook-weight-norm": lambda: federation(
+        nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 4)), nn.Linear(4, 3)),
+        VECTORS, init="given", axes={"0.weight_g": (), "0.weight_v": (1,)},
+    ),
+}  # fmt: skip
+
+
+def trained(task: Task, engine: Any = "auto", **more: Any) -> dict[str, Tensor]:
+    more = {"rounds": 2, "dtype": torch.float64, **more}
+    history = simulate(task, Trial.of("fedavg", client_lr=0.2), engine=engine, **more)[0]
+    assert history.diverged is None
+    return dict(history.params.items())
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize("name", MAPPED)
+def test_mapped_as_by_a_loop_and_the_same_twice(name: str) -> None:
+    task = MAPPED[name]()
+    assert task.model.loop_reason == ""
+    assert_engines_agree(task, torch.float64)
+    first, second = (trained(task, "vectorized", rounds=1) for _ in range(2))
+    assert all(torch.equal(leaf, second[key]) for key, leaf in first.items())
+
+
+def unsure(m: Any, x: Tensor) -> Tensor:
+    hidden = m.first(x)
+    return m.last(hidden if hidden.sum() > 0 else -hidden)
+
+
+def packed(m: Any, x: Tensor) -> Tensor:
+    lengths = torch.full((len(x),), 4)
+    return m.inner(pack_padded_sequence(x, lengths, batch_first=True))[1][0][0][:, None]
+
+
+LOOPED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "branch": lambda: (dense(unsure), VECTORS),
+    "item": lambda: (dense(lambda m, x: m.last(m.first(x) * m.first(x).mean().item())), VECTORS),
+    "batch-mean": lambda: (dense(lambda m, x: m.last(m.first(x - x.mean(0)))), VECTORS),
+    "only-in-training": lambda: (
+        dense(lambda m, x: m.last(m.first(x - x.mean(0) if m.training else x))), VECTORS
+    ),
+    "max-norm": lambda: (
+        nn.Sequential(nn.Embedding(11, 4, max_norm=0.7), nn.Flatten(), nn.Linear(24, 3)), TEXT
+    ),
+    "bag": lambda: (
+        nn.Sequential(nn.EmbeddingBag(11, 4, padding_idx=1), nn.Linear(4, 3)), TEXT
+    ),
+    "packed": lambda: (
+        sequences(packed, width=4, inner=nn.LSTM(8, 4, batch_first=True)), SEQUENCES
+    ),
+    "time-first": lambda: (
+        sequences(lambda m, x: m.inner(x), inner=nn.TransformerEncoderLayer(8, 2, 16, 0.0)),
+        SEQUENCES,
+    ),
+}  # fmt: skip
+
+
+def by_hand(module: nn.Module, x: Any, rounds: int = 2, epochs: int = 2) -> dict[str, Tensor]:
+    """Federated averaging of full local batches as anybody would write it."""
+    module, shares = copy.deepcopy(module).double(), np.bincount(OWNERS) / len(OWNERS)
+    inputs = torch.from_numpy(x) if x.dtype == np.int64 else torch.from_numpy(x).double()
+    for _ in range(rounds):
+        average = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
+        for client, share in enumerate(shares):
+            local, own = copy.deepcopy(module).train(), torch.from_numpy(client == OWNERS)
+            optimizer = torch.optim.SGD(local.parameters(), lr=0.2)
+            for _ in range(epochs):
+                optimizer.zero_grad()
+                F.cross_entropy(local(inputs[own]), torch.from_numpy(LABELS)[own]).backward()
+                optimizer.step()
+            for name, parameter in local.named_parameters():
+                average[name] += share * parameter.detach()
+        module.load_state_dict(average, strict=False)
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_a_model_that_does_not_map_trains_as_by_hand(name: str) -> None:
+    torch.manual_seed(3)
+    module, x = LOOPED[name]()
+    task = Task.from_arrays(
+        module, x, LABELS, OWNERS, test=(x, LABELS), cohort=3, batch_size=5, epochs=2, init="given"
+    )
+    found, expected = trained(task), by_hand(module, x)
+    assert found.keys() == expected.keys()
+    for key, leaf in expected.items():
+        torch.testing.assert_close(found[key], leaf, rtol=0, atol=1e-9)
+        if name != "bag":
+            assert not torch.equal(leaf, dict(module.named_parameters())[key].double())
+    with pytest.raises(CannotMap) as caught:
+        trained(task, "vectorized")
+    assert "\n" not in str(caught.value)
+
+
+UNKEYED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "numpy": lambda m, x: m.last(m.first(x)) * float(np.random.rand()),  # noqa: NPY002
+    "python": lambda m, x: m.last(m.first(x)) * (random.random() if m.training else 1),
+    "torch": lambda m, x: m.last(m.first(x)[torch.randperm(len(x))]),
+}
+
+
+@pytest.mark.parametrize("name", UNKEYED)
+def test_random_numbers_without_a_key_repeat_and_leave_the_generators(name: str) -> None:
+    task = federation(dense(UNKEYED[name]), VECTORS)
+    assert task.model.loop_reason
+    states = [torch.get_rng_state(), np.random.get_state()[1], random.getstate()]  # type: ignore[index] # noqa: NPY002
+    first, second = trained(task), trained(task)
+    assert all(torch.equal(leaf, second[key]) for key, leaf in first.items())
+    assert torch.equal(torch.get_rng_state(), states[0])  # type: ignore[arg-type]
+    assert np.array_equal(np.random.get_state()[1], states[1])  # type: ignore[index,arg-type] # noqa: NPY002
+    assert random.getstate() == states[2]
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vectorized"])
+def test_an_error_of_the_model_says_where(engine: str) -> None:
+    """One client's data breaks the model: the error is torch's own, with client and step."""
+    x = TEXT.copy()
+    x[6, 0] = 99  # of the second client, not among the examples that are tried out
+    module = nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(24, 3))
+    task = Task.from_arrays(module, x, LABELS, OWNERS, test=(TEXT, LABELS), cohort=3, batch_size=3)
+    with pytest.raises(IndexError) as caught:
+        trained(task, engine)
+    assert "client '1', local step 1" in caught.value.__notes__[0]
+
+
+def test_a_buffer_that_changes_in_training_is_rejected() -> None:
+    module = dense(lambda m, x: m.last(m.first(x)) * m.steps.add_(1))
+    module.register_buffer("steps", torch.zeros(()))
+    with pytest.raises(InputError, match="'steps'"):
+        federation(module, VECTORS)

@@ -1,0 +1,243 @@
+"""Inputs that people have: tables, lists, odd types, dicts of tensors, datasets per client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from fedzmg import InputError, Task, Trial, simulate
+from fedzmg.engine.choose import EnginePlanner
+from fedzmg.simulation import Simulation
+from fedzmg.tasks import inputs
+from golden_problems import Net
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.integers(0, 5, (24, 4)), RNG.integers(0, 3, 24)
+WHO = np.repeat(np.arange(4), 6)
+
+
+class Frame:
+    """A table of pandas, as far as tasks see it."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def to_numpy(self) -> Any:
+        return self.values
+
+    def __getitem__(self, key: Any) -> Any:
+        raise KeyError(key)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.values
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+def embedded() -> nn.Module:
+    return Net(lambda m, x: m.head(m.embed(x).mean(1)), embed=nn.Embedding(5, 2),
+               head=nn.Linear(2, 3))  # fmt: skip
+
+
+def flat(scale: float) -> nn.Module:
+    return Net(lambda m, x: m.layer(x.float().flatten(1) / scale), layer=nn.Linear(4, 3))
+
+
+FORMS: dict[str, tuple[Any, Any, Any]] = {
+    "frame": (linear, Frame(X.astype(float)), Frame(Y)),
+    "frame of several types": (linear, Frame(X.astype(object)), Frame(Y.astype(float))),
+    "column of arrays": (linear, Frame(np.array([*X.astype(float), None], object)[:-1]), Y),
+    "list": (linear, X.tolist(), Y.tolist()),
+    "tensors": (linear, [torch.tensor(row) for row in X], [torch.tensor(y) for y in Y]),
+    "arrays": (linear, list(X.astype(float)), list(Y)),
+    "big-endian": (linear, X.astype(">f4"), Y.astype(">i2")),
+    "longdouble": (linear, X.astype(np.longdouble), Y.astype(np.uint16)),
+    "bfloat16": (linear, torch.tensor(X).bfloat16(), torch.tensor(Y).bfloat16()),
+    **{kind: (linear, X.astype(kind), Y.astype(kind))
+       for kind in ("float16", "float32", "int8", "int16", "int64", "uint16", "uint32")},
+    **{f"ids {kind}": (embedded, X.astype(kind), Y)
+       for kind in ("uint8", "int8", "int16", "int32", "int64")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_train_to_the_same_model(form: str) -> None:
+    module, x, y = FORMS[form]
+    found = []
+    for own_x, own_y in ((x, y), (X if module is embedded else X.astype(np.float32), Y)):
+        torch.manual_seed(0)
+        task = Task.from_arrays(module(), own_x, own_y, Frame(WHO), test=(own_x, own_y), cohort=2)
+        [history] = simulate(task, Trial.of("fedavg"), rounds=1, engine="sequential")
+        found.append(history.params)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
+
+
+@pytest.mark.parametrize(
+    ("module", "x", "expected"),
+    [
+        (linear, X.astype(np.uint8), inputs.unit_pixels),
+        (linear, X, inputs.as_real),
+        (linear, X > 2, inputs.as_real),
+        (lambda: flat(255), X.astype(np.uint8), inputs.as_stored),
+        (embedded, X.astype(np.uint8), inputs.as_ids),
+        (embedded, X, inputs.as_stored),
+        (linear, X.astype(np.float16), inputs.as_stored),
+    ],
+)
+def test_default_conversion_suits_the_model(module: Any, x: Any, expected: Any) -> None:
+    task = Task.from_arrays(module(), x, Y, WHO, test=(x, Y), cohort=2)
+    assert task.prepare is expected
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(-1), nn.Sigmoid(), nn.LogSoftmax(-1), nn.Identity()])
+def test_probabilities_as_outputs_are_warned_of_once(
+    last: nn.Module, recwarn: pytest.WarningsRecorder
+) -> None:
+    inputs._warn_once.cache_clear()
+    for _ in range(2):
+        Task.from_arrays(nn.Sequential(nn.Linear(4, 3), last), X, Y, WHO, test=(X, Y), cohort=2)
+    # The cross-entropy of log-probabilities is that of the logits.
+    assert len(recwarn) == isinstance(last, nn.Softmax | nn.Sigmoid)
+
+
+class Rows(Dataset[Any]):
+    """A dataset with a transform, which torch cannot iterate to an end."""
+
+    def __init__(self, rows: Any, *, named: bool = False) -> None:
+        self.rows, self.named, self.read = rows, named, 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Any:
+        self.read += 1
+        x, y = X[self.rows[i]].astype(np.float32) * 2, int(Y[self.rows[i]])
+        return {"pixels": x, "label": y} if self.named else (x, y)
+
+
+def padded(samples: list[Any]) -> Any:
+    return torch.tensor([[*x] for x, _ in samples]).float(), torch.tensor([y for _, y in samples])
+
+
+@pytest.mark.parametrize("kind", ["pairs", "dicts", "lists", "tensors", "iterables", "collate"])
+def test_one_dataset_per_client(kind: str) -> None:
+    double = X.astype(np.float32) * 2
+    mine = [np.flatnonzero(who == WHO) for who in range(4)]
+    make: Any = {
+        "pairs": Rows,
+        "dicts": lambda rows: Rows(rows, named=True),
+        "lists": lambda rows: [(double[i], Y[i]) for i in rows],
+        "tensors": lambda rows: TensorDataset(torch.tensor(double)[rows], torch.tensor(Y)[rows]),
+        "iterables": lambda rows: ((double[i], Y[i]) for i in rows),
+        "collate": lambda rows: [(double[i].tolist(), Y[i]) for i in rows],
+    }[kind]
+    parts = [make(rows) for rows in mine]
+    task = Task.from_datasets(
+        linear(), {f"c{9 - i}": part for i, part in enumerate(parts)}, test=make(range(24)),
+        tune=make(range(5)), collate=padded if kind == "collate" else None, cohort=2,
+    )  # fmt: skip
+    own = Task.from_arrays(linear(), double, Y, WHO, test=(double, Y), cohort=2)
+    assert task.train.names == ("c9", "c8", "c7", "c6")
+    assert torch.equal(task.train.examples.x, own.train.examples.x)
+    assert torch.equal(task.train.examples.y, own.train.examples.y)
+    assert torch.equal(task.test.x, own.test.x)
+    assert task.tune is not None
+    assert task.tune.size == 5
+    if kind == "pairs":
+        assert [part.read for part in parts] == [6] * 4
+
+
+def test_test_datasets_of_clients() -> None:
+    parts = [Rows(np.flatnonzero(who == WHO)) for who in range(4)]
+    task = Task.from_datasets(linear(), parts, test=parts[::-1][:2], cohort=2)
+    assert task.test_owners is not None
+    assert task.test_owners.tolist() == [0] * 6 + [1] * 6
+    for wrong, message in [
+        (Rows(range(4)), "datasets is a Rows"),
+        ([Rows([])], "client 0 holds no example"),
+        ([3], "client 0 is a int"),
+        ([[X[0]]], "gives a ndarray"),
+        ([[{"a": 1, "b": 2}]], "dict of a, b: .*'label'"),
+        ([[{"text": "to be", "label": 1}]], "'to be'"),
+    ]:
+        with pytest.raises(InputError, match=message) as caught:
+            Task.from_datasets(linear(), wrong, test=parts[0], cohort=1)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+
+
+@dataclass
+class Output:
+    """Output of a model of transformers."""
+
+    logits: Tensor
+    loss: None = None
+
+
+class Masked(nn.Module):
+    """Tokens and a mask in, an object with logits out, as transformers' models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 6), nn.Linear(6, 3)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, scale: float = 1.0) -> Any:
+        mask = attention_mask[..., None].to(self.head.weight.dtype)
+        mean = (self.embed(input_ids) * mask).sum(1) / mask.sum(1).clamp(min=1) * scale
+        return Output(self.head(self.drop(mean)))
+
+
+class Packed(Masked):
+    """The same from one tensor."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x[..., 0], x[..., 1]).logits
+
+
+class TakesDict(Masked):
+    """The same from one dict."""
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:  # type: ignore[override]
+        return super().forward(batch["input_ids"], batch["attention_mask"]).logits
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["sequential", "vectorized", "cuda_graph", pytest.param("compiled", marks=pytest.mark.slow)],
+)
+def test_a_dict_of_inputs_trains_as_one_tensor_does(engine: Any) -> None:
+    """Personal models, fine-tuning and evaluation by client included."""
+    mask = (RNG.random((24, 4)) < 0.7).astype(np.int64)
+    named = {"input_ids": X, "attention_mask": mask}
+    found = []
+    for kind, x in ((Masked, named), (TakesDict, named), (Packed, np.stack([X, mask], -1))):
+        torch.manual_seed(0)
+        task = Task.from_arrays(
+            kind(), x, Y, WHO, test=(x, Y), test_clients=WHO, tune=(x, Y), cohort=3,
+            batch_size=4, rounds=2, fine_tune=1, init="given",
+        )  # fmt: skip
+        simulation = Simulation(
+            task, [Trial.of("ditto")], rounds=2, device=torch.device("cpu"), dtype=torch.float64,
+            engine=EnginePlanner("compiled", backend="eager") if engine == "compiled" else engine,
+        )  # fmt: skip
+        records = [simulation.run_round().records[0] for _ in range(2)]
+        [history], [clients] = simulation.histories([records]), simulation.evaluate_clients()
+        found.append((task, history, clients))
+    [(task, one, own), *others] = found
+    for _, other, theirs in others:
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-9)
+        for name in one.params:
+            torch.testing.assert_close(one.params[name], other.params[name], rtol=1e-9, atol=1e-9)
+        for field in ("metric", "loss", "personal", "tuned"):
+            assert getattr(own, field) == pytest.approx(getattr(theirs, field), rel=1e-9)
+    swapped = {"attention_mask": X, "input_ids": mask}
+    other_task = Task.from_arrays(Masked(), swapped, Y, WHO, test=(swapped, Y), cohort=2)
+    assert other_task.train.fingerprint() != task.train.fingerprint()
