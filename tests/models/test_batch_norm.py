@@ -399,14 +399,16 @@ def test_fine_tuned_clients_use_statistics_of_their_own_data() -> None:
     assert np.array_equal(mapped.tuned, looped.tuned)
 
 
-def test_model_loads_as_a_state_dict() -> None:
-    [history] = simulate(task(), [Trial.of("fedavg")], rounds=1, device="cpu")
-    net = module()
-    net.load_state_dict(dict(history.params.items()))
+@pytest.mark.parametrize("policy", ["average", "batch"])
+def test_model_is_a_module_with_its_statistics(policy: BatchNormPolicy) -> None:
+    [history] = simulate(task(batch_norm=policy), [Trial.of("fedavg")], rounds=1, device="cpu")
+    loaded = module()
+    loaded.load_state_dict(dict(history.params.items()), strict=policy == "average")
     x, y = data()
-    with torch.no_grad():
-        loss = F.cross_entropy(net.eval()(x[:9]), y[:9])
-    assert float(loss) == pytest.approx(history.records[-1].loss, rel=1e-5)
+    for net in (history.model(), loaded) if policy == "average" else (history.model(),):
+        with torch.no_grad():
+            loss = F.cross_entropy(net.eval()(x[:9]), y[:9])
+        assert float(loss) == pytest.approx(history.records[-1].loss, rel=1e-5)
 
 
 def test_diagnosis_measures_weights_alone() -> None:

@@ -113,6 +113,13 @@ def norms_of(module: nn.Module) -> Iterator[tuple[str, _NormBase]]:
             yield prefix, child
 
 
+def forget_statistics(module: nn.Module) -> None:
+    """Let layers use the statistics of the batch, in evaluation, too."""
+    for _, norm in list(norms_of(module)):
+        norm.track_running_stats = False
+        norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+
+
 def with_statistics(module: nn.Module, layout: Layout, policy: BatchNormPolicy) -> Layout:
     """Return a layout with the running statistics, after the parameters of their layers."""
     if policy not in get_args(BatchNormPolicy):
@@ -150,12 +157,12 @@ class NormLayers:
         """Buffers that take the flags of real examples."""
         self.unmapped = ""
         """Reason to train client by client: a layer cannot leave out padding."""
-        for prefix, norm in norms_of(module):
+        norms = dict(norms_of(module))
+        if policy == "batch":
+            forget_statistics(module)
+        for prefix, norm in norms.items():
             if policy == "frozen":
                 self.constants += norm.buffers()
-            if policy == "batch":
-                norm.track_running_stats = False
-                norm.running_mean = norm.running_var = norm.num_batches_tracked = None
             known = type(norm) in _SWAPS
             if known:
                 norm.__class__ = _SWAPS[type(norm)]
