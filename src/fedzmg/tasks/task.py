@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData, examples
-from fedzmg.errors import InputError, check_text
+from fedzmg.errors import InputError, UserCodeError, check_text
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme
@@ -349,7 +349,7 @@ def _named(failure: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__} {next(iter(str(error).splitlines()), '')}".rstrip()
-        raise InputError(f"{failure}: {reason}") from error
+        raise UserCodeError(f"{failure}: {reason}") from error
 
 
 def _is_function(value: object) -> bool:
