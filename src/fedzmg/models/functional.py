@@ -134,7 +134,7 @@ class FunctionalModel:
     ``requires_grad=False`` and buffers stay constant, random numbers depend on the step's key.
 
     Raises:
-        InputError: for batch normalisation, parameters of unknown layout, or nothing to train.
+        InputError: for batch normalisation, or nothing to train.
     """
 
     def __init__(
@@ -157,8 +157,12 @@ class FunctionalModel:
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
-        self._training = Call(copy.deepcopy(self.module).train(), self._functions())
-        self._evaluating = Call(copy.deepcopy(self.module).eval(), self._functions())
+        # Constants are in memory once: a base model may be much larger than what is trained.
+        own = self.module.parameters
+        self._training, self._evaluating = (
+            Call(copy.deepcopy(self.module, {id(p): p for p in own()}).train(m), self._functions())
+            for m in (True, False)
+        )
         if self._halves is not None:
             self.split_head()
 
