@@ -20,7 +20,15 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/guide.md", "docs/data.md", "docs/diagnose.md", "docs/optimizer.md"]
+    "page",
+    [
+        "README.md",
+        "docs/guide.md",
+        "docs/data.md",
+        "docs/diagnose.md",
+        "docs/optimizer.md",
+        "docs/models.md",
+    ],
 )
 def test_blocks_of_a_page_run_in_order(
     page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedzmg.errors import InputError
 from fedzmg.models import GRU, FunctionalModel, mlp
 from fedzmg.models.initial import initial_params
+from fedzmg.models.layout import warn_once
 from fedzmg.tree import Tree
 
 
@@ -125,19 +125,23 @@ def test_given_keeps_the_modules_weights_for_every_seed() -> None:
 
 
 class Own(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *values: float) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.tensor([3.0]))
+        self.w = nn.Parameter(torch.tensor(values))
 
 
-@pytest.mark.parametrize(
-    ("scheme", "module"),
-    [("keras", nn.MultiheadAttention(4, 2)), ("torch", Own()), ("keras", Own())],
-)
-def test_a_layer_a_scheme_cannot_start_is_rejected(scheme: str, module: nn.Module) -> None:
-    axes = {"0.w": ()} if isinstance(module, Own) else None
-    with pytest.raises(InputError, match=f"'0' is a {type(module).__name__}.*'{scheme}'.*init="):
-        start(nn.Sequential(module), scheme, axes=axes)
+@pytest.mark.parametrize("scheme", ["torch", "keras"])
+def test_unknown_parameters_start_as_given(scheme: str) -> None:
+    """Values that look random are named, for all seeds share them."""
+    module = nn.Sequential(Own(3.0, 3.0), Own(1.0, 2.0), Own(4.0, 2.0), nn.Linear(2, 2))
+    module = nn.ModuleDict({"blocks": module})
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match=rf"{scheme}.*: blocks\.\*\.w \(Own\);") as warned:
+        found = start(module, scheme)
+    assert len(warned) == 1
+    assert [found[f"blocks.{i}.w"].tolist() for i in range(3)] == [[3, 3], [1, 2], [4, 2]]
+    assert not torch.equal(found["blocks.3.weight"], module["blocks"][3].weight)
+    assert start(nn.Sequential(Own(3.0)), scheme)["0.w"].tolist() == [3.0]
 
 
 @pytest.mark.parametrize("more", [{}, {"kdim": 24, "vdim": 40, "add_bias_kv": True}])

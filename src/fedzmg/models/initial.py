@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fedzmg.errors import InputError, unknown
+from fedzmg.contract import Layout
+from fedzmg.errors import unknown
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.layers import GRU
+from fedzmg.models.layout import listed, warn_once
+from fedzmg.models.lora import fill_adapter
 from fedzmg.seeds import torch_stream
 from fedzmg.tree import Tree
 
@@ -32,26 +35,55 @@ _ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
 
 
 def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tree:
-    """Initialise the trainable parameters from a seed."""
+    """Initialise the trainable parameters from a seed.
+
+    Parameters that a scheme does not know keep the values of the module, for every seed; those that
+    look random are named in a warning.
+    """
     check_scheme(scheme)
     if scheme == "given":
         return model.params()
     module = copy.deepcopy(model.module)
+    kept, named = _draw(module, model.layout, scheme, seed), dict(module.named_parameters())
+    if varied := [(n, k) for n, k in kept.items() if (named[n] != named[n].flatten()[:1]).any()]:
+        warn_once(
+            f"initializer {scheme!r}: unknown parameters start from the model's values in every "
+            f"seed: {listed(varied)}; init=FUNCTION (module, generator) draws them"
+        )
+    return Tree({name: named[name].detach().clone() for name in model.layout})
+
+
+def given_values(model: FunctionalModel, scheme: Initializer) -> list[Tensor]:
+    """Return the parameters that start from the values of the module."""
+    if callable(scheme):
+        return []
+    params = model.params()
+    kept = (
+        params if scheme == "given" else _draw(copy.deepcopy(model.module), model.layout, scheme, 0)
+    )
+    return [params[name] for name in kept]
+
+
+@torch.no_grad()
+def _draw(module: nn.Module, layout: Layout, scheme: Any, seed: int) -> dict[str, str]:
+    """Fill a module in place; return the parameters that the scheme does not know, with layers."""
+    kept, named = {}, dict(module.named_parameters())
     for prefix, child in module.named_modules():
         own = {n: p for n, p in child.named_parameters(recurse=False) if p.requires_grad}
         if not own:
             continue
         generator = torch_stream(seed, "init", prefix)
-        with torch.no_grad():
-            if callable(scheme):
-                scheme(child, generator)
-            elif not all(_fill(child, n, p, scheme, generator) for n, p in own.items()):
-                raise InputError(
-                    f"layer {prefix or 'model'!r} is a {type(child).__name__}, which initializer "
-                    f"{scheme!r} cannot start: pass init='given' or a function (module, generator)"
-                )
-    named = dict(module.named_parameters())
-    return Tree({name: named[name].detach().clone() for name in model.layout})
+        if callable(scheme):
+            scheme(child, generator)
+            continue
+        for name, p in own.items():
+            full = f"{prefix}.{name}".lstrip(".")
+            filled = fill_adapter(layout.get(full), p, generator) or _fill(
+                child, name, p, scheme, generator
+            )
+            if not filled and full in named:
+                kept[full] = type(child).__name__
+    return kept
 
 
 def check_scheme(scheme: object) -> None:

@@ -2,7 +2,8 @@
 
 The zero-mean projection averages over a layer's inputs. That is not a function of a tensor's
 rank: a linear kernel is ``(out, in)``, an embedding ``(vocabulary, dim)`` has its inputs first, a
-transposed convolution swaps its first two axes, and a bias is never projected.
+transposed convolution swaps its first two axes, and a bias is never projected. A weight of an
+unknown module is not projected, and :func:`warn_of_unknown` names it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import inspect
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from operator import index
 from typing import Any, SupportsIndex, TypeAlias
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
@@ -26,12 +30,13 @@ from torch.nn.utils.parametrize import ParametrizationList
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.layers import GRU
+from fedzmg.models.lora import adapter_info
 from fedzmg.plain_text import plain
 
 Axes: TypeAlias = tuple[int, ...]
 """Input axes of one parameter; ``()`` leaves it alone."""
 Known: TypeAlias = Mapping[Any, Axes]
-"""Axes that the user gave by name, or the model's by parameter."""
+"""Axes that the user gave by name or pattern, or the model's by parameter."""
 AxisRule: TypeAlias = Callable[[nn.Module, str, int], ParamInfo | None]
 """(module, its parameter's own name, rank) -> role and input axes; None if they are unknown."""
 
@@ -67,10 +72,15 @@ _KINDS: dict[AxisRule, tuple[type[nn.Module], ...]] = {
     _recurrent: (nn.RNNBase, nn.RNNCellBase, GRU),
     _attention: (nn.MultiheadAttention,),
     lambda *_: _TABLE: (nn.Embedding, nn.EmbeddingBag),
-    lambda *_: _NORM: (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _InstanceNorm, nn.PReLU),
+    lambda *_: _NORM: (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase, nn.PReLU),
 }
 INPUT_AXES = {kind: rule for rule, kinds in _KINDS.items() for kind in kinds}
 """Module type (subclasses included) to the rule for its own parameters."""
+_FOREIGN = {"transformers.pytorch_utils.Conv1D": {"weight": ParamInfo("kernel", (0,))}}
+"""Parameters of classes of packages that need not be installed."""
+_FACTORS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+"""Parts of the names of LoRA's factors. ``A`` has the inputs of its layer in all axes but the
+first. Those of ``B`` are the rank, whose basis is arbitrary: a mean over it has no meaning."""
 
 
 def layout_of(
@@ -79,20 +89,21 @@ def layout_of(
     """Find role and input axes of every trainable parameter of a model.
 
     Vectors and scalars are never projected, so modules of unknown types matter only for weights of
-    two or more axes.
+    two or more axes: their role is ``unknown``, and they have no input axes. A weight that several
+    modules share has the axes of the first one, and the types of all in ``layer``.
 
     Args:
         model: any module; parameters with ``requires_grad=False`` are left out.
-        axes: input axes for parameters of your own modules, by full parameter name; ``()`` means
-            that the parameter is not projected.
-        frozen: include parameters with ``requires_grad=False``, if their axes are known.
+        axes: input axes by parameter name or pattern, ``{"blocks.*.mix": (1,)}``, in place of those
+            of the layer; ``()`` means that the parameter is not projected. A name takes precedence
+            over a pattern, and a pattern over a later one.
+        frozen: include parameters with ``requires_grad=False``.
     """
     if axes is not None and not isinstance(axes, Mapping):
         raise InputError(f"axes = {axes!r}: expected axes by name, {{'0.weight': (1,)}}")
-    given = dict(axes or {})
-    layout: dict[str, ParamInfo] = {}
+    given, used, layout = dict(axes or {}), set[str](), dict[str, ParamInfo]()
     first_name: dict[int, str] = {}
-    unclear: set[str] = set()
+    named: set[str] = set()
     for prefix, module in model.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
             if not (frozen or parameter.requires_grad):
@@ -100,31 +111,64 @@ def layout_of(
             name = f"{prefix}.{own_name}".lstrip(".")
             if is_lazy(parameter):
                 raise InputError(f"parameter {name!r} has no shape yet: run one forward first")
-            if name in given:
-                over = checked_axes(given.pop(name), parameter.ndim, name)
-                info: ParamInfo | None = ParamInfo("kernel" if over else "bias", over)
+            shared = first_name.setdefault(id(parameter), name)
+            used |= {key for key in given if fnmatchcase(name, key)}
+            if (key := key_of(given, name)) is not None:
+                over = checked_axes(given[key], parameter.ndim, name)
+                info = ParamInfo("kernel" if over else "bias", over)
+                named.add(shared)
+            elif shared in named:
+                continue
             else:
                 info = _by_type(model, module, name, parameter.ndim)
-            shared = first_name.setdefault(id(parameter), name)
-            agrees = info and layout.setdefault(shared, info).input_axes == info.input_axes
-            if agrees or shared in (axes or {}):
-                continue
-            unclear.add(shared)
-            if parameter.requires_grad:
-                kind = type(module).__name__
-                problem = f"belongs to a {kind}, whose input axes are unknown"
-                if info is not None:
-                    problem = f"is tied to {shared!r}, which has other input axes"
-                raise InputError(
-                    f"parameter {name!r} {problem}: name them with axes={{{shared!r}: (...)}}, "
-                    "or () to leave it unprojected"
-                )
-    if given:
+            first = layout.setdefault(shared, info)
+            if shared in named or first.role == "unknown":
+                layout[shared] = info
+            elif info.input_axes != first.input_axes and info.role != "unknown":
+                layout[shared] = first._replace(layer=f"{first.layer}+{info.layer}")
+    if unused := given.keys() - used:
         raise InputError(
-            f"axes names {min(given)!r}, which is not a trainable parameter of the model "
+            f"axes names {min(unused)!r}, which is not a trainable parameter of the model "
             f"(it has {', '.join(layout)})"
         )
-    return {name: info for name, info in layout.items() if name not in unclear}
+    return layout
+
+
+def key_of(axes: Known, name: str) -> str | None:
+    """Return the key of a parameter: its name, or the first pattern that matches it."""
+    patterns = (key for key in axes if isinstance(key, str) and fnmatchcase(name, key))
+    return name if name in axes else next(patterns, None)
+
+
+def warn_of_unknown(layout: Layout) -> None:
+    """Warn once of weights that are not projected for want of axes, and of shared ones."""
+    unknown_axes = listed((n, i.layer) for n, i in layout.items() if i.role == "unknown")
+    shared = listed((n, i.layer) for n, i in layout.items() if "+" in i.layer)
+    if unknown_axes or shared:
+        warn_once(
+            (
+                unknown_axes
+                and f"not projected, because the input axes are unknown: {unknown_axes}; "
+            )
+            + (shared and f"projected over the inputs of the first layer that has it: {shared}; ")
+            + "axes={name or pattern: (1,)} or () changes that"
+        )
+
+
+def listed(named: Iterable[tuple[str, str]]) -> str:
+    """List parameters with their layers; names that differ in numbers become a pattern.
+
+    >>> listed([("cls", "ViT"), ("blocks.0.scale", "Block"), ("blocks.1.scale", "Block")])
+    'cls (ViT), blocks.*.scale (Block)'
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, layer in named:
+        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+        groups.setdefault((pattern, layer), []).append(name)
+    return ", ".join(
+        f"{pattern if len(names) > 1 else names[0]} ({layer})"
+        for (pattern, layer), names in groups.items()
+    )
 
 
 def checked_axes(given: Any, rank: int, name: str) -> Axes:
@@ -139,7 +183,9 @@ def checked_axes(given: Any, rank: int, name: str) -> Axes:
     )
 
 
-def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> ParamInfo | None:
+def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> ParamInfo:
+    if (adapter := adapter_info(model, name, rank)) is not None:
+        return adapter
     *path, own_name = name.split(".")
     if isinstance(module, ParametrizationList) and all(
         isinstance(m, _SpectralNorm) for m in module
@@ -147,17 +193,33 @@ def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> Param
         # Spectral norm stores the layer's weight up to a factor.
         *layer, _, own_name = path
         module = model.get_submodule(".".join(layer))
+    kind_name = type(module).__name__
+    factor = next((part for part in name.split(".") if part in _FACTORS), "")
+    if factor and own_name != "bias":
+        return ParamInfo("kernel", tuple(range(1, rank)) if factor[-1] == "A" else (), kind_name)
     for kind in type(module).__mro__:
-        if kind in INPUT_AXES and (info := INPUT_AXES[kind](module, own_name, rank)) is not None:
-            return info._replace(layer=type(module).__name__)
-    return ParamInfo("bias", ()) if rank < 2 else None
+        info = _FOREIGN.get(f"{kind.__module__}.{kind.__qualname__}", {}).get(own_name)
+        if info is None and kind in INPUT_AXES:
+            info = INPUT_AXES[kind](module, own_name, rank)
+        if info is not None:
+            return info._replace(layer=kind_name)
+    return ParamInfo("bias", ()) if rank < 2 else ParamInfo("unknown", (), kind_name)
 
 
 def known_axes(
     model: nn.Module, axes: Mapping[str, Axes] | None = None
 ) -> tuple[dict[Tensor, Axes], set[Tensor]]:
-    """Return the input axes of a model's parameters, also frozen ones, and its biases and norms."""
-    named, layout = dict(model.named_parameters()), layout_of(model, axes, frozen=True)
+    """Return the input axes of a model's parameters, also frozen ones, and its biases and norms.
+
+    Frozen parameters of unknown axes are left out.
+    """
+    named = dict(model.named_parameters())
+    layout = {
+        name: info
+        for name, info in layout_of(model, axes, frozen=True).items()
+        if named[name].requires_grad or info.role != "unknown"
+    }
+    warn_of_unknown(layout)
     known: dict[Tensor, Axes] = {named[name]: info.input_axes for name, info in layout.items()}
     return known, {named[n] for n, info in layout.items() if info.role in ("bias", "norm")}
 
@@ -182,7 +244,8 @@ def group_axes(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
             check_names(known, [group])
         given = []
         for p, name in zip(params, names, strict=True):
-            given.append(known.get(p, known.get(name, () if p.ndim < 2 else None)))
+            found_at = p if p in known else key_of(known, name)
+            given.append(known.get(found_at, () if p.ndim < 2 else None))
             if given[-1] is None:
                 raise InputError(
                     f"input axes of parameter {name!r} of shape {tuple(p.shape)} are not known: "
@@ -190,7 +253,7 @@ def group_axes(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
                 )
     elif given is None:
         if any(p.ndim > 1 for p in params):
-            _warn_once(
+            warn_once(
                 "input axes are not known for a bare list of parameters: all axes but the first "
                 "are taken for inputs, which is wrong for embeddings and transposed layouts; pass "
                 "the model (ZeroMeanSGD.for_model), axes by name, or 'input_axes' in every group"
@@ -212,7 +275,7 @@ def check_names(axes: Known | None, groups: Iterable[Mapping[str, Any]]) -> None
     """Reject a map of axes that names a parameter of no group."""
     known = [name for group in groups for name in group.get("param_names", ())]
     for key in axes or ():
-        if isinstance(key, str) and key not in known:
+        if isinstance(key, str) and not any(fnmatchcase(name, key) for name in known):
             if known:
                 raise unknown("parameter in axes", key, known)
             raise InputError(
@@ -229,14 +292,17 @@ def warn_of_single_inputs(named: Iterable[tuple[str, Tensor, Axes]]) -> None:
         if axes and p.numel() and math.prod(p.shape[axis] for axis in axes) == 1
     ]
     if single:
-        _warn_once(
+        warn_once(
             f"units of parameter {', '.join(single)} have one input each, and a gradient minus its "
             "own mean is zero: no step but decay will change them; leave them uncentred with "
-            "axes={name: ()} or 'input_axes' of their group",
-            stacklevel=7,
+            "axes={name: ()} or 'input_axes' of their group"
         )
 
 
 @functools.cache
-def _warn_once(message: str, stacklevel: int = 6) -> None:
-    warnings.warn(plain(message), UserWarning, stacklevel)
+def warn_once(message: str) -> None:
+    """Warn at the first line of the caller's own code."""
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_globals.get("__name__", "").split(".")[0] in ("fedzmg", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(plain(message), UserWarning, level)

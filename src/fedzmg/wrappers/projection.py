@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.contract import Layout
+from fedzmg.models.layout import warn_of_unknown
 from fedzmg.tree import Tree
 
 Project = Literal[
@@ -60,6 +61,8 @@ def projected_axes(
 
     A layer is the module that owns a parameter, so a bias is centred only with its layer's weights.
     """
+    if project in ("all", "no_embedding", "all_but_last"):
+        warn_of_unknown(layout)
 
     def owner(name: str) -> str:
         return name.rpartition(".")[0]

@@ -1,0 +1,334 @@
+"""Train models of other people's packages, and time them against a plain PyTorch loop.
+
+    python benchmarks/zoo.py --device cpu --threads 1 --out benchmarks/results/zoo-cpu.json
+    python benchmarks/zoo.py --models resnet18 gpt2 --device cuda
+
+Every model is small or starts from a small configuration, with random weights, on random data of
+eight clients. A row says whether the model trains, the path that ``auto`` chose, its time per round
+and its speed relative to the loop (:mod:`plain_loop`; above 1 is faster). A model whose package is
+not installed, or that fails, has a row that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedzmg import Metric, Task
+
+CLASSES, VOCABULARY, LENGTH, PIXELS = 10, 200, 32, 32
+EXAMPLES = 128
+"""Examples of all clients together."""
+
+
+def task_of(model: nn.Module, x: Any, y: Any, **options: Any) -> Task:
+    """Build a task of eight clients, four of which train two batches in a round."""
+    owners = np.arange(len(x)) % 8
+    return Task.from_arrays(
+        model, x, y, owners, test=(x[:4], y[:4]), cohort=4, batch_size=8,
+        **{"init": "given", **options},
+    )  # fmt: skip
+
+
+def images(model: nn.Module) -> Task:
+    """Build a task of labelled images."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, 3, PIXELS, PIXELS)).astype(np.float32)
+    return task_of(model, x, rng.integers(0, CLASSES, len(x)))
+
+
+def sentences(model: nn.Module) -> Task:
+    """Build a task of labelled sentences."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, VOCABULARY, (EXAMPLES, LENGTH))
+    return task_of(model, x, rng.integers(0, CLASSES, len(x)))
+
+
+def language(model: nn.Module) -> Task:
+    """Build a task of next words."""
+    text = np.random.default_rng(0).integers(1, VOCABULARY, (EXAMPLES, LENGTH + 1))
+    return task_of(model, text[:, :-1], text[:, 1:])
+
+
+def torchvision(name: str, **options: Any) -> nn.Module:
+    """Build a model of torchvision."""
+    try:
+        from torchvision import models
+    except RuntimeError:
+        # A CUDA build beside a CPU build of torch lacks operations of detectors.
+        for operation in ("nms", "qnms"):
+            signature = "(Tensor dets, Tensor scores, float threshold) -> Tensor"
+            torch.library.define(f"torchvision::{operation}", signature)
+        from torchvision import models
+    return getattr(models, name)(num_classes=CLASSES, **options)  # type: ignore[no-any-return]
+
+
+def convnext() -> nn.Module:
+    """Build timm's smallest ConvNeXt."""
+    from timm import create_model
+
+    return create_model("convnext_atto", num_classes=CLASSES)
+
+
+def mixer() -> nn.Module:
+    """Build a small MLP-Mixer of timm."""
+    from timm.models.mlp_mixer import MlpMixer
+
+    return MlpMixer(CLASSES, img_size=PIXELS, patch_size=4, num_blocks=4, embed_dim=96)
+
+
+class Logits(nn.Module):
+    """A model of transformers that returns its logits."""
+
+    def __init__(self, config: str, model: str, **sizes: Any) -> None:
+        super().__init__()
+        import transformers
+
+        ids = {"bos_token_id": 1, "eos_token_id": 2, "num_labels": CLASSES}
+        made = getattr(transformers, config)(vocab_size=VOCABULARY, **ids, **sizes)
+        self.model = getattr(transformers, model)(made)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(input_ids=ids).logits  # type: ignore[no-any-return]
+
+
+class WordModel(nn.Module):
+    """PyTorch's example of a word language model: dropout, two LSTM layers, tied embedding."""
+
+    def __init__(self, units: int = 64) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(VOCABULARY, units)
+        self.drop = nn.Dropout(0.2)
+        self.rnn = nn.LSTM(units, units, 2, dropout=0.2, batch_first=True)
+        self.decoder = nn.Linear(units, VOCABULARY)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.decoder(self.drop(self.rnn(self.drop(self.encoder(ids)))[0]))  # type: ignore[no-any-return]
+
+
+class UNet(nn.Module):
+    """A small U-Net: two levels down, two up, with skip connections."""
+
+    def __init__(self, width: int = 8, classes: int = 3) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([_block(3, width), _block(width, 2 * width)])
+        self.bottom = _block(2 * width, 4 * width)
+        self.widen = nn.ModuleList(
+            [
+                nn.ConvTranspose2d(4 * width, 2 * width, 2, 2),
+                nn.ConvTranspose2d(2 * width, width, 2, 2),
+            ]
+        )
+        self.up = nn.ModuleList([_block(4 * width, 2 * width), _block(2 * width, width)])
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = []
+        for block in self.down:
+            x = block(x)
+            skipped.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.bottom(x)
+        for widen, block in zip(self.widen, self.up, strict=True):
+            x = block(torch.cat([widen(x), skipped.pop()], 1))
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def _block(inputs: int, outputs: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for before in (inputs, outputs):
+        layers += [nn.Conv2d(before, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class GraphNet(nn.Module):
+    """Graph convolutions (Kipf, Welling 2017) on features and a normalised adjacency matrix.
+
+    An example is ``(nodes, features + nodes)``: both side by side.
+    """
+
+    def __init__(self, features: int, units: int = 32) -> None:
+        super().__init__()
+        self.features = features
+        self.first, self.second = nn.Linear(features, units), nn.Linear(units, units)
+        self.head = nn.Linear(units, CLASSES)
+
+    def forward(self, graph: Tensor) -> Tensor:
+        x, adjacency = graph.split([self.features, graph.shape[-1] - self.features], -1)
+        x = torch.relu(adjacency @ self.first(x))
+        x = torch.relu(adjacency @ self.second(x))
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+
+def graphs(nodes: int = 20, features: int = 8) -> Task:
+    """Build a task of labelled random graphs."""
+    rng = np.random.default_rng(0)
+    edges = rng.random((EXAMPLES, nodes, nodes)) < 0.2
+    linked = (edges | edges.swapaxes(1, 2) | np.eye(nodes, dtype=bool)).astype(np.float32)
+    degree = linked.sum(2) ** -0.5
+    adjacency = degree[:, :, None] * linked * degree[:, None]
+    x = np.concatenate([rng.normal(size=(EXAMPLES, nodes, features)), adjacency], 2)
+    y = rng.integers(0, CLASSES, len(x))
+    return task_of(GraphNet(features), x.astype(np.float32), y)
+
+
+def pixel_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute cross-entropy per image, averaged over pixels."""
+    return F.cross_entropy(outputs, targets, reduction="none").flatten(1).mean(1)
+
+
+def pixel_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the share of pixels with the right class."""
+    return (outputs.argmax(1) == targets).float().flatten(1).mean(1)
+
+
+def segmentation() -> Task:
+    """Build a task of images with a class per pixel."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, 3, PIXELS, PIXELS)).astype(np.float32)
+    y = rng.integers(0, 3, (len(x), PIXELS, PIXELS))
+    metric = Metric("pixel accuracy", pixel_accuracy)
+    return task_of(UNet(), x, y, loss=pixel_entropy, metric=metric)
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the squared error per example."""
+    return (outputs - targets).square().mean(1)
+
+
+def autoencoder() -> Task:
+    """Build a task of vectors that are their own targets."""
+    x = np.random.default_rng(0).normal(size=(EXAMPLES, 64)).astype(np.float32)
+    sizes = [64, 128, 32, 128, 64]
+    layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(sizes)]
+    model = nn.Sequential(*layers[:-1], layers[-1][0])
+    return task_of(model, x, x, loss=squared, metric=Metric("error", squared, False))
+
+
+SMALL_BERT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 128, "max_position_embeddings": 64}  # fmt: skip
+
+ZOO: dict[str, tuple[str, Callable[[], Task]]] = {
+    "resnet18": ("torchvision", lambda: images(torchvision("resnet18"))),
+    "resnet18-groupnorm": (
+        "torchvision",
+        lambda: images(torchvision("resnet18", norm_layer=partial(nn.GroupNorm, 8))),
+    ),
+    "mobilenet-v3-small": ("torchvision", lambda: images(torchvision("mobilenet_v3_small"))),
+    "efficientnet-b0": ("torchvision", lambda: images(torchvision("efficientnet_b0"))),
+    "vit-tiny": (
+        "torchvision",
+        lambda: images(
+            torchvision(
+                "VisionTransformer", image_size=PIXELS, patch_size=4, num_layers=4, num_heads=3,
+                hidden_dim=96, mlp_dim=192,
+            )
+        ),
+    ),
+    "convnext-atto": ("timm", lambda: images(convnext())),
+    "mlp-mixer": ("timm", lambda: images(mixer())),
+    "bert": (
+        "transformers",
+        lambda: sentences(Logits("BertConfig", "BertForSequenceClassification", **SMALL_BERT)),
+    ),
+    "distilbert": (
+        "transformers",
+        lambda: sentences(
+            Logits(
+                "DistilBertConfig", "DistilBertForSequenceClassification",
+                dim=64, n_layers=2, n_heads=4, hidden_dim=128, max_position_embeddings=64,
+            )
+        ),
+    ),
+    "gpt2": (
+        "transformers",
+        lambda: language(
+            Logits("GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4, n_positions=64)
+        ),
+    ),
+    "llama": (
+        "transformers",
+        lambda: language(
+            Logits("LlamaConfig", "LlamaForCausalLM", **SMALL_BERT, num_key_value_heads=2)
+        ),
+    ),
+    "word-lstm": ("torch", lambda: language(WordModel())),
+    "u-net": ("torch", segmentation),
+    "graph-net": ("torch", graphs),
+    "autoencoder": ("torch", autoencoder),
+}  # fmt: skip
+"""Package and builder of each task."""
+
+
+def measure(name: str, device: torch.device, turns: int, rounds: int) -> dict[str, Any]:
+    """Return the row of one model: its path and speed, or the reason why there is none."""
+    from plain_loop import compare
+
+    try:
+        task = ZOO[name][1]()
+        found = compare(task, ["auto"], turns=turns, rounds=rounds, device=device)
+    except ImportError as error:
+        return {"works": f"not installed: {error.name or error}"}
+    except Exception as error:
+        line = next(iter(str(error).splitlines()), "")
+        return {"works": f"{type(error).__name__}: {line}"}
+    weights = sum(leaf.numel() for leaf in task.model.params().values())
+    return {"works": "yes", "parameters": weights, "plain": found["plain"], **found["auto"]}
+
+
+def row(name: str, facts: dict[str, Any]) -> str:
+    """Format a row of the table."""
+    if facts["works"] != "yes":
+        return f"| {name} | {ZOO[name][0]} | {facts['works']} | | | | |"
+    times = f"{facts['plain']['round_ms']:.1f} | {facts['round_ms']:.1f} | {facts['speed']:.2f}"
+    return f"| {name} | {ZOO[name][0]} | {facts['parameters']:,} | {facts['path']} | {times} |"
+
+
+def main() -> None:
+    """Measure, print a table and keep the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=sorted(ZOO), default=list(ZOO))
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=100, help="planned length of the training")
+    parser.add_argument("--turns", type=int, default=7, help="measured rounds of each path")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    from fedzmg.bench import environment
+    from fedzmg.simulation import resolve_device
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    device = resolve_device(arguments.device)
+    command = shlex.join(["python", *sys.argv])
+    kept: dict[str, Any] = {"environment": {**environment(device), "command": command}}
+    print("| model | package | parameters | path | loop, ms per round | fedzmg, ms | speed |")
+    print("|---|---|---|---|---|---|---|")
+    reasons = []
+    for name in arguments.models:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kept[name] = measure(name, device, arguments.turns, arguments.rounds)
+        print(row(name, kept[name]), flush=True)
+        reasons.append(f"{name}: {kept[name].get('reason', kept[name]['works'])}")
+    print("", *reasons, sep="\n")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Models of other packages: mapped clients train like clients one after another."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedzmg import Task, Trial
+from fedzmg.simulation import Simulation
+from fedzmg.tree import Tree, row
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the packages
+
+
+def load() -> Any:
+    path = Path(__file__).parents[2] / "benchmarks" / "zoo.py"
+    spec = importlib.util.spec_from_file_location("zoo", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["zoo"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ZOO = load()
+ZOO.EXAMPLES = 40
+
+
+def trained(task: Task, engine: str, dtype: torch.dtype) -> tuple[Tree, Simulation]:
+    trial = Trial.of("fedzmg", client_lr=0.01)
+    simulation = Simulation(
+        task, [trial], rounds=1, device=torch.device("cpu"), dtype=dtype,
+        engine=engine,  # type: ignore[arg-type]
+    )  # fmt: skip
+    simulation.run_round()
+    return row(simulation.snapshot.params, 0), simulation
+
+
+@pytest.mark.parametrize("name", ZOO.ZOO)
+def test_engines_agree(name: str) -> None:
+    """By ``auto`` in float32 and mapped in float64; a model that cannot be mapped has a reason."""
+    package, build = ZOO.ZOO[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    task = build()
+    # Two steps of each client, the second on a batch that is not full.
+    task = replace(task, protocol=replace(task.protocol, cohort=3, batch_size=3))
+    start = task.model.params()
+    for engine, dtype, limit in (
+        ("auto", torch.float32, 1e-4),
+        ("vectorized", torch.float64, 1e-8),
+    ):
+        loop, _ = trained(task, "sequential", dtype)
+        found, simulation = trained(task, engine, dtype)
+        for leaf, expected in zip(found.values(), loop.values(), strict=True):
+            torch.testing.assert_close(leaf, expected, rtol=limit, atol=limit)
+        assert any(not torch.equal(loop[n].to(start[n].dtype), start[n]) for n in loop)
+        assert simulation.choice.reason
