@@ -15,17 +15,18 @@ TYPE_CHECKING = False  # typing itself is not loaded before a command can answer
 if TYPE_CHECKING:
     from typing import Any
 
+    import fedzmg.trackers as trackers
     from fedzmg import (
         aggregators,
         algorithms,
         data,
         diagnose,
         draw,
+        metrics,
         models,
         optim,
         tasks,
         testing,
-        trackers,
     )
     from fedzmg.api import compare, register, tune
     from fedzmg.contract import Aggregator, Algorithm, ClientRule, ServerRule
@@ -46,8 +47,8 @@ __all__ = [
     "ACCURACY", "Aggregator", "Algorithm", "ClientRule", "Federation", "History", "InputError",
     "Metric", "Participation", "Parts", "Protocol", "ServerRule", "StudyResult", "Task", "Tree",
     "Trial", "Tuned", "__version__", "aggregators", "algorithms", "compare", "data", "diagnose",
-    "draw", "models", "optim", "register", "simulate", "tasks", "testing", "trackers", "tune",
-    "verify",
+    "draw", "metrics", "models", "optim", "register", "simulate", "tasks", "testing", "trackers",
+    "tune", "verify",
 ]  # fmt: skip
 
 _MODULES = {

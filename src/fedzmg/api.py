@@ -1,7 +1,5 @@
 """The functions most users need."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import operator

@@ -1,7 +1,5 @@
 """Benchmarks: training speed on this machine compared with its peak speed."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import platform

@@ -199,6 +199,10 @@ class ServerRule(Rule, ABC):
         """Return what is sent to the clients besides the model."""
         return ()
 
+    def wire(self, params: Tree, clients: int) -> State:
+        """Return the values of a model that travel to each of so many clients, for their size."""
+        return params
+
     def weigh(self, state: State, clients: Tensor, weights: Tensor) -> Tensor:
         """Return weights of clients, by number, in place of those of examples (or equal ones)."""
         return weights

@@ -4,8 +4,6 @@ A client's key is ``context.key``, a server's ``cohort.key``. Numbers differ bet
 :func:`fold` makes further keys, for example one per step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Errors that users can cause, and suggestions of the nearest name."""
 
-from __future__ import annotations
-
 import difflib
 import unicodedata
 from collections.abc import Iterable

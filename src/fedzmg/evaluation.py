@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,18 @@ from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
-from fedzmg.tree import Inputs, Tree, row, tree_map
+from fedzmg.tree import Inputs, Tree, row, stack, tree_map
 
 
 @dataclass(frozen=True)
 class Metric:
     """A reported number: one value per example, averaged over examples.
 
-    A mean to maximise must not be negative: a run that diverged counts as 0, and would win. Give
+    With ``finish``, the function gives a row of statistics per example, and ``finish`` computes the
+    number from their sum, statistics on the last axis; if ``pooled``, from the rows of all
+    examples.
+
+    A number to maximise must not be negative: a run that diverged counts as 0, and would win. Give
     such a metric with the opposite sign and ``higher_is_better=False``. The first evaluation is
     checked.
     """
@@ -32,6 +36,9 @@ class Metric:
     name: str
     function: Callable[[Tensor, Tensor], Tensor]
     higher_is_better: bool = True
+    finish: Callable[[Tensor], Tensor] | None = None
+    pooled: bool = False
+    """``finish`` needs the statistics of every example, not their sum."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not callable(self.function):
@@ -39,6 +46,30 @@ class Metric:
                 f"metric name = {self.name!r}, function = {self.function!r}: expected a text, and "
                 "a function of outputs and targets that returns one value per example"
             )
+        if self.pooled and self.finish is None:
+            raise InputError(
+                f"metric {self.name!r} is pooled: give finish=, a function of all rows"
+            )
+
+    def value(self, statistics: Tensor, count: int | Tensor) -> Tensor:
+        """Compute the number from the sum of ``count`` examples' statistics."""
+        return statistics / count if self.finish is None else self.finish(statistics)
+
+    def pooled_value(self, rows: Tensor) -> Tensor:
+        """Compute the number from the statistics of all examples."""
+        assert self.finish is not None
+        return self.finish(rows).to(torch.float64)
+
+    def check_values(self, values: Any, examples: int) -> None:
+        """Reject a function that does not give a value or a row of statistics per example."""
+        check_values(f"metric {self.name}", values, examples, rows=self.finish is not None)
+        if self.finish is not None:
+            found: Any = self.finish(values.double() if self.pooled else total(values))
+            if not isinstance(found, Tensor) or found.ndim:
+                given = tuple(found.shape) if isinstance(found, Tensor) else type(found)
+                raise InputError(
+                    f"metric {self.name}: finish gave {given}: return a tensor of one number"
+                )
 
     @property
     def worst(self) -> float:
@@ -62,6 +93,25 @@ class Metric:
             )
 
 
+def check_values(name: str, values: Any, examples: int, *, rows: bool = False) -> None:
+    """Reject anything but one value (or one row) per example."""
+    shape = values.shape if isinstance(values, Tensor) else None
+    if shape is None or len(shape) != 1 + rows or shape[0] != examples:
+        got = type(values) if shape is None else tuple(shape)
+        each = "one row of statistics" if rows else "one value"
+        raise InputError(
+            f"the {name} gave {got} for {examples} examples: return {each} per example (for a "
+            "torch loss: reduction='none')"
+        )
+
+
+def total(values: Tensor) -> Tensor:
+    """Sum values or statistics over examples, in double precision."""
+    if values.ndim == 1:
+        return values.sum(dtype=torch.float64)
+    return values.sum(0, dtype=torch.float64)
+
+
 def worst(higher_is_better: bool) -> float:
     """Return the worst value of a metric: 0 for one to maximise, else infinity.
 
@@ -81,7 +131,7 @@ ACCURACY = Metric("accuracy", accuracy)
 
 
 class Evaluation(NamedTuple):
-    """Mean loss and mean metric of one model."""
+    """Mean loss and metric of one model."""
 
     loss: float
     metric: float
@@ -96,19 +146,21 @@ def evaluate(
     *,
     chunk: int = 500,
 ) -> Tensor:
-    """Compute mean loss and mean metric of stacked models (first axis) on pooled examples."""
-
-    def total(values: Tensor) -> Tensor:
-        return values.sum(dtype=torch.float64)
-
-    each = _for_each_model(params, objective, metric, prepare, total)
+    """Compute mean loss and metric of stacked models (first axis) on pooled examples."""
+    reduce = Tensor.double if metric.pooled else total
+    each = _for_each_model(params, objective, metric, prepare, total, reduce)
     with torch.no_grad(), MappedLayers():
         # A copy: a prepare function may work in place.
         parts = [
             each(*tree_map(torch.clone, row(examples, slice(first, first + chunk))))
             for first in range(0, examples.size, chunk)
         ]
-    return functools.reduce(torch.add, parts) / examples.size
+        losses, found = zip(*parts, strict=True)
+        if metric.pooled:
+            score = torch.stack([metric.pooled_value(rows) for rows in torch.cat(found, 1)])
+        else:
+            score = metric.value(functools.reduce(torch.add, found), examples.size)
+    return torch.stack([functools.reduce(torch.add, losses) / examples.size, score], -1)
 
 
 def evaluate_by_owner(
@@ -122,20 +174,30 @@ def evaluate_by_owner(
     *,
     chunk: int = 500,
 ) -> Tensor:
-    """Compute mean loss and mean metric of stacked models on every owner's examples.
+    """Compute mean loss and metric of stacked models on every owner's examples.
 
     ``positions`` names the examples, owner after owner; each owner has ``counts`` of them, at least
     one. The result is models x owners x (loss, metric), in double precision.
     """
-    each = _for_each_model(params, objective, metric, prepare, Tensor.double)
+    each = _for_each_model(params, objective, metric, prepare, Tensor.double, Tensor.double)
     owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-    models = len(next(iter(params.values())))
-    sums = torch.zeros(models, len(counts), 2, dtype=torch.float64, device=counts.device)
+    sums: list[Tensor] = []
+    kept: list[Tensor] = []
     with torch.no_grad(), MappedLayers():
         for first in range(0, len(positions), chunk):
             part = slice(first, first + chunk)
-            sums.index_add_(1, owners[part], each(*row(examples, positions[part])))
-    return sums / counts[:, None]
+            values = list(each(*row(examples, positions[part])))
+            if metric.pooled:
+                kept.append(values.pop())
+            sums = sums or [v.new_zeros(len(v), len(counts), *v.shape[2:]) for v in values]
+            for own, value in zip(sums, values, strict=True):
+                own.index_add_(1, owners[part], value)
+        if metric.pooled:
+            whole = [rows.split(counts.tolist()) for rows in torch.cat(kept, 1)]
+            score = torch.stack([torch.stack([*map(metric.pooled_value, own)]) for own in whole])
+        else:
+            score = metric.value(sums[1], counts)
+    return torch.stack([sums[0] / counts, score], -1)
 
 
 def _for_each_model(
@@ -143,8 +205,9 @@ def _for_each_model(
     objective: Objective,
     metric: Metric,
     prepare: PrepareFunction,
-    reduce: Callable[[Tensor], Tensor],
-) -> Callable[[Inputs, Tensor], Tensor]:
+    reduce_loss: Callable[[Tensor], Tensor],
+    reduce_metric: Callable[[Tensor], Tensor],
+) -> Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]:
     """Build a function of stored inputs and targets: loss and metric of every stacked model.
 
     A lone model is evaluated beside a copy of itself: a map of width one takes other kernels and
@@ -155,23 +218,23 @@ def _for_each_model(
 
     def one(weights: Tree, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
         outputs = objective.outputs(weights, x)
-        return reduce(objective.loss(outputs, y)), reduce(metric.function(outputs, y))
+        loss = reduce_loss(objective.loss(outputs, y))
+        return loss, reduce_metric(metric.function(outputs, y))
 
     loop = bool(objective.model.loop_reason)
 
-    def each(x: Inputs, y: Tensor) -> Tensor:
+    def each(x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal loop
         x = prepare(x, first.dtype)
         if not loop:
             try:
-                found = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
-                return torch.stack(found, -1)[: len(first)]
+                loss, score = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
+                return loss[: len(first)], score[: len(first)]
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # a loop over models raises their own errors once more
                 loop = True
-        alone = [one(row(wide, i), x, y) for i in range(len(first))]
-        return torch.stack([torch.stack(pair, -1) for pair in alone])
+        return stack([one(row(wide, i), x, y) for i in range(len(first))])
 
     return each
 

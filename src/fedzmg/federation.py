@@ -1,7 +1,5 @@
 """Optional stages of a round; an absent stage costs nothing and moves no bit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedzmg import aggregators

@@ -1,7 +1,5 @@
 """Settings of a round's participation: the clients that train, and the work of each."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from fedzmg.errors import InputError
 from fedzmg.rule import Layout
 
+ROLES = ("norm", "lora_A", "lora_B", "lora_base")
+"""Patterns for all parameters of a role, if the model has any."""
 _LAYERS = re.compile(r"(first|last):([1-9]\d{0,5})")
 
 
@@ -26,7 +28,8 @@ class Parts:
     """Patterns of parameters that are not trained by all clients together.
 
     A pattern is a parameter's name with ``*`` and ``?``, ``first:N`` or ``last:N`` for layers, or
-    ``norm`` for normalisation layers. Several may be given as a list or between commas.
+    ``norm`` for normalisation layers, ``lora_A``, ``lora_B`` and ``lora_base`` for adapters'
+    factors and adapted weights. Several may be given as a list or between commas.
     """
 
     personal: tuple[str, ...] = ()
@@ -77,8 +80,8 @@ def matches(pattern: str, layout: Layout) -> list[str]:
         number = int(found[2])
         chosen = layers[:number] if found[1] == "first" else layers[-number:]
         return [name for name in layout if name.rpartition(".")[0] in chosen]
-    if pattern == "norm":
-        return [name for name, info in layout.items() if info.role == "norm"]
+    if pattern in ROLES:
+        return [name for name, info in layout.items() if info.role == pattern]
     names = [name for name in layout if fnmatchcase(name, pattern)]
     if not names:
         raise InputError(

@@ -1,7 +1,5 @@
 """Removal of control characters from text that is shown, which could take over a terminal."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

@@ -1,7 +1,5 @@
 """Origin of a results file: version, commit and command."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rules: frozen dataclasses whose fields are checked hyper-parameters, possibly one in another."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys
@@ -18,7 +16,10 @@ Number: TypeAlias = float | Tensor
 """A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
 so it is used only arithmetically."""
 
-Role = Literal["kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown"]
+Role = Literal[
+    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown",
+    "lora_A", "lora_B", "lora_base",
+]  # fmt: skip
 """``unknown``: a weight of a module whose input axes are not known."""
 
 
@@ -29,6 +30,13 @@ class ParamInfo(NamedTuple):
     input_axes: tuple[int, ...]
     layer: str = ""
     """Type of the module that owns it, such as ``Conv2d``; several with different axes: ``A+B``."""
+    scale: float | None = None
+    """Factor of an adapter's product, beside its A."""
+
+    def __repr__(self) -> str:
+        # Fingerprints of tasks contain it: a field that came later is shown only if it is set.
+        shown = (f"{name}={v!r}" for name, v in self._asdict().items() if v is not None)
+        return f"ParamInfo({', '.join(shown)})"
 
 
 Layout: TypeAlias = Mapping[str, ParamInfo]

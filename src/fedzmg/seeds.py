@@ -6,8 +6,6 @@ study sees the same cohorts and batches, a run resumes bit-identically at any ro
 gives the same curve alone or packed with others.
 """
 
-from __future__ import annotations
-
 import hashlib
 import operator
 from typing import Literal

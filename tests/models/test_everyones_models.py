@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from fedzmg import Task, Trial, simulate
+from fedzmg.engine.choose import EnginePlanner
 from fedzmg.errors import CannotMap, InputError
+from fedzmg.simulation import Simulation
 from golden_problems import Net
 
 IMAGES, VECTORS, SEQUENCES, TEXT = normal(3, 8, 8), normal(6), normal(5, 8), ids(11, 6)
@@ -101,6 +104,14 @@ MAPPED: dict[str, Callable[[], Task]] = {
         ),
         SEQUENCES,
     ),
+    "time-first": lambda: federation(
+        sequences(
+            lambda m, x: m.drop(m.rnn(m.inner(x.transpose(0, 1)))[0]).transpose(0, 1),
+            inner=nn.TransformerEncoderLayer(8, 2, 16), rnn=nn.LSTM(8, 8, 2, dropout=0.2),
+            drop=nn.Dropout(0.3),
+        ),
+        SEQUENCES,
+    ),
     "attention": lambda: federation(sequences(attended, qkv=nn.Linear(8, 24)), SEQUENCES),
     "functional-dropout": lambda: federation(
         dense(lambda m, x: m.last(F.dropout(torch.relu(m.first(x)), 0.4, m.training))), VECTORS
@@ -142,6 +153,26 @@ def test_mapped_as_by_a_loop_and_the_same_twice(name: str) -> None:
     assert_engines_agree(task, torch.float64)
     first, second = (trained(task, "vectorized", rounds=1) for _ in range(2))
     assert all(torch.equal(leaf, second[key]) for key, leaf in first.items())
+
+
+@pytest.mark.parametrize(
+    "name", ["samples", pytest.param("functional-dropout", marks=pytest.mark.slow)]
+)
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
+def test_compiled_as_mapped(name: str) -> None:
+    """The compiler traces the second model, and the first runs without it."""
+    planner = EnginePlanner("compiled", backend="eager")
+    found, stops = [], name == "samples"
+    task, trial = MAPPED[name](), Trial.of("fedavg", client_lr=0.2)
+    for engine in ("vectorized", planner):
+        options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+        made = Simulation(task, [trial], rounds=1, engine=engine, **options)  # type: ignore[arg-type]
+        warns = pytest.warns(UserWarning, match="without the compiler")
+        with warns if stops and engine is planner else contextlib.nullcontext():
+            made.run_round()
+        found.append(made.snapshot.params)
+    for key, leaf in found[0].items():
+        torch.testing.assert_close(leaf, found[1][key], rtol=0, atol=1e-6)
 
 
 def unsure(m: Any, x: Tensor) -> Tensor:

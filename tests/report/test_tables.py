@@ -15,7 +15,8 @@ from scipy import stats
 from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.report.html.page import render
-from fedzmg.report.tables.study import clients, paired_tests
+from fedzmg.report.tables.clients import clients
+from fedzmg.report.tables.study import paired_tests
 from fedzmg.results.reading import read
 from fedzmg.results.scores import loss_bands, metric_bands, sorted_curves
 from fedzmg.results.study_result import StudyResult, study_result

@@ -16,9 +16,9 @@ from fedzmg import InputError, Metric, Parts, Task, Trial, simulate
 from fedzmg.data.columns import Columns
 from fedzmg.data.formats import arrays
 from fedzmg.evaluation import accuracy
+from fedzmg.metrics import masked_accuracy
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 from fedzmg.tasks.inputs import as_stored
-from fedzmg.tasks.real import masked_accuracy
 from golden_problems import Net
 
 RNG = np.random.default_rng(0)

@@ -1,7 +1,5 @@
 """Aggregators: ways to merge the updates of a cohort, and the table of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re
@@ -10,31 +8,17 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedzmg.aggregators.clipping import CentredClipping, NormBound
-from fedzmg.aggregators.coordinates import Median, TrimmedMean
+from fedzmg.aggregators.coordinates import Mean, Median, TrimmedMean
 from fedzmg.aggregators.geometric import GeometricMedian
-from fedzmg.aggregators.mean import Mean
 from fedzmg.aggregators.nearest import Bulyan, Krum, MultiKrum
 from fedzmg.contract import Aggregator, check_rule
 from fedzmg.errors import InputError, unknown
 from fedzmg.plugins import Registry
 
 __all__ = [
-    "AGGREGATORS",
-    "AggregatorInfo",
-    "Bulyan",
-    "CentredClipping",
-    "GeometricMedian",
-    "Krum",
-    "Mean",
-    "Median",
-    "MultiKrum",
-    "NormBound",
-    "TrimmedMean",
-    "build",
-    "describe",
-    "get",
-    "table_of",
-]
+    "AGGREGATORS", "AggregatorInfo", "Bulyan", "CentredClipping", "GeometricMedian", "Krum", "Mean",
+    "Median", "MultiKrum", "NormBound", "TrimmedMean", "build", "describe", "get", "table_of",
+]  # fmt: skip
 
 
 class AggregatorInfo(NamedTuple):
@@ -46,33 +30,27 @@ class AggregatorInfo(NamedTuple):
     """Authors and year."""
 
 
-_BUILT_IN = {
-    "mean": AggregatorInfo(
-        Mean(), "weighted mean, the default; keeps no updates", "McMahan et al. 2017"
+_ROWS: dict[str, tuple[Aggregator, str, str]] = {
+    "mean": (Mean(), "weighted mean, the default; keeps no updates", "McMahan et al. 2017"),
+    "median": (Median(), "median of every parameter", "Yin et al. 2018"),
+    "trimmed_mean": (
+        TrimmedMean(), "mean without the f smallest and f largest values", "Yin et al. 2018",
     ),
-    "median": AggregatorInfo(Median(), "median of every parameter", "Yin et al. 2018"),
-    "trimmed_mean": AggregatorInfo(
-        TrimmedMean(), "mean without the f smallest and f largest values", "Yin et al. 2018"
+    "krum": (Krum(), "the update nearest to its n - f - 2 neighbours", "Blanchard et al. 2017"),
+    "multi_krum": (
+        MultiKrum(), "mean of the n - f updates of lowest Krum score", "Blanchard et al. 2017",
     ),
-    "krum": AggregatorInfo(
-        Krum(), "the update nearest to its n - f - 2 neighbours", "Blanchard et al. 2017"
+    "bulyan": (
+        Bulyan(), "winners of Krum, then values nearest to the median", "El Mhamdi et al. 2018",
     ),
-    "multi_krum": AggregatorInfo(
-        MultiKrum(), "mean of the n - f updates of lowest Krum score", "Blanchard et al. 2017"
+    "geometric_median": (
+        GeometricMedian(), "smallest sum of distances (RFA)", "Pillutla et al. 2022",
     ),
-    "bulyan": AggregatorInfo(
-        Bulyan(), "winners of Krum, then values nearest to the median", "El Mhamdi et al. 2018"
+    "centred_clipping": (
+        CentredClipping(), "last aggregate plus clipped differences", "Karimireddy et al. 2021",
     ),
-    "geometric_median": AggregatorInfo(
-        GeometricMedian(), "smallest sum of distances (RFA)", "Pillutla et al. 2022"
-    ),
-    "centred_clipping": AggregatorInfo(
-        CentredClipping(), "last aggregate plus clipped differences", "Karimireddy et al. 2021"
-    ),
-    "norm_bound": AggregatorInfo(
-        NormBound(), "mean of updates with bounded norms", "Sun et al. 2019"
-    ),
-}
+    "norm_bound": (NormBound(), "mean of updates with bounded norms", "Sun et al. 2019"),
+}  # fmt: skip
 
 
 def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, AggregatorInfo]:
@@ -86,17 +64,16 @@ def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, Aggregator
 
 
 AGGREGATORS: Registry[AggregatorInfo] = Registry(
-    "aggregator", _BUILT_IN, _entry, lambda old, new: old.aggregator == new.aggregator
+    "aggregator",
+    {name: AggregatorInfo(*row) for name, row in _ROWS.items()},
+    _entry,
+    lambda old, new: old.aggregator == new.aggregator,
 )
 """Aggregators by name."""
 
 
 def get(name: str) -> Aggregator:
-    """Return the aggregator of that name with its default options.
-
-    Raises:
-        InputError: if there is none; the nearest name is suggested.
-    """
+    """Return the aggregator of that name with its defaults; for an unknown one suggest a name."""
     return AGGREGATORS.look_up(name).aggregator
 
 

@@ -14,8 +14,6 @@ with b the share of norms up to M (inferred from TensorFlow Federated's robust a
 limits the harm of a client but does not exclude any.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
@@ -23,14 +21,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.aggregators.coordinates import WEIGHTED
-from fedzmg.aggregators.rows import (
-    combine,
-    coordinate_median,
-    distances,
-    middle,
-    present,
-    shares,
-)
+from fedzmg.aggregators.rows import combine, coordinate_median, distances, middle, present, shares
 from fedzmg.contract import Aggregator, Number, choice, flag, number, whole
 from fedzmg.messages import Rows
 from fedzmg.tree import State, Tree

@@ -1,5 +1,6 @@
-"""Aggregators that treat every parameter on its own: median and trimmed mean (Yin et al. 2018).
+"""Aggregators that treat every parameter on its own: mean, median, trimmed mean (Yin et al. 2018).
 
+The weighted mean is the default: it adds updates as they come and keeps none.
 With an even number of updates the median is the mean of the two middle values. The weighted median
 is the smallest value at which half of the weight is reached. The trimmed mean leaves out the f
 smallest and the f largest values of every parameter. Both tolerate fewer than half of the clients.
@@ -9,18 +10,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from fedzmg.aggregators.rows import by_columns, coordinate_median, present
+from fedzmg.aggregators.rows import by_columns, combine, coordinate_median, present, shares
 from fedzmg.contract import Aggregator, flag, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import Rows
 from fedzmg.tree import State
 
 WEIGHTED = "weight clients by the algorithm's weights (by default by their examples)"
+
+
+@final
+@dataclass(frozen=True)
+class Mean(Aggregator):
+    """Mean with the algorithm's weights of clients."""
+
+    streams: ClassVar[bool] = True
+
+    def aggregate(self, rows: Rows, state: State) -> tuple[Tensor, State]:
+        return combine(shares(rows, weighted=True), rows.deltas), state
 
 
 @final

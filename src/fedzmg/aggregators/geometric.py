@@ -9,8 +9,6 @@ from the mean of the updates. Three steps, as in the paper, are near the limit b
 tolerates bad clients of less than half of the weight.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 

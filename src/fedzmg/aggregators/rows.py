@@ -4,8 +4,6 @@ A row whose weight is zero may be anywhere. Sums, norms and distances are comput
 Columns are taken in blocks, which bounds the memory of copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 
@@ -79,11 +77,9 @@ def _weighted_middle(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def squared_distances(rows: Rows) -> Tensor:
-    """Compute squared distances between rows; infinite to themselves and to absent rows.
-
-    They follow from products of rows. The median is subtracted first: products of updates near it
-    are then small, and exact however far others are away.
-    """
+    """Compute squared distances between rows; infinite to themselves and to absent rows."""
+    # They follow from products of rows. The median is subtracted first: products of updates near it
+    # are then small, and exact however far others are away.
     exists = present(rows)
     products = rows.weights.new_zeros(2 * [len(exists)], dtype=torch.float64)
     for block in torch.split(rows.deltas, BLOCK, -1):

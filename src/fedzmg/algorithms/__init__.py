@@ -5,8 +5,6 @@ without further edits; so is a user's plugin file (:mod:`fedzmg.plugins`). All f
 the package can be imported from here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import pkgutil
@@ -104,9 +102,5 @@ if TYPE_CHECKING:
 
 
 def get(name: str) -> Algorithm:
-    """Return the algorithm of that name with its default hyper-parameters.
-
-    Raises:
-        InputError: if there is none; the nearest name is suggested.
-    """
+    """Return the algorithm of that name with its defaults; for an unknown one suggest a name."""
     return ALGORITHMS.look_up(name).algorithm

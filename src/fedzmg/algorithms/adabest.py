@@ -24,8 +24,6 @@ Degenerate cases: ``mu = beta = 0`` is FedAvg with uniform weights; a client tha
 has no correction, and one that returns after a gap keeps a fraction of its estimate.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, final
 

@@ -24,8 +24,6 @@ while training continues from the last model; it is then a part of the server st
 Degenerate cases: ``mixture_lr = 0`` is FedAvg with uniform weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, final
 

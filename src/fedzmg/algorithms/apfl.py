@@ -19,8 +19,6 @@ the mixture that is evaluated.
 Degenerate cases: ``alpha = 0`` without adapting is FedAvg, ``alpha = 1`` local training.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 

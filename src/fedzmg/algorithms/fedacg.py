@@ -15,8 +15,6 @@ Degenerate cases: ``beta = 0`` is FedProx, with ``mu = 0`` also FedAvg, both wit
 ``mu = 0`` is FedAvgM whose clients start at the lookahead model.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

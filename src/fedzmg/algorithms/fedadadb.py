@@ -31,9 +31,9 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.fedavg import SGD
+from fedzmg.algorithms.fedavg import sgd_with
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, no_moments
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, choice, number
+from fedzmg.contract import Number, ServerRule, choice, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -81,20 +81,12 @@ class AdaDB(ServerRule):
 
 FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedadadb", SGD(lr=0.1), AdaDB()),
-        summary="local SGD; server AdaDB as in its author's code",
-        source="Zantalis 2025",
-        server_keeps=2,
-    ),
-    AlgorithmInfo(
-        Algorithm(
-            "fedadadb:original",
-            SGD(lr=0.1),
-            AdaDB(lr=1e-3, gamma=1e-3, floor=0.1, bound="inverse_round", correction="single"),
-        ),
-        summary="local SGD; server AdaDB with the bound of the original optimiser",
-        source="Zantalis 2025; Yang and Cai 2021",
-        server_keeps=2,
+    sgd_with("fedadadb", AdaDB(), "server AdaDB as in its author's code", "Zantalis 2025", 2),
+    sgd_with(
+        "fedadadb:original",
+        AdaDB(lr=1e-3, gamma=1e-3, floor=0.1, bound="inverse_round", correction="single"),
+        "server AdaDB with the bound of the original optimiser",
+        "Zantalis 2025; Yang and Cai 2021",
+        2,
     ),
 )

@@ -17,14 +17,13 @@ Degenerate cases: ``beta1 = 0`` equals no beta1; the first step from ``v0 = 0`` 
 is a sign step; a coordinate that never moved stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.fedavg import SGD
+from fedzmg.algorithms.fedadam import REDDI, TFF
+from fedzmg.algorithms.fedavg import sgd_with
 from fedzmg.algorithms.moments import Statistics, averaged, ratio
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
+from fedzmg.contract import Number, ServerRule, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -70,16 +69,6 @@ class ReddiAdagrad(ServerRule):
 
 FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedadagrad", SGD(lr=0.1), Adagrad()),
-        summary="local SGD; server Adagrad as in TFF",
-        source="Reddi et al. 2020, TensorFlow Federated",
-        server_keeps=1,
-    ),
-    AlgorithmInfo(
-        Algorithm("fedadagrad:reddi", SGD(lr=0.1), ReddiAdagrad()),
-        summary="local SGD; server Adagrad as published",
-        source="Reddi et al. 2020",
-        server_keeps=1,
-    ),
+    sgd_with("fedadagrad", Adagrad(), "server Adagrad as in TFF", f"{REDDI}, {TFF}", 1),
+    sgd_with("fedadagrad:reddi", ReddiAdagrad(), "server Adagrad as published", REDDI, 1),
 )

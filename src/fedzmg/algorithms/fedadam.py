@@ -19,14 +19,12 @@ Degenerate cases: ``beta1 = beta2 = 0``, ``tau = 0``, ``v0 = 0`` gives a sign st
 that never moved stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final
 
-from fedzmg.algorithms.fedavg import SGD
+from fedzmg.algorithms.fedavg import sgd_with
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, direction, no_moments
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, choice, number
+from fedzmg.contract import Number, ServerRule, choice, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -73,24 +71,19 @@ class ReddiAdam(ServerRule):
         return params - self.lr * direction(state, self.tau), state
 
 
+REDDI, TFF = "Reddi et al. 2020", "TensorFlow Federated"
+PRINTED, CORRECTED = "as published, without bias correction", "bias-corrected server"
+FLOWER = "server Adam as in Flower, its bias correction one step ahead"
+
 FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedadam", SGD(lr=0.1), Adam()),
-        summary="local SGD; bias-corrected server Adam as in TFF (the paper's baseline)",
-        source="Reddi et al. 2020, TensorFlow Federated",
-        server_keeps=2,
+    sgd_with(
+        "fedadam",
+        Adam(),
+        f"{CORRECTED} Adam as in TFF (the paper's baseline)",
+        f"{REDDI}, {TFF}",
+        2,
     ),
-    AlgorithmInfo(
-        Algorithm("fedadam:reddi", SGD(lr=0.1), ReddiAdam()),
-        summary="local SGD; server Adam as published, without bias correction",
-        source="Reddi et al. 2020",
-        server_keeps=2,
-    ),
-    AlgorithmInfo(
-        Algorithm("fedadam:flower", SGD(lr=0.1), Adam(eps=1e-9, exponent="next_step")),
-        summary="local SGD; server Adam as in Flower, its bias correction one step ahead",
-        source="Reddi et al. 2020, Flower",
-        server_keeps=2,
-    ),
+    sgd_with("fedadam:reddi", ReddiAdam(), f"server Adam {PRINTED}", REDDI, 2),
+    sgd_with("fedadam:flower", Adam(eps=1e-9, exponent="next_step"), FLOWER, f"{REDDI}, Flower", 2),
 )

@@ -23,8 +23,6 @@ Degenerate cases: ``factor = 1`` with a patience above the number of epochs is F
 as is a single local epoch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, final
 

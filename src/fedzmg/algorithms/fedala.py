@@ -18,8 +18,6 @@ Degenerate cases: ``weight_lr = 0`` is FedAvg. Inside ``ZeroMean`` column sums a
 because entries are mixed one by one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Self, final
 

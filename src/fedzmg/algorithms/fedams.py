@@ -22,8 +22,6 @@ Degenerate cases: ``fedams`` with a huge ``eps`` is averaging server momentum at
 ``v0 = 0``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final, get_args
 

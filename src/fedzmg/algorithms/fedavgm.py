@@ -16,13 +16,11 @@ Degenerate cases: ``beta = 0`` is FedAvg bit for bit. Updates that never change 
 ``server_lr / (1 - beta)`` times the update in the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.fedavg import SGD
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
+from fedzmg.algorithms.fedavg import sgd_with
+from fedzmg.contract import Number, ServerRule, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -45,10 +43,5 @@ class Momentum(ServerRule):
 
 FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedavgm", SGD(lr=0.1), Momentum()),
-        summary="local SGD; server momentum, accumulating form",
-        source="Hsu et al. 2019",
-        server_keeps=1,
-    ),
+    sgd_with("fedavgm", Momentum(), "server momentum, accumulating form", "Hsu et al. 2019", 1),
 )

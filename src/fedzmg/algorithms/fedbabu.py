@@ -15,8 +15,6 @@ it.
 Degenerate cases: with no frozen layer it is FedAvg.
 """
 
-from __future__ import annotations
-
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, AlgorithmInfo, Parts
 

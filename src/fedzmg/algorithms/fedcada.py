@@ -24,8 +24,6 @@ Degenerate cases: one client alone with ``psi = none`` is one uninterrupted Adam
 ``eps``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 

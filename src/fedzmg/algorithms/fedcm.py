@@ -16,8 +16,6 @@ Degenerate cases: ``alpha = 1`` is FedAvg with uniform weights. The first round 
 ``alpha`` times FedAvg's update, exactly so for one local step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

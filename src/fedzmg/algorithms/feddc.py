@@ -25,8 +25,6 @@ updates so far, so the first round is twice FedAvg's. ``alpha = 0`` does not rem
 the server adds; without that, it would be SCAFFOLD, option II.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 

@@ -19,8 +19,6 @@ fixed point each ``h_k`` is its client's gradient and their mean is zero: the op
 objective.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -19,8 +19,6 @@ Degenerate cases: FedAvg as long as the ratio is at most 1, so for one client, f
 for a huge ``eps``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 

@@ -24,8 +24,6 @@ Degenerate cases: ``beta1 = 0`` without a second moment is FedAvg with equal wei
 ``beta2 = 0`` keeps only the last round's gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, final
 

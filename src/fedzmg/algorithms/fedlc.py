@@ -21,8 +21,6 @@ Degenerate cases: ``tau = 0`` is FedAvg if no class is absent, and so are equal 
 classes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 

@@ -21,8 +21,6 @@ Degenerate cases: one local step with ``beta1 = beta2 = 0`` is sign SGD whose vo
 projection before the sign does not make the step zero-mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, final

@@ -30,8 +30,6 @@ gives no step. Orthogonalising keeps column sums of zero: inside ``ZeroMean``, a
 the sum of every column is conserved.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self, final, get_args
 
@@ -40,19 +38,10 @@ from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.moments import Moments
-from fedzmg.contract import (
-    Algorithm,
-    AlgorithmInfo,
-    ClientRule,
-    Layout,
-    Need,
-    Number,
-    ServerRule,
-    choice,
-    number,
-)
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, ServerRule
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
+from fedzmg.rule import Layout, Number, choice, number
 from fedzmg.tree import Tree
 from fedzmg.wrappers.wrapper import Wrapper
 

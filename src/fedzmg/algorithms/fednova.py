@@ -21,8 +21,6 @@ Degenerate cases: with equal a_k, so with equal steps, it is FedAvg with the sam
 the pull with ``tau = "norm"``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, final
 

@@ -26,12 +26,33 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.class_losses import check_classes, per_example
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
+from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext
 from fedzmg.tree import Tree
 from fedzmg.wrappers.wrapper import Wrapper
+
+
+def check_classes(rule: object, batch: BatchOutputs) -> None:
+    """Reject a task whose outputs are not one score per class."""
+    scores, targets = batch.outputs, batch.targets
+    if targets.is_floating_point() or scores.shape[:-1] != targets.shape or scores.shape[-1] < 2:
+        raise InputError(
+            f"{type(rule).__name__} needs one score per class and whole-number labels; this task "
+            f"has outputs of shape {tuple(scores.shape)} and {targets.dtype} targets of shape "
+            f"{tuple(targets.shape)}: choose a classification task or another algorithm"
+        )
+
+
+def per_example(values: Tensor, targets: Tensor) -> Tensor:
+    """Average values over the positions of an example, padding left out."""
+    if values.ndim == 1:
+        return values
+    if targets.is_floating_point() or targets.shape != values.shape:
+        return values.flatten(1).mean(1)
+    valid = (targets >= 0).flatten(1)
+    return torch.where(valid, values.flatten(1), 0.0).sum(1) / valid.sum(1).clamp(min=1)
 
 
 @final

@@ -16,8 +16,6 @@ draws one per client.
 Degenerate case: without a personal layer it is FedAvg. One layer at least must be shared.
 """
 
-from __future__ import annotations
-
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, AlgorithmInfo, Parts
 

@@ -26,8 +26,6 @@ Degenerate cases: ``mu = 0`` is FedAvg bit for bit, and so is one local step for
 not projected, so that it acts on column sums too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 

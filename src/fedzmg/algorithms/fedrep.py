@@ -14,8 +14,6 @@ the gradient of both parts together.
 Degenerate cases: with ``head_epochs = 0`` the heads keep their initial values, as in FedBABU.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -19,8 +19,6 @@ Differences from the paper: weights are examples, as in FedAvg; Qu et al. use eq
 Degenerate cases: ``rho = 0`` is FedAvg, bit for bit; a zero gradient is not perturbed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

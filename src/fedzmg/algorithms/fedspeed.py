@@ -25,8 +25,6 @@ Degenerate cases: ``alpha`` absent or 0, or ``rho = 0``, with everyone taking pa
 coefficient ``1 / lam``. Without ``alpha`` a step takes one gradient only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final, get_args
@@ -37,17 +35,9 @@ from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.feddyn import FedDynServer
 from fedzmg.algorithms.fedsam import unit_ascent
-from fedzmg.contract import (
-    Algorithm,
-    AlgorithmInfo,
-    ClientRule,
-    Number,
-    ServerRule,
-    WrapperKind,
-    choice,
-    number,
-)
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, ServerRule, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
+from fedzmg.rule import Number, choice, number
 from fedzmg.tree import State, Tree
 
 Perturbation = Literal["raw", "unit"]

@@ -15,14 +15,13 @@ Degenerate cases: where ``v`` equals ``g^2`` it stays; the first round from ``v0
 a coordinate that never moved stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.fedavg import SGD
+from fedzmg.algorithms.fedadam import CORRECTED, PRINTED, REDDI, TFF
+from fedzmg.algorithms.fedavg import sgd_with
 from fedzmg.algorithms.moments import Moments, averaged, correction, direction, no_moments
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
+from fedzmg.contract import Number, ServerRule, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -78,16 +77,6 @@ class ReddiYogi(ServerRule):
 
 FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedyogi", SGD(lr=0.1), Yogi()),
-        summary="local SGD; bias-corrected server Yogi as in TFF",
-        source="Reddi et al. 2020, TensorFlow Federated",
-        server_keeps=2,
-    ),
-    AlgorithmInfo(
-        Algorithm("fedyogi:reddi", SGD(lr=0.1), ReddiYogi()),
-        summary="local SGD; server Yogi as published, without bias correction",
-        source="Reddi et al. 2020",
-        server_keeps=2,
-    ),
+    sgd_with("fedyogi", Yogi(), f"{CORRECTED} Yogi as in TFF", f"{REDDI}, {TFF}", 2),
+    sgd_with("fedyogi:reddi", ReddiYogi(), f"server Yogi {PRINTED}", REDDI, 2),
 )

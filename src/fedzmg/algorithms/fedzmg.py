@@ -24,8 +24,6 @@ the sum of every projected column is conserved through training; with decay it s
 model of one layer project nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Self, final, get_args
 
@@ -33,6 +31,7 @@ from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, choice
 from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext
 from fedzmg.tree import Tree
 from fedzmg.wrappers.projection import (
     Axes,
@@ -59,10 +58,21 @@ class ZeroMean(GradientWrapper):
         *get_args(EmbeddingAxis), doc="axis of an embedding that counts as its inputs"
     )
     biases: Biases = choice(*get_args(Biases), doc="biases: left alone, or centred too")
+    adapters: tuple[str, ...] = field(default=(), repr=False, metadata={"derived": True})
+    """Names of the first factors of adapters, which start every round centred."""
 
     def for_layout(self, layout: Layout) -> Self:
         axes = projected_axes(layout, self.project, self.embedding_axis, self.biases)
-        return replace(super().for_layout(layout), axes=axes)
+        own = tuple(name for name, info in layout.items() if info.role == "lora_A")
+        return replace(super().for_layout(layout), axes=axes, adapters=own)
+
+    def start(self, context: ClientContext) -> Tree:
+        first = self.inner.start(context)
+        if not self.adapters or self.project == "whole":
+            return first
+        # Gradients of B see the rows of A: centred ones, or W B would leave the hyperplane.
+        known, axes = self.adapters, self.axes or {}
+        return Tree({n: zero_mean(w, axes[n]) if n in known else w for n, w in first.items()})
 
     def centred(self, grad: Tree) -> Tree:
         """Return the zero-mean part of a gradient."""

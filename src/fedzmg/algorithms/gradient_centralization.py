@@ -24,9 +24,7 @@ weights; Local GC that projects nothing is FedAvg; Global GC around Local GC wit
 nothing; GC-Fed of a single layer is Global GC.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from fedzmg.algorithms.fedavg import SGD, Average
@@ -53,17 +51,13 @@ class CoupledDecay(Wrapper):
 
 
 PLAIN = CoupledDecay(SGD(lr=0.1, momentum=0.9), l2=1e-5)
+CENTRED = ZeroMean(PLAIN, embedding_axis="dim", biases="centred")
 SERVER = Projected(Average(), embedding_axis="dim", biases="centred")
 
 FAMILY = "gradient centralization"
 ALGORITHMS = (
     AlgorithmInfo(
-        Algorithm(
-            "local-gc",
-            ZeroMean(PLAIN, embedding_axis="dim", biases="centred"),
-            Average(),
-            weights="uniform",
-        ),
+        Algorithm("local-gc", CENTRED, Average(), weights="uniform"),
         summary="centred client gradients, momentum, coupled decay; uniform server average",
         source="Seo et al. 2025; Yong et al. 2020",
     ),
@@ -73,12 +67,7 @@ ALGORITHMS = (
         source="Seo et al. 2025; Yong et al. 2020",
     ),
     AlgorithmInfo(
-        Algorithm(
-            "gc-fed",
-            ZeroMean(PLAIN, project="all_but_last", embedding_axis="dim", biases="centred"),
-            SERVER,
-            weights="uniform",
-        ),
+        Algorithm("gc-fed", replace(CENTRED, project="all_but_last"), SERVER, weights="uniform"),
         summary="clients centre all layers but the last, the server centres the averaged update",
         source="Seo et al. 2025",
     ),

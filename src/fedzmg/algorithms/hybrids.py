@@ -17,8 +17,6 @@ Degenerate cases: ``client.project = "none"`` without momentum and decay is the 
 algorithm; with one input per output unit a projected weight never moves.
 """
 
-from __future__ import annotations
-
 from fedzmg.algorithms.fedadagrad import Adagrad
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedyogi import Yogi
@@ -36,16 +34,12 @@ def _info(name: str, server: ServerRule, words: str, keeps: float) -> AlgorithmI
     )
 
 
+ZERO_MEAN = "server, its step zero-mean"
 FAMILY = "zero-mean gradients on the clients"
 ALGORITHMS = (
-    _info("fedzmg-adam:projected", Projected(Adam()), "FedAdam's server, its step zero-mean", 2),
+    _info("fedzmg-adam:projected", Projected(Adam()), f"FedAdam's {ZERO_MEAN}", 2),
     _info("fedzmg-yogi", Yogi(), "FedYogi's server", 2),
-    _info("fedzmg-yogi:projected", Projected(Yogi()), "FedYogi's server, its step zero-mean", 2),
+    _info("fedzmg-yogi:projected", Projected(Yogi()), f"FedYogi's {ZERO_MEAN}", 2),
     _info("fedzmg-adagrad", Adagrad(), "FedAdagrad's server", 1),
-    _info(
-        "fedzmg-adagrad:projected",
-        Projected(Adagrad()),
-        "FedAdagrad's server, its step zero-mean",
-        1,
-    ),
+    _info("fedzmg-adagrad:projected", Projected(Adagrad()), f"FedAdagrad's {ZERO_MEAN}", 1),
 )

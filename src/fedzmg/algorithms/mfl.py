@@ -21,8 +21,6 @@ Degenerate cases: ``gamma = 0`` is FedAvg, ``beta = 0`` is FedAvg with equal wei
 One client alone is one uninterrupted SGD with momentum, however its steps are split into rounds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
@@ -66,6 +64,8 @@ def _info(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
     return AlgorithmInfo(algorithm, summary=summary, source=source, down=2, up=2, server_keeps=1)
 
 
+AVERAGING = SharedMomentum(momentum=0.9, form="averaging")
+
 FAMILY = "shared optimizer state"
 ALGORITHMS = (
     _info(
@@ -74,12 +74,7 @@ ALGORITHMS = (
         "Liu et al. 2020",
     ),
     _info(
-        Algorithm(
-            "mfl:averaging",
-            SharedMomentum(momentum=0.9, form="averaging"),
-            AverageMomentum(),
-            weights="uniform",
-        ),
+        Algorithm("mfl:averaging", AVERAGING, AverageMomentum(), weights="uniform"),
         "MFL with averaging momentum and equal weights",
         "Mills et al. 2022",
     ),

@@ -18,8 +18,6 @@ Degenerate cases: ``beta = 0`` is FedAvg with uniform weights. The first round i
 ``(1 - beta) lr`` as learning rate.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -19,8 +19,6 @@ into account client by client; the FL-Simulator divides by the steps of the firs
 Degenerate cases: ``alpha = 1`` is FedSAM with equal weights; ``rho = 0`` is FedCM.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -10,8 +10,6 @@ A client that was not sampled gets the new state the next time::
     server:  w, s <- means of w_k and s_k over the cohort, weighted alike
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -22,8 +22,6 @@ Degenerate cases: ``mu = 0`` is FedAvg, and so is every client's first round. If
 are equal, the added loss is ``mu log 2``, with no gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 
@@ -31,9 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedzmg.algorithms.class_losses import per_example
 from fedzmg.algorithms.ditto import OwnModel, no_own_model
 from fedzmg.algorithms.fedavg import SGD, Average
+from fedzmg.algorithms.fedntd import per_example
 from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, Number, chain, number
 from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext, Result

@@ -6,8 +6,6 @@
 is one of them: ``client.zero_mean=true`` is short for ``client.project=all``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect

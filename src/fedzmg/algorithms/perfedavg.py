@@ -17,8 +17,6 @@ Differences from the paper: a client with too few batches for a meta step takes 
 Degenerate cases: ``alpha = 0`` is FedAvg on every second batch. On quadratic losses HF is exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
@@ -28,17 +26,9 @@ from torch import Tensor
 
 from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import (
-    Algorithm,
-    AlgorithmInfo,
-    ClientRule,
-    Need,
-    Number,
-    WrapperKind,
-    choice,
-    number,
-)
+from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
+from fedzmg.rule import Number, choice, number
 from fedzmg.tree import State, Tree
 
 Order = Literal["first", "hessian_free"]

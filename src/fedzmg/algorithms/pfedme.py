@@ -17,8 +17,6 @@ Degenerate cases: ``lam = 0`` never moves the common model; ``lr lam = 1`` makes
 With one inner step, too, that is FedAvg with the learning rate ``personal_lr``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 

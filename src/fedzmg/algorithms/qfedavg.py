@@ -20,8 +20,6 @@ Degenerate cases: ``q = 0`` is FedAvg with uniform weights. For ``q -> inf`` onl
 the largest loss counts, and steps become tiny.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 

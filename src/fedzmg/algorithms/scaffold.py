@@ -23,8 +23,6 @@ since ``c = c_i``; with one full-batch step a round the two options agree. Insid
 SCAFFOLD with projected variates, and column sums are kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 

@@ -1,7 +1,5 @@
 """The command line: every command is a thin layer over the library."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """Options, results and messages of commands."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -73,11 +73,9 @@ def after_results(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        again = f"'fedzmg report {directory}' draws it again"
-        raise InputError(
-            f"a figure is missing, all results are stored; {again} ({reason})"
-        ) from None
+        missing = "a figure is missing, all results are stored"
+        again = f"'fedzmg report {directory}' draws it again ({type(error).__name__}: {error})"
+        raise InputError(f"{missing}; {again}") from None
 
 
 def _train_study(
@@ -160,9 +158,8 @@ def run(
     from fedzmg.storage.files import folder_name
 
     if (Path(task) / "spec.toml").is_file():
-        raise InputError(
-            f"{task} is a run directory: 'fedzmg run {task}/spec.toml --out {task}' continues it"
-        )
+        remedy = f"'fedzmg run {task}/spec.toml --out {task}' continues it"
+        raise InputError(f"{task} is a run directory: {remedy}")
     from_file = task.endswith(".toml")
     spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=load_reference(task))
     assert isinstance(spec, RunSpec)
@@ -170,9 +167,8 @@ def run(
     chosen = settings.pop("algorithm", algorithm)
     spec, left_out = spec.for_algorithm(str(chosen or spec.algorithm))
     if left_out:
-        common.say(
-            f"{', '.join(left_out)} of {task} left out: they were not chosen for {spec.algorithm}"
-        )
+        keys = ", ".join(left_out)
+        common.say(f"{keys} of {task} left out: they were not chosen for {spec.algorithm}")
     options = {"seed": seed, "protocol.rounds": rounds, "engine": engine, "device": device}
     given = {key: value for key, value in options.items() if value is not None}
     spec = spec.with_settings({**given, **settings})
@@ -290,10 +286,8 @@ def task_and_settings(
     from fedzmg.experiment.specs.strict import parse_settings
 
     if task.endswith(".toml"):
-        remedy = {"compare": "study", "tune": "grid"}[command]
-        raise InputError(
-            f"{task}: {command} takes a task, not a file; use 'fedzmg {remedy} {task}'"
-        )
+        other = {"compare": "study", "tune": "grid"}[command]
+        raise InputError(f"{task}: {command} takes a task, not a file; use 'fedzmg {other} {task}'")
     given = parse_settings(set_ or [])
     preset = {k.removeprefix("preset."): v for k, v in given.items() if k.startswith("preset.")}
     settings = {key: value for key, value in given.items() if not key.startswith("preset.")}

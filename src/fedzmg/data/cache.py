@@ -133,10 +133,7 @@ def download(
     progress: Progress = SILENT,
     mirror: str | None = None,
 ) -> Path:
-    """Download a file unless it is there already.
-
-    ``mirror`` is an address or a folder to use instead; ``$FEDZMG_MIRROR`` by default.
-    """
+    """Download a file unless it is there already; ``mirror`` is an address or a folder instead."""
     if to.is_file() and file_hash(to) == sha256:
         return to
     source = mirrored(url, mirror or os.environ.get("FEDZMG_MIRROR") or None)

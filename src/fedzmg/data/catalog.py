@@ -10,8 +10,6 @@
 A set appears, or changes, at the moment ``set.json`` is replaced. Readers take no lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -4,8 +4,6 @@ Archives (zip, tar, single compressed files) may be hostile: members cannot leav
 regular files are unpacked, and their number and size are bounded. First bytes tell their kind.
 """
 
-from __future__ import annotations
-
 import bz2
 import fnmatch
 import gzip

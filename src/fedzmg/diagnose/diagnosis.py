@@ -1,7 +1,5 @@
 """``diagnose``: measure a task's model on some clients, before training and along it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -192,10 +190,7 @@ def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
 def excerpt(
     task: Task, most_clients: int, most_examples: int, seed: int
 ) -> tuple[npt.NDArray[np.int64], Task]:
-    """Draw clients that have examples; return their positions and a task of some of their examples.
-
-    Nothing is trained on this task: it may be smaller than a cohort.
-    """
+    """Draw clients that have examples; return their positions, and a task of some examples."""
     data = task.train
     present = np.flatnonzero(data.counts)
     chosen = stream(seed, "probe", "diagnose").permutation(len(present))[:most_clients]
@@ -209,6 +204,7 @@ def excerpt(
         np.cumsum([0, *map(len, rows)], dtype=np.int64),
         tuple(data.names[client] for client in clients.tolist()),
     )
+    # Nothing is trained on this task: it may be smaller than a cohort.
     protocol = replace(task.protocol, cohort=1)
     return clients, replace(task, train=part, protocol=protocol, test_owners=None)
 

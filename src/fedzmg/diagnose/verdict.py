@@ -7,11 +7,9 @@ steeper than all others, which bounds the learning rate, and clients disagree al
 have a mean component too, but layers and biases before them can shift their inputs.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fedzmg.diagnose.measure import Layer, Measurement
 from fedzmg.results.formatting import NONE
@@ -97,11 +95,9 @@ def _expect(
 
 
 def _important_frozen(layers: Sequence[Layer], frozen: Sequence[Layer]) -> str:
-    """Name the frozen layer whose training matters; empty if there is none.
-
-    The layer that reads the inputs matters, except an embedding of a single row: the layer after
-    it replaces a constant. Others matter if much of the gradient is theirs.
-    """
+    """Name the frozen layer whose training matters; empty if there is none."""
+    # The layer that reads the inputs matters, except an embedding of a single row: the layer after
+    # it replaces a constant. Others matter if much of the gradient is theirs.
     active = [layer for layer in frozen if layer.energy]
     kernels = [layer for layer in active if "Embedding" not in layer.kind]
     if kernels and kernels[0] is layers[0]:
@@ -140,6 +136,28 @@ def _evidence(
         yield f"without its mean the first layer's gradient is {diverse}: the mean {meaning}"
     if clients < ENOUGH:
         yield f"a verdict on so few clients ({clients}) is uncertain: {ENOUGH} or more are better"
+
+
+def rows(point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return every layer of a measurement, and the whole model at the end."""
+    return [*point["layers"], point["whole"]]
+
+
+def by_name(measurement: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """Return the same by name; empty if nothing was measured."""
+    return {one["name"]: one for one in rows(measurement)} if measurement else {}
+
+
+def when(point: Mapping[str, Any]) -> str:
+    """Describe the round of a point."""
+    return "before training" if point["round"] == 0 else f"after round {point['round']}"
+
+
+def ratio(pair: Mapping[str, Any] | None) -> float | None:
+    """Return after over before; None if there was nothing before."""
+    if not pair or pair["after"] is None or not pair["before"]:
+        return None
+    return float(pair["after"] / pair["before"])
 
 
 def percent(value: float | None) -> str:

@@ -149,9 +149,10 @@ class Merger:
         finite, each = facts[1:].isfinite().all(0), leaves(self.upload.each)
         for leaf in each:
             finite &= leaf.isfinite().reshape(len(leaf), -1).all(1)
-        # Zero times a value that is not finite is not zero, so such a row is blanked first.
+        # Zero times a value that is not finite is not zero, so such a row is blanked first. To ask
+        # a GPU whether there is one would wait for it.
         for part in (averaged, total):
-            if part.shape[1]:
+            if part.shape[1] and (part.is_cuda or not bool(finite.all())):
                 part.masked_fill_(~finite[:, None], 0)
         device = finite.device
         order = torch.tensor(chunk.rows).to(device, non_blocking=True)
@@ -289,7 +290,7 @@ class Merger:
         losses = torch.where(accepted, uploads.loss[places], 0.0)
         for i, chosen in enumerate(uploads.rows[places]):
             if not self._fewest:
-                sums.averaged.add_(averaged[chosen] * factors[i])
+                sums.averaged.add_(_scaled_rows(averaged, chosen, factors[i]))
             sums.loss.add_(losses[i])
             if total.shape[1]:
                 sums.total.add_(torch.where(accepted[i][:, None], total[chosen], 0))
@@ -352,8 +353,17 @@ def _valid(weights: Tensor, like: Tensor) -> Tensor:
     return weights.to(like.dtype).isfinite() & (weights >= 0)
 
 
+def _scaled_rows(table: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
+    """Multiply rows; a single one in place on a CPU, because a model may be large."""
+    if len(chosen) > 1 or table.is_cuda:
+        return table[chosen] * factors
+    return table.narrow(0, int(chosen), 1).mul_(factors)
+
+
 def _largest(rows: Tensor) -> Tensor:
     """Compute the largest absolute value of every row; NaN if the row has one."""
+    if not rows.is_cuda:  # the norm is five times slower there
+        return torch.maximum(rows.amax(1), -rows.amin(1))
     largest: Tensor = torch.linalg.vector_norm(rows, float("inf"), dim=1)
     return largest
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -34,10 +35,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def compile_apart(function: Callable[P, T], backend: str = "inductor") -> Callable[P, T]:
+def compile_apart(
+    function: Callable[P, T], backend: str = "inductor", eager: Callable[P, T] | None = None
+) -> Callable[P, T]:
     """Compile a function as one graph for fixed shapes, apart from all others of its code.
 
-    The compiler counts recompilations per code object, so the function gets a twin with a code
+    A function that the compiler cannot trace is called as it is, or ``eager`` instead of it. The
+    compiler counts recompilations per code object, so the function gets a twin with a code
     object of its own. Widths of another task or algorithm must not use up its allowance.
     """
     assert isinstance(function, types.FunctionType)
@@ -48,10 +52,25 @@ def compile_apart(function: Callable[P, T], backend: str = "inductor") -> Callab
         function.__defaults__,
         function.__closure__,
     )
-    compiled: Callable[P, T] = torch.compile(
+    torch._dynamo.config.allow_rnn = True  # ours are of matrix products, which it can trace
+    compiled: Callable[P, T] | None = torch.compile(
         twin, fullgraph=True, dynamic=False, backend=_inductor if backend == "inductor" else backend
     )
-    return compiled
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        nonlocal compiled
+        if compiled is not None:
+            try:
+                return compiled(*args, **kwargs)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                reason = str(error).splitlines()[0]
+                warnings.warn(
+                    f"a step runs without the compiler, which stopped: {reason}", stacklevel=2
+                )
+                compiled = None
+        return (eager or function)(*args, **kwargs)
+
+    return call
 
 
 def _inductor(graph: Any, inputs: Any) -> Any:

@@ -19,8 +19,11 @@ from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.messages import Asked, BatchOutputs, ClientContext, FullPass, FullPassTiming, Upload
 from fedzmg.models.objective import Batch, Objective, PrepareFunction
-from fedzmg.tree import State, Tree, row, tree_map
+from fedzmg.tree import State, Tree, num_bytes, row, stack, tree_map
 
+CHUNK_BYTES = 1 << 22
+"""Models that the loop collects before they are merged: merging few small ones costs as much as a
+local step."""
 T = TypeVar("T")
 BatchT = TypeVar("BatchT")
 
@@ -48,7 +51,8 @@ def eager_gradient(
     """
     tracked = params.map(lambda leaf: leaf.detach().requires_grad_())
     losses = loss(tracked, batch)
-    grads = torch.autograd.grad(losses.sum(), list(tracked.values()), allow_unused=True)
+    total = losses.sum() if losses.ndim else losses
+    grads = torch.autograd.grad(total, list(tracked.values()), allow_unused=True)
     filled = [
         torch.zeros_like(leaf) if grad is None else grad
         for leaf, grad in zip(params.values(), grads, strict=True)
@@ -304,11 +308,19 @@ class Sequential:
     def train(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
     ) -> Iterator[Chunk]:
-        """Yield one chunk per client."""
-        for i, batch in enumerate(batches):
-            outcome = self._train_one(batch, row(broadcast, batch.trial), row(memory, i))
-            alone = tree_map(lambda leaf: leaf[None], outcome)
-            yield Chunk([i], [0], alone, computed=len(batch.stream))
+        """Yield chunks of clients whose uploads are merged together."""
+        model = num_bytes(broadcast.params) // len(broadcast.round)
+        size = max(1, CHUNK_BYTES // max(model, 1))
+        for first in range(0, len(batches), size):
+            part = list(range(first, min(first + size, len(batches))))
+            outcomes = [
+                self._train_one(batches[i], row(broadcast, batches[i].trial), row(memory, i))
+                for i in part
+            ]
+            computed = sum(len(batches[i].stream) for i in part)
+            alone = len(outcomes) == 1  # a view: the model may be large
+            all_ = row(outcomes[0], None) if alone else stack(outcomes)
+            yield Chunk(part, list(range(len(part))), all_, computed)
 
     def _train_one(self, batch: ClientBatch, broadcast: Broadcast, memory: State) -> Outcome:
         program, stream = self.program, batch.stream
@@ -327,12 +339,14 @@ class Sequential:
                 return client_loss(rule, program.objective, context, params, examples)
             return program.objective.train(params, examples)
 
-        for t in range(len(stream)):
-            examples = self._batch(stream, t, int(stream.counts[t]))
+        def apply(function: Callable[..., Any], *args: Any) -> Any:
+            return function(rule, *args)
+
+        for t, examples in enumerate(self._batches(stream)):
             try:
-                loss, *after = full_step(
+                loss, params, scratch = full_step(
                     rule,
-                    lambda function, *args: function(rule, *args),
+                    apply,
                     lambda params, e=examples: eager_gradient(loss_of, params, e),  # type: ignore[misc]
                     context,
                     work.params,
@@ -342,28 +356,41 @@ class Sequential:
                 name = program.data.names[batch.client]
                 error.add_note(f"client {name!r}, local step {t + 1}, engine 'sequential'")
                 raise
-            work = count(work, loss, *after)
-            if rule.uses_epoch_end and stream.closes[t]:
+            if not rule.uses_epoch_end:  # nobody reads the other tallies before the end
+                work = work._replace(
+                    params=params, scratch=scratch, total_loss=work.total_loss + loss
+                )
+                continue
+            work = count(work, loss, params, scratch)
+            if stream.closes[t]:
                 full = rule.full_pass == "epochs"
                 seen = self._full_pass(batch, work.params).loss if full else None
                 work = close_epoch(rule, work, torch.ones_like(work.active), seen)
                 if not bool(work.active):
                     break
+        if not rule.uses_epoch_end:
+            work = work._replace(steps=work.steps + len(stream))
         return finish(rule, context, work)
 
-    def _batch(self, stream: Stream, t: int, divisor: int) -> Batch:
-        program, real = self.program, int(stream.counts[t])
-        x, y = program.batch_inputs(torch.from_numpy(stream.indices[t, :real]).to(program.device))
-        weights = torch.full((real,), 1 / divisor, dtype=program.dtype, device=program.device)
-        keyed = program.objective.model.needs_key
-        key = torch.tensor(int(stream.keys[t]), device=program.device) if keyed else ()
-        return Batch(x, y, weights, key)
+    def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
+        """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
+        program, model = self.program, self.program.objective.model
+        indices = torch.from_numpy(stream.indices).to(program.device)
+        kind: Any = {"dtype": program.dtype, "device": program.device}
+        weights: dict[int, Tensor] = {}
+        for t, real in enumerate(stream.counts.tolist()):
+            x, y = program.batch_inputs(indices[t, :real])
+            if real not in weights:
+                weights[real] = torch.full((real,), 1 / (divisor or real), **kind)
+            keyed = model.needs_key
+            key = torch.tensor(int(stream.keys[t]), device=program.device) if keyed else ()
+            yield Batch(x, y, weights[real], key)
 
     def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
         program = self.program
         first = int(program.data.offsets[batch.client])
         stream = full_pass(program.full_pass_size, first, batch.examples)
-        parts = (self._batch(stream, t, batch.examples) for t in range(len(stream)))
+        parts = self._batches(stream, batch.examples)
         loss = next(iter(params.values())).new_zeros(())
         return add_full_pass(
             program.objective.eval_loss, params, parts, loss, program.rule.full_pass

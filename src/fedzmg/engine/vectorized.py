@@ -171,7 +171,8 @@ class Vectorized:
     @functools.cached_property
     def _step(self) -> MappedStep:
         if self.compiled:
-            return compile_apart(compiled_step(self.program), self.backend)
+            eager = eager_step(self.program)
+            return compile_apart(compiled_step(self.program), self.backend, eager)
         return eager_step(self.program)
 
     def _batch(self, plan: Plan, t: int) -> Batch:

@@ -4,8 +4,6 @@ Time comes from a few measured steps, within about two seconds. One step of one 
 If there is time, a cohort trains for a few steps; otherwise the one step stands for all.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

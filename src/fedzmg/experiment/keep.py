@@ -9,8 +9,6 @@ checkpoints, no client memory and no locks, and its logs are compressed::
 Everything that reads results also reads a copy; training does not continue in one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import glob
 import gzip
@@ -33,6 +31,7 @@ from fedzmg.storage.formats import write_json
 from fedzmg.storage.reading import read_file, walk
 
 _KINDS = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
+_OWN = (lock.NAME, lock.KEPT)
 _MARK = "unfinished"
 """Part of the name of a copy that is being written."""
 _REPORT = "report"
@@ -56,7 +55,11 @@ def keep(source: Path, to: Path) -> Kept:
     """
     found = list(_files(source))
     files = [path for path in found if path.relative_to(source).parts[0] != _REPORT]
-    wanted = [path for path in sorted(files) if _is_wanted(path)]
+    wanted = [
+        path
+        for path in sorted(files)
+        if (path.suffix in _KINDS or path.name == CLIENTS) and path.name not in _OWN
+    ]
     if not any(path.name in ("manifest.json", "grid.json", "study.json") for path in wanted):
         raise InputError(f"{source} holds no results: pass a run, study, comparison or grid")
     if (source / lock.KEPT).is_file():
@@ -88,13 +91,11 @@ def keep(source: Path, to: Path) -> Kept:
 
 
 def _swap(fresh: Path, target: Path) -> None:
-    """Put a directory in the place of another, in one step where the system can.
-
-    Elsewhere, a reader finds no target for the time between two renames.
-    """
+    """Put a directory in the place of another, in one step where the system can."""
     if not target.exists():
         os.replace(fresh, target)
     elif not _exchange(fresh, target):
+        # A reader finds no target for the time between two renames.
         os.replace(target, fresh.with_name("old"))
         os.replace(fresh, target)
     sync_directory(target.parent)
@@ -121,12 +122,6 @@ def _remove_leftovers(directory: Path, prefix: str) -> None:
 def _files(top: Path) -> Iterator[Path]:
     for folder in walk(top) if top.is_dir() else ():
         yield from (folder.path / name for name in folder.files)
-
-
-def _is_wanted(path: Path) -> bool:
-    if path.name in (lock.NAME, lock.KEPT):
-        return False
-    return path.suffix in _KINDS or path.name == CLIENTS
 
 
 def _copy(path: Path, to: Path) -> int:

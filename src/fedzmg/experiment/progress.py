@@ -1,7 +1,5 @@
 """Progress protocol of training, shared by displays and trackers."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from fedzmg.simulation import RoundReport

@@ -8,8 +8,6 @@ compiled code is not.
 Of algorithms and tasks from outside the package, a manifest also records file and hash.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib
@@ -42,10 +40,8 @@ PLUGINS = "plugins"
 def rules_sha256(
     algorithm: Algorithm, task: Task | None = None, federation: Federation | None = None
 ) -> str | None:
-    """Hash an algorithm's rules; None if a source cannot be read, as at a prompt.
-
-    The parts of a task and the aggregator of a federation count like the algorithm's own.
-    """
+    """Hash an algorithm's rules; None if a source cannot be read, as at a prompt."""
+    # The parts of a task and the aggregator of a federation count like the algorithm's own.
     merged = algorithm.aggregator or (federation and federation.aggregator)
     rules = [*chain(algorithm.client), *chain(algorithm.server), *(chain(merged) if merged else ())]
     has_parts = algorithm.parts or (task and task.parts)

@@ -1,7 +1,5 @@
 """Runs: trials of equal structure that train together, each in its own run directory."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import defaultdict
@@ -16,14 +14,8 @@ from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import FACT, PLUGINS
 from fedzmg.experiment.run_directory import Position, RunDirectory
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
-from fedzmg.simulation import (
-    ClientMetrics,
-    History,
-    Record,
-    RoundReport,
-    Simulation,
-    resolve_device,
-)
+from fedzmg.simulation import RoundReport, Simulation, resolve_device
+from fedzmg.simulation.history import ClientMetrics, History, Record
 from fedzmg.storage.files import log_marks
 from fedzmg.storage.formats import flat
 from fedzmg.storage.lock import hold, is_left_locked
@@ -95,7 +87,9 @@ def run_pack(
     # Finished runs are only read: they need no lock and may be read-only. A lock that a killed
     # process left is taken over and removed.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
-    together = _must_stay_together(first) and not all(job.complete for job in jobs)
+    # On a GPU the width of a pack changes the last bits.
+    in_one_pack = first.deterministic and resolve_device(first.device).type == "cuda"
+    together = in_one_pack and not all(job.complete for job in jobs)
     to_hold = {
         i: job.directory
         for i, job in enumerate(jobs)
@@ -196,11 +190,6 @@ def _open_job(
         with training.named_write_errors(directory.path):
             directory.repair(job.position)
     return job
-
-
-def _must_stay_together(spec: RunSpec) -> bool:
-    """Return whether a pack must not split: on a GPU its width changes the last bits."""
-    return spec.deterministic and resolve_device(spec.device).type == "cuda"
 
 
 class RunStorage(training.TrainingStorage):

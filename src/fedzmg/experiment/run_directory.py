@@ -17,8 +17,6 @@ The format number changes when older versions would misread a directory. New fie
 new files do not change it: readers ignore unknown fields and do without missing ones.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os
@@ -39,18 +37,11 @@ from fedzmg.experiment.rules_hash import code_facts
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.participation import Participation
 from fedzmg.provenance import provenance
+from fedzmg.results.runs import client_table
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
 from fedzmg.storage import checkpoint as stored
-from fedzmg.storage import formats, lock
-from fedzmg.storage.client_metrics import ClientTable, read_clients, write_clients
-from fedzmg.storage.files import (
-    changed_log,
-    folder_name,
-    log_marks,
-    remove_leftovers,
-    sync_directory,
-    write_atomic,
-)
+from fedzmg.storage import files, formats, lock
+from fedzmg.storage.client_metrics import read_clients, write_clients
 from fedzmg.storage.formats import SPEC, append_log, log_lines, read_json, write_json
 from fedzmg.storage.reading import check_folder
 from fedzmg.tasks.task import Task
@@ -90,7 +81,7 @@ class RunDirectory:
         bound = {**manifest, SPEC: hashlib.sha256(content).hexdigest()}
         write_json(self.path / "manifest.json", bound)
         # The specification comes last: a directory that has it is complete.
-        write_atomic(self.path / "spec.toml", content)
+        files.write_atomic(self.path / "spec.toml", content)
 
     def spec(self) -> RunSpec:
         """Read the specification of a directory that holds plain files only."""
@@ -123,20 +114,14 @@ class RunDirectory:
 
         ``memory`` is the mark of the client memory.
         """
-        logs, tensors = log_marks(self.path, LOG), {0: checkpoint.tensors}
+        logs, tensors = files.log_marks(self.path, LOG), {0: checkpoint.tensors}
         found = stored.StoredCheckpoint(checkpoint.round, before, tensors, logs, {0: memory})
         path, previous = self.path / NEWEST, self.path / PREVIOUS
         stored.write_checkpoint(path, found, self._binding, keep=previous)
 
     def save_clients(self, found: Sequence[ClientMetrics]) -> None:
         """Write all evaluations of single clients."""
-        last = found[-1]
-        rounds = np.array([one.round for one in found])
-        names = ("metric", "loss", "personal", "tuned")
-        columns: list[Any] = [[getattr(one, name) for one in found] for name in names]
-        values: list[Any] = [None if column[-1] is None else np.stack(column) for column in columns]
-        shared = last.part, last.population, last.clients, last.examples
-        write_clients(self.path, ClientTable(*shared, rounds, *values))
+        write_clients(self.path, client_table(found))
 
     def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
         """Read evaluations of single clients in order of rounds, up to round ``until``."""
@@ -169,7 +154,7 @@ class RunDirectory:
                     raise stored.UnusableCheckpoint(f"it is of round {found.round}")
                 if logged is not None and any(r not in logged for r in range(1, found.round + 1)):
                     raise stored.UnusableCheckpoint(f"{LOG} lacks rounds before {found.round}")
-                if changed_log(self.path, found.logs):
+                if files.changed_log(self.path, found.logs):
                     raise stored.UnusableCheckpoint(f"{LOG} is damaged or of another run")
                 check_memory(self.path, found.round, found.memory[0])
             except FileNotFoundError:
@@ -210,14 +195,14 @@ class RunDirectory:
         if not self.path.is_dir():
             return
         # Without a run, the directory may be somebody else's.
-        remove_leftovers(self.path, *([] if self.exists else ["manifest.json", "spec.toml"]))
+        files.remove_leftovers(self.path, *([] if self.exists else ["manifest.json", "spec.toml"]))
         if position is None:
             # No checkpoint needs the client memory, which a crash may have left incomplete.
             for name in (NEWEST, PREVIOUS, "memory.rows", "memory.stamps"):
                 (self.path / name).unlink(missing_ok=True)
         elif position.rejected:
             os.replace(self.path / PREVIOUS, self.path / NEWEST)
-            sync_directory(self.path)
+            files.sync_directory(self.path)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -270,7 +255,7 @@ def timestamp() -> str:
 
 def member_names(simulation: Simulation) -> list[str]:
     """Name the trials of a pack by directory in a study, else by algorithm."""
-    names = [folder_name(trial.name) or trial.algorithm.name for trial in simulation.trials]
+    names = [files.folder_name(trial.name) or trial.algorithm.name for trial in simulation.trials]
     return [f"{n}/seed-{t.seed}" for n, t in zip(names, simulation.trials, strict=True)]
 
 
@@ -302,11 +287,9 @@ def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
 def clients_at_once(
     facts: Mapping[str, Any], task: Task, trials: int, participation: Participation
 ) -> int | None:
-    """Return the number of clients that trained at once; None if it does not affect results.
-
-    On a GPU another width changes the last bits, so all clients at once is a number there.
-    """
+    """Return the number of clients that trained at once; None if it does not affect results."""
     most = participation.most_clients(task.protocol.cohort, len(task.train))
+    # On a GPU another width changes the last bits, so all clients at once is a number there.
     everyone = trials * most if facts["device"] == "cuda" else None
     return facts["chunk"] if facts.get("chunk") is not None else everyone
 
@@ -344,7 +327,7 @@ def export_model(run: Path, to: Path | None = None, round_: int | None = None) -
     facts |= {"seed": str(spec.seed), "round": str(checkpoint.round)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, safetensors.torch.save(dict(checkpoint.params().items()), facts))
+        files.write_atomic(path, safetensors.torch.save(dict(checkpoint.params().items()), facts))
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another --to") from None
     return path

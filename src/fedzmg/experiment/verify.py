@@ -5,8 +5,6 @@ a run can also be verified alone; on a GPU it cannot. A grid logs only some roun
 written to the results.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

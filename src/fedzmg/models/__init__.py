@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.layers import GRU, RandomFlip, RandomShift
 from fedzmg.models.layout import layout_of
+from fedzmg.models.lora import add_lora, merge_lora
 from fedzmg.models.networks import (
     CharGRU,
     CharTransformer,
@@ -19,6 +20,6 @@ from fedzmg.models.networks import (
 
 __all__ = [
     "GRU", "CharGRU", "CharTransformer", "FunctionalModel", "RandomFlip", "RandomShift",
-    "cifar100_cnn", "digits_cnn", "emnist_cnn", "layout_of", "logistic_regression", "mlp",
-    "resnet18_gn", "shakespeare_gru",
+    "add_lora", "cifar100_cnn", "digits_cnn", "emnist_cnn", "layout_of", "logistic_regression",
+    "merge_lora", "mlp", "resnet18_gn", "shakespeare_gru",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedzmg.contract import Layout
 from fedzmg.errors import CannotMap, InputError
-from fedzmg.models.keyed import KeyedFunctions
+from fedzmg.models.keyed import NO_KEY, KeyedFunctions
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
 from fedzmg.tree import Inputs, Tree, leaves, row
@@ -34,7 +34,7 @@ class Call:
         self.module, self.functions = module, functions
         known = inspect.signature(module.forward).parameters.values()
         self._names = {"**" if p.kind is p.VAR_KEYWORD else p.name for p in known}
-        self._keyed = [layer for layer in module.modules() if isinstance(layer, KeyedLayer)]
+        self.keyed = _keyed(module)
         names: dict[int, str] = {}
         self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
         for prefix, child in module.named_modules():
@@ -46,12 +46,15 @@ class Call:
 
     def __call__(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
         """Compute the module's outputs."""
-        for layer in self._keyed:
+        for layer in self.keyed:
             layer.calls = 0
         if self.functions is None:
             return self._call(tensors, x)
-        with self.functions.begin(tensors.pop(FUNCTIONS_KEY, None)):
-            return self._call(tensors, x)
+        try:
+            with self.functions.begin(tensors.pop(FUNCTIONS_KEY, None)):
+                return self._call(tensors, x)
+        finally:
+            self.functions.key = NO_KEY
 
     def _call(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
         args, named = _arguments(x, self._names)
@@ -156,8 +159,12 @@ class FunctionalModel:
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
-        self._training = Call(copy.deepcopy(self.module).train(), self._functions())
-        self._evaluating = Call(copy.deepcopy(self.module).eval(), self._functions())
+        # Constants are in memory once: a base model may be much larger than what is trained.
+        own = self.module.parameters
+        self._training, self._evaluating = (
+            Call(copy.deepcopy(self.module, {id(p): p for p in own()}).train(m), self._functions())
+            for m in (True, False)
+        )
         if self._halves is not None:
             self.split_head()
 
@@ -243,36 +250,44 @@ class FunctionalModel:
     def try_out(self, params: Tree, x: Inputs) -> Tensor:
         """Compute outputs with dropout off, and learn on a few examples how to train the model."""
         self.layer_keys = tuple(name for name in self.layer_keys if name != FUNCTIONS_KEY)
-        self.loop_reason, self._replaced = "", {"layer": len(self.layer_keys), "seeds": True}
-        calls = self._training, self._evaluating
-        for call in calls:
-            call.functions = self._functions()
+        self.loop_reason = "max_norm changes an embedding in place" if self.renormalizes else ""
+        seeded = (KeyedFunctions(len(self.layer_keys), seeds=True) for _ in range(2))
+        self._training.functions, self._evaluating.functions = modes = tuple(seeded)
+        sources, one = [*self._training.keyed, modes[0]], row(x, slice(1))
         with torch.no_grad():
+            for source in sources:
+                source.axes, source.shapes = (), []
             trained = self.train(params, x)
             buffers = {name: b.clone() for name, b in _buffers(self._training.module).items()}
-            outputs = self.evaluate(params, x)
-            one = row(x, slice(1))
-            lone = self.train(params, one), self.evaluate(params, one)
+            shapes = [list(source.shapes or ()) for source in sources]
+            for source in sources:
+                source.shapes = []
+            alone = self.train(params, one)
+            for source, drawn in zip(sources, shapes, strict=True):
+                source.learn_axes(drawn)
+            if any(any(source.axes) for source in sources):
+                trained, alone = self.train(params, x), self.train(params, one)
+            outputs, lone = self.evaluate(params, x), self.evaluate(params, one)
         for name, buffer in _buffers(self._training.module).items():
             if name in buffers and not torch.equal(buffer, buffers[name]):
                 raise InputError(
                     f"buffer {name!r} changes in training and has no place in an average of "
                     "models: leave it out"
                 )
-        self._learn({kind for call in calls if call.functions for kind in call.functions.found})
-        if _depends_on_batch((trained, outputs), lone, len(leaves(x)[0])):
+        if _depends_on_batch((trained, outputs), (alone, lone), len(leaves(x)[0])):
             self.loop_reason = "outputs for an example depend on the other examples of its batch"
+        for layer, source in zip(_keyed(self.module), self._training.keyed, strict=True):
+            layer.axes = source.axes
+        self._learn(modes[0].found | modes[1].found, modes[0].axes)
         return outputs
 
-    def _learn(self, found: set[str]) -> None:
+    def _learn(self, found: set[str], axes: tuple[int, ...]) -> None:
         """Keep the mode that replaces functions only if it has found some."""
         if "unkeyed" in found:
             self.loop_reason = "the model draws random numbers by functions that take no key"
-        if self.renormalizes:
-            self.loop_reason = "max_norm changes an embedding in place"
         draws, seeds = not found.isdisjoint(("random", "unkeyed")), "unkeyed" in found
-        options = {"layer": len(self.layer_keys), "always": draws, "seeds": seeds}
-        self._replaced = options if found else None
+        own = {"layer": len(self.layer_keys), "always": draws, "seeds": seeds, "axes": axes}
+        self._replaced = own if found else None
         if draws:
             self.layer_keys += (FUNCTIONS_KEY,)
         self._training.functions, self._evaluating.functions = self._functions(), self._functions()
@@ -287,9 +302,13 @@ class FunctionalModel:
         return moved
 
 
+def _keyed(module: nn.Module) -> list[KeyedLayer]:
+    return [layer for layer in module.modules() if isinstance(layer, KeyedLayer)]
+
+
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return buffers other than keys of random layers."""
-    keyed = {id(b) for m in module.modules() if isinstance(m, KeyedLayer) for b in m.buffers()}
+    """Return buffers other than those of random layers."""
+    keyed = {id(b) for layer in _keyed(module) for b in layer.buffers()}
     return {name: b for name, b in module.named_buffers() if id(b) not in keyed}
 
 

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fedzmg.contract import Layout
 from fedzmg.errors import unknown
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.layers import GRU
 from fedzmg.models.layout import listed, warn_once
+from fedzmg.models.lora import fill_adapter
 from fedzmg.seeds import torch_stream
 from fedzmg.tree import Tree
 
@@ -42,7 +44,7 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
     if scheme == "given":
         return model.params()
     module = copy.deepcopy(model.module)
-    kept, named = _draw(module, scheme, seed), dict(module.named_parameters())
+    kept, named = _draw(module, model.layout, scheme, seed), dict(module.named_parameters())
     if varied := [(n, k) for n, k in kept.items() if (named[n] != named[n].flatten()[:1]).any()]:
         warn_once(
             f"initializer {scheme!r}: unknown parameters start from the model's values in every "
@@ -56,12 +58,14 @@ def given_values(model: FunctionalModel, scheme: Initializer) -> list[Tensor]:
     if callable(scheme):
         return []
     params = model.params()
-    kept = params if scheme == "given" else _draw(copy.deepcopy(model.module), scheme, seed=0)
+    kept = (
+        params if scheme == "given" else _draw(copy.deepcopy(model.module), model.layout, scheme, 0)
+    )
     return [params[name] for name in kept]
 
 
 @torch.no_grad()
-def _draw(module: nn.Module, scheme: Any, seed: int) -> dict[str, str]:
+def _draw(module: nn.Module, layout: Layout, scheme: Any, seed: int) -> dict[str, str]:
     """Fill a module in place; return the parameters that the scheme does not know, with layers."""
     kept, named = {}, dict(module.named_parameters())
     for prefix, child in module.named_modules():
@@ -74,7 +78,10 @@ def _draw(module: nn.Module, scheme: Any, seed: int) -> dict[str, str]:
             continue
         for name, p in own.items():
             full = f"{prefix}.{name}".lstrip(".")
-            if not _fill(child, name, p, scheme, generator) and full in named:
+            filled = fill_adapter(layout.get(full), p, generator) or _fill(
+                child, name, p, scheme, generator
+            )
+            if not filled and full in named:
                 kept[full] = type(child).__name__
     return kept
 

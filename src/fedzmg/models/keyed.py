@@ -22,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedzmg.models.kernels.layers import RANGE, draws
 
+NO_KEY = torch.zeros((), dtype=torch.int64)
+"""Key of a pass that got none: random numbers of an evaluation are always the same."""
 Values = Callable[..., Tensor]
 """(mode, tensor, *parameters) -> random values in the form of the tensor."""
 
@@ -32,16 +34,33 @@ class Draws:
     key: Tensor
     layer: int
     calls: int
+    axes: tuple[int, ...] = ()
+    """Axis of examples by call; the first one in calls beyond the last."""
+    shapes: list[torch.Size] | None = None
+    """Shapes drawn, if somebody wants to learn the axes."""
 
     def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
-        """Draw 32 random bits for every place of ``shape`` (examples first).
+        """Draw 32 random bits for every place of ``shape``, the same however many examples follow.
 
         With ``below``, return whether they are under that number instead.
         """
         call = self.calls
         self.calls = call + 1
+        if self.shapes is not None:
+            self.shapes.append(shape)
         found: Tensor = draws(self.key.to(device), self.layer, call, shape.numel(), below)
-        return found.reshape(shape)
+        axis = self.axes[call] if call < len(self.axes) else 0
+        if axis == 0:
+            return found.reshape(shape)
+        return found.reshape(shape[axis], *shape[:axis], *shape[axis + 1 :]).movedim(0, axis)
+
+    def learn_axes(self, shapes: list[torch.Size]) -> None:
+        """Find the axes of examples from shapes drawn for one number of examples and another."""
+        axes = []
+        for pair in zip(shapes, self.shapes or (), strict=False):
+            differ = [a != b for a, b in zip(*pair, strict=False)]
+            axes.append(differ.index(True) if any(differ) else 0)
+        self.axes, self.shapes = tuple(axes) if any(axes) else (), None
 
 
 class KeyedFunctions(Draws, TorchFunctionMode):
@@ -51,14 +70,23 @@ class KeyedFunctions(Draws, TorchFunctionMode):
         layer: number of the mode among the model's keyed layers.
         always: replace functions in a loop over clients, too, not only in a map.
         seeds: seed the global generators by the key for functions that take none.
+        axes: axis of examples by call.
     """
 
-    def __init__(self, layer: int, *, always: bool = True, seeds: bool = False) -> None:
+    def __init__(
+        self,
+        layer: int,
+        *,
+        always: bool = True,
+        seeds: bool = False,
+        axes: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
+        self.axes = axes
         self.layer, self.calls, self.always, self.seeds = layer, 0, always, seeds
-        self.key = torch.zeros((), dtype=torch.int64)
+        self.key = NO_KEY
         self.found: set[str] = set()
-        """Kinds of functions used: ``random``, ``attention``, ``unkeyed``."""
+        """Kinds of functions used while seeded: ``random``, ``attention``, ``unkeyed``."""
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace random functions and attention; leave everything else."""
@@ -72,8 +100,7 @@ class KeyedFunctions(Draws, TorchFunctionMode):
 
     def begin(self, key: Tensor | None) -> AbstractContextManager[object]:
         """Return the context of one pass of the model."""
-        self.calls = 0
-        self.key = torch.zeros((), dtype=torch.int64) if key is None else key
+        self.calls, self.key = 0, NO_KEY if key is None else key
         if self.seeds:
             return self._seeded()
         return self if self.always or mapped() else contextlib.nullcontext()
@@ -101,9 +128,14 @@ class KeyedFunctions(Draws, TorchFunctionMode):
             np.random.set_state(before[1])  # noqa: NPY002
             random.setstate(before[2])
 
+    def note(self, kind: str) -> None:
+        """Note a function that was used, unless that is known; compiled code must not change."""
+        if self.seeds:
+            self.found.add(kind)
+
     def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
         """Draw as a layer, and note that there was something to draw."""
-        self.found.add("random")
+        self.note("random")
         return super().draw(shape, device, below)
 
 
@@ -229,7 +261,7 @@ def _empty(make: Callable[..., Tensor]) -> Values:
 
     def replaced(mode: KeyedFunctions, *args: Any, **kwargs: Any) -> Tensor:
         out = make(*args, **kwargs)
-        if not mapped():
+        if mode.key is NO_KEY or not mapped():
             return out
         return (mode.key.to(out.device) * 0).to(out.dtype).expand(out.shape).clone()
 
@@ -248,7 +280,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Compute attention from matrix products; torch's fused kernels do not map over clients."""
-    mode.found.add("attention")
+    mode.note("attention")
     if not dropout_p and not mapped():
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -303,9 +335,18 @@ def _twin(function: Any) -> Any:
     """Copy a function of torch that calls others, which then pass through the mode, too."""
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     names = function.__globals__ | dict.fromkeys(checks, _no_override)
+    names["_in_projection_packed"] = _in_projections  # torch's does not compile inside of a mode
     return types.FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
+
+
+def _in_projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Any:
+    """Compute queries, keys and values."""
+    if q is k is v:
+        return [part.contiguous() for part in F.linear(q, w, b).chunk(3, -1)]
+    biases: Any = [None] * 3 if b is None else b.chunk(3)
+    return [F.linear(x, *own) for x, *own in zip((q, k, v), w.chunk(3), biases, strict=True)]
 
 
 def _no_override(*_: object) -> bool:

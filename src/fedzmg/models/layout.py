@@ -30,6 +30,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError, unknown
 from fedzmg.models.layers import GRU
+from fedzmg.models.lora import adapter_info
 from fedzmg.plain_text import plain
 
 Axes: TypeAlias = tuple[int, ...]
@@ -183,6 +184,8 @@ def checked_axes(given: Any, rank: int, name: str) -> Axes:
 
 
 def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> ParamInfo:
+    if (adapter := adapter_info(model, name, rank)) is not None:
+        return adapter
     *path, own_name = name.split(".")
     if isinstance(module, ParametrizationList) and all(
         isinstance(m, _SpectralNorm) for m in module

@@ -127,12 +127,18 @@ def _mean(values: Tensor, valid: Tensor | None = None) -> Tensor:
     return values.sum(1) / valid.reshape(len(valid), -1).sum(1).clamp(min=1)
 
 
-CLASS_AXIS: dict[LossFunction, int] = {
-    cross_entropy: -1, masked_cross_entropy: -1, next_token_cross_entropy: -1,
-    pixel_cross_entropy: 1,
-}  # fmt: skip
-"""Axis of classes in the outputs, by loss of whole-number labels."""
 LOSSES: dict[str, LossFunction] = {
     loss.__name__: loss
-    for loss in (*CLASS_AXIS, binary_cross_entropy, squared_error, absolute_error)
-}
+    for loss in (
+        cross_entropy, masked_cross_entropy, next_token_cross_entropy, pixel_cross_entropy,
+        binary_cross_entropy, squared_error, absolute_error,
+    )
+}  # fmt: skip
+"""Losses that a task takes by name."""
+
+
+def class_axis(loss: LossFunction) -> int | None:
+    """Return the axis of classes in the outputs; None unless targets are labels of classes."""
+    if any(loss is one for one in (cross_entropy, masked_cross_entropy, next_token_cross_entropy)):
+        return -1
+    return 1 if loss is pixel_cross_entropy else None

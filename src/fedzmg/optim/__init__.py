@@ -5,8 +5,6 @@
 * :class:`Centred`: any torch optimizer, its final step centred; for adaptive ones.
 """
 
-from __future__ import annotations
-
 from fedzmg.optim.centred import Centred, zero_mean_
 from fedzmg.optim.zero_mean_sgd import ZeroMeanSGD
 

@@ -1,7 +1,5 @@
 """Gradients centred in place, and any torch optimizer with its final step centred."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

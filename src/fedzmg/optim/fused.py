@@ -3,8 +3,6 @@
 Triton is imported by the first launch, not by ``import fedzmg.optim``.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

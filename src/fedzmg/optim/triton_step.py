@@ -8,8 +8,6 @@ other sums. A table maps every tile to its tensor, another has the tensors' addr
 A tile issues all loads first, since a load after a reduction or a store cannot overtake it.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """FedZMG's client step as a ``torch.optim.Optimizer``."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
@@ -117,17 +115,11 @@ class ZeroMeanSGD(Optimizer):
         decay_scope: Literal["all", "kernels"] = "all",
         **options: Any,
     ) -> Self:
-        """Make an optimizer of all trainable parameters of a model.
+        """Make an optimizer of all trainable parameters of a model, with the options of the class.
 
-        Args:
-            model: any module, also wrapped by DDP or sharded by FSDP2 (after sharding).
-            lr: learning rate.
-            momentum: as in the class.
-            weight_decay: as in the class.
-            axes: input axes of parameters of your own modules, by name; also for those whose axes
-                you want otherwise, such as ``{"embedding.weight": ()}``.
-            decay_scope: ``kernels`` spares biases and norms, in a group of their own.
-            options: as in the class.
+        The model may be wrapped by DDP, or sharded by FSDP2 before. ``axes`` are for parameters of
+        your own modules, and for those whose axes you want otherwise, such as
+        ``{"embedding.weight": ()}``. ``decay_scope = "kernels"`` spares biases and norms.
         """
         if decay_scope not in ("all", "kernels"):
             raise unknown("decay_scope", str(decay_scope), ["all", "kernels"])
@@ -186,10 +178,8 @@ class ZeroMeanSGD(Optimizer):
         grads: list[Tensor],
         velocities: list[Tensor],
     ) -> bool:
-        """Fill the lists with all that has a gradient; True if nothing is sparse or sharded.
-
-        On a fast device this loop is most of a step's time: it does little per tensor.
-        """
+        """Fill the lists with all that has a gradient; True if nothing is sparse or sharded."""
+        # On a fast device this loop is most of a step's time: it does little per tensor.
         state, moving, plain = self.state, bool(group["momentum"]), True
         strided, parameter = torch.strided, nn.Parameter
         for p in group["params"]:
@@ -239,10 +229,6 @@ class ZeroMeanSGD(Optimizer):
                 self._step_outside_graph(number, group, weights)
         return loss
 
-    @_disable_dynamo
-    def _step_outside_graph(self, number: int, group: dict[str, Any], weights: Weights) -> None:
-        self._eager(number, group, weights)
-
     def _eager(self, number: int, group: dict[str, Any], weights: Weights) -> None:
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         single = group["foreach"] is False and not group["fused"]
@@ -272,6 +258,8 @@ class ZeroMeanSGD(Optimizer):
                 updates.one_by_one(some, options)
             elif not updates.fused_on_cpu(some, options):
                 updates.foreach(some, options)
+
+    _step_outside_graph = _disable_dynamo(_eager)
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, Tensor]]:

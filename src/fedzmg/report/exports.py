@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedzmg.plain_text import printable
 from fedzmg.report.tables import study
+from fedzmg.report.tables.clients import clients, own_models
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
-from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
 from fedzmg.report.tables.uploads import grid_uploads, uploads
 from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files, write
@@ -25,7 +25,7 @@ PAGE = "report.html"
 DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png", "svg"))
 """Files of ``fedzmg data describe``."""
 _STUDY_TABLES: tuple[Callable[[StudyResult], Table | None], ...] = (
-    study.scores, study.paired_tests, study.thresholds, study.beside_paper, study.clients,
+    study.scores, study.paired_tests, study.thresholds, study.beside_paper, clients,
     own_models, study.finals, study.traffic, study.settings, uploads,
 )  # fmt: skip
 _FORMATS: dict[str, Callable[[Table], str]] = {

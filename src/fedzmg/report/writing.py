@@ -5,8 +5,6 @@ report in the same directory replaces and removes the files of the previous one;
 replace their own files and remove none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Differences of two runs, studies or grids: settings, environment, curves and scores."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Number formats of every table, chart and sentence."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ rates. Percentages are fractions here. Its rounds count from 0: its index 80 is 
 paper's heterogeneity table is in :data:`fedzmg.data.heterogeneity.PAPER`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -19,14 +19,10 @@ from fedzmg.results import paper
 from fedzmg.results.formatting import slug
 from fedzmg.results.runs import Run, read_run
 from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import RESTORE, flat, read_json, read_toml
+from fedzmg.storage.formats import flat, read_json, read_toml
 from fedzmg.storage.reading import walk
 
-_REQUIRED = {
-    "grid.json": ("task", "metric", "rounds", "algorithms"),
-    "heterogeneity.json": ("name", "unit", "clients", "summary"),
-}
-"""Keys of every file of that name."""
+_CONTENTS = ("grid.json", "heterogeneity.json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +123,7 @@ class Material(NamedTuple):
 def read(directories: Sequence[Path]) -> Material:
     """Read every run, grid and heterogeneity file below some directories."""
     runs: list[Run] = []
-    contents: dict[str, list[dict[str, Any]]] = {name: [] for name in _REQUIRED}
+    contents: dict[str, list[dict[str, Any]]] = {name: [] for name in _CONTENTS}
     plans: dict[str, Mapping[str, Any]] = {}
     labels: dict[str, tuple[str, str]] = {}
     files: list[PlanFile] = []
@@ -153,13 +149,9 @@ def read(directories: Sequence[Path]) -> Material:
             if "spec.toml" in held:
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, labels)]
-            for file in sorted(_REQUIRED.keys() & set(held)):
-                content = read_json(directory / file)
-                for key in _REQUIRED[file]:
-                    if key not in content:
-                        raise InputError(f"{directory / file} lacks {key!r}: {RESTORE}")
-                contents[file].append({**content, "directory": shown})
-            any_here |= not {"spec.toml", *_REQUIRED}.isdisjoint(held)
+            for file in (file for file in _CONTENTS if file in held):
+                contents[file].append({**read_json(directory / file), "directory": shown})
+            any_here |= not {"spec.toml", *_CONTENTS}.isdisjoint(held)
         if not any_here:
             raise InputError(
                 f"{top} holds no run directory (spec.toml), grid.json or heterogeneity.json; "

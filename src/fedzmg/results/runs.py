@@ -132,18 +132,17 @@ class Run:
                 spec.setdefault(side, {})[name] = value
         facts = {"metric": task.metric.name, "higher_is_better": task.metric.higher_is_better}
         log = _log([record._asdict() for record in history.records])
-        return cls("", "", spec, facts, **log, label=label, clients=_client_table(history.clients))
+        clients = client_table(history.clients[-1:]) if history.clients else None
+        return cls("", "", spec, facts, **log, label=label, clients=clients)
 
 
-def _client_table(found: Sequence[ClientMetrics]) -> ClientTable | None:
-    """Make a table of the last evaluation of single clients."""
-    if not found:
-        return None
-    last = found[-1]
-    values = (last.metric, last.loss, last.personal, last.tuned)
-    columns: list[Any] = [None if column is None else column[None] for column in values]
-    facts = last.part, last.population, last.clients, last.examples, np.array([last.round])
-    return ClientTable(*facts, *columns)
+def client_table(found: Sequence[ClientMetrics]) -> ClientTable:
+    """Make a table of evaluations of single clients."""
+    last, rounds = found[-1], np.array([one.round for one in found])
+    names = ("metric", "loss", "personal", "tuned")
+    columns: list[Any] = [[getattr(one, name) for one in found] for name in names]
+    values: list[Any] = [None if column[-1] is None else np.stack(column) for column in columns]
+    return ClientTable(last.part, last.population, last.clients, last.examples, rounds, *values)
 
 
 def scheduled(total: int, every: int) -> range | list[int]:

@@ -5,8 +5,6 @@ rounds that is evaluated every five has evaluations after the rounds 1, 6, ..., 
 diverged are left out of every average; their number is shown beside it.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

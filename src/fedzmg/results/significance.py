@@ -4,8 +4,6 @@ Runs are paired by seed: both algorithms saw the same split and the same initial
 differences per seed carry the evidence.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from bisect import bisect_left

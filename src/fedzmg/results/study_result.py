@@ -106,14 +106,9 @@ class StudyResult:
     def from_histories(
         cls, histories: Mapping[str, Sequence[History]], plan: Mapping[str, Any] | None = None
     ) -> StudyResult:
-        """Compute the result of histories in memory.
+        """Compute the result of histories by label, reference first, all with the same seeds.
 
-        Args:
-            histories: by label, reference first; all with the same seeds in the same order.
-            plan: content of the ``study.toml``, if there is one.
-
-        Raises:
-            InputError: if the histories cannot be paired.
+        ``plan`` is the content of a ``study.toml``.
         """
         seeds = {label: [h.trial.seed for h in runs] for label, runs in histories.items()}
         if not seeds or not all(seeds.values()):

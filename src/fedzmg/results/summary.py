@@ -1,10 +1,9 @@
 """The result of a study in a few sentences: the leader, its lead and the test of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedzmg.errors import listed
 from fedzmg.results.formatting import count_text, goal_text, p_text, points_text, value_text
 from fedzmg.results.reading import Study
 from fedzmg.results.scores import RULES, averaged_words
@@ -19,7 +18,7 @@ def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> lis
     sentences = [*_leader(result), *_speed(result)]
     border = _on_the_border(result.study, grids)
     if border:
-        named = _listed([f"{label} ({', '.join(axes)})" for label, axes in border.items()])
+        named = listed([f"{label} ({', '.join(axes)})" for label, axes in border.items()])
         sentences.append(
             f"The learning rates of {named} lie on the border of the grid that chose them: a wider "
             "grid may do better."
@@ -35,10 +34,8 @@ def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> lis
 
 
 def _on_the_border(study: Study, grids: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the axes on whose border the chosen point of a study's algorithm lies, by label.
-
-    A grid on the same task counts for an algorithm whose runs have the options it chose.
-    """
+    """Return the axes on whose border the chosen point of a study's algorithm lies, by label."""
+    # A grid on the same task counts for an algorithm whose runs have the options it chose.
     found: dict[str, list[str]] = {}
     for grid in (one for one in grids if one["task"] == study.task):
         for entry in grid["algorithms"].values():
@@ -97,10 +94,5 @@ def _speed(result: StudyResult) -> Iterator[str]:
         yield f"No mean curve holds {goal}; {alone} of {len(each)} single runs do."
         return
     first = min(known.values())
-    names = _listed([label for label, round_ in known.items() if round_ == first])
+    names = listed([label for label, round_ in known.items() if round_ == first])
     yield f"First to hold {goal}, after {count_text(first, 'round')}: {names}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Join names with commas and a final "and"."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

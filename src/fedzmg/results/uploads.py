@@ -1,7 +1,5 @@
 """Clients whose uploads were rejected or flagged, summed up over rounds."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Progress of the work in a directory, read from its files; nothing is locked or written."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -16,9 +17,10 @@ from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream
 from fedzmg.engine.local import Broadcast, Sequential
 from fedzmg.engine.vectorized import Vectorized
+from fedzmg.evaluation import total
 from fedzmg.messages import ClientContext, Result, Stepped, Upload
 from fedzmg.models.kernels import MappedLayers
-from fedzmg.tree import State, Tree, row
+from fedzmg.tree import Inputs, State, Tree, row
 from fedzmg.wrappers.wrapper import rate_of
 
 if TYPE_CHECKING:
@@ -136,27 +138,34 @@ def _fine_tuned(
 def _evaluate(
     simulation: Simulation, models: Tree, data: Examples, own: Sequence[npt.NDArray[np.int64]]
 ) -> npt.NDArray[np.float64]:
-    """Compute the mean metric of each model on its examples."""
+    """Compute the metric of each model on its examples."""
     program, metric = simulation.program, simulation.task.metric
 
-    def one(params: Tree, x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-        values = metric.function(program.objective.outputs(params, x), y)
-        return torch.where(counts, values.double(), 0.0).sum()
+    def one(params: Tree, x: Inputs, y: Tensor, counts: Tensor) -> Tensor:
+        values = metric.function(program.objective.outputs(params, x), y).double()
+        if metric.pooled:
+            return values
+        return total(torch.where(counts if values.ndim == 1 else counts[:, None], values, 0.0))
 
-    total = torch.zeros(len(own), dtype=torch.float64, device=simulation.device)
+    found = []
     with torch.no_grad(), MappedLayers():
         for positions, counts in _padded(own):
             at = torch.from_numpy(positions).to(simulation.device)
             mask = torch.from_numpy(counts).to(simulation.device)
-            x = program.prepare(row(data.x, at), program.dtype)
+            given = models, program.prepare(row(data.x, at), program.dtype), data.y[at], mask
             if simulation.choice.path == "sequential":  # the model may not map
-                parts = [
-                    one(row(models, i), row(x, i), data.y[at][i], mask[i]) for i in range(len(own))
-                ]
-                total += torch.stack(parts)
+                found.append(torch.stack([one(*row(given, i)) for i in range(len(own))]))
             else:
-                total += torch.vmap(one)(models, x, data.y[at], mask)
-    means: npt.NDArray[np.float64] = total.cpu().numpy() / np.array([len(part) for part in own])
+                found.append(torch.vmap(one)(*given))
+        sizes = [len(part) for part in own]
+        if metric.pooled:
+            # Padding comes after the examples of a client.
+            rows = zip(torch.cat(found, 1), sizes, strict=True)
+            values = torch.stack([metric.pooled_value(part[:size]) for part, size in rows])
+        else:
+            sums = functools.reduce(torch.add, found).cpu()
+            values = metric.value(sums, torch.tensor(sizes))
+    means: npt.NDArray[np.float64] = values.cpu().numpy()
     return means
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from fedzmg.engine.aggregate import OUTLIER, Merger, ratios_to_median
 from fedzmg.engine.local import Broadcast
 from fedzmg.simulation.history import Record
 from fedzmg.tasks.task import Task
-from fedzmg.tree import leaves, tree_map
+from fedzmg.tree import State, Tree, leaves, tree_map
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Shares of a cohort at which its training losses are recorded."""
@@ -59,12 +59,18 @@ def message_size(stacked: Any, longest: int) -> Message:
 
 
 def message_sizes(
-    batches: list[ClientBatch], broadcast: Broadcast, uploads: Sequence[Any], *, counts: bool
+    batches: list[ClientBatch],
+    broadcast: Broadcast,
+    uploads: Sequence[Any],
+    *,
+    counts: bool,
+    wire: Callable[[Tree, int], State] = lambda params, _: params,
 ) -> list[tuple[Message, Message]]:
     """Measure each trial's messages: down to all of its clients, and up from one client.
 
     ``uploads`` has the values of one upload that travel, or their bytes, for every trial.
-    ``counts``: clients also send their example counts.
+    ``counts``: clients also send their example counts. ``wire`` returns the values of the model
+    that travel to each of so many clients.
     """
     longest, sent = [0] * len(broadcast.round), [0] * len(broadcast.round)
     for batch in batches:
@@ -80,7 +86,8 @@ def message_sizes(
             up = Message(own, 0, own)
         else:
             up = message_size(tree_map(lambda leaf: leaf[None], own), steps)
-        down = message_size((broadcast.params, broadcast.shared), steps).times(clients)
+        sent = wire(broadcast.params, clients), broadcast.shared
+        down = message_size(sent, steps).times(clients)
         return down, up._replace(scalars=up.scalars + EXAMPLE_COUNT * counts)
 
     return [sizes(*trial) for trial in zip(longest, sent, map(id, uploads), strict=True)]

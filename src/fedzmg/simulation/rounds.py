@@ -306,7 +306,8 @@ class Simulation:
         one = row(merger.upload, 0)
         uploads = [rule.wire(one) for rule in self._client_rules]
         counts = self._server_side.by_examples and not isinstance(merger.upload.weight, Tensor)
-        sizes = message_sizes(sent, travels, uploads, counts=counts)
+        wire = self._servers.rule.wire
+        sizes = message_sizes(sent, travels, uploads, counts=counts, wire=wire)
         totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
         down, up = totals.to(self.device, non_blocking=True).T
         traffic = torch.stack([down, up * (sums.clients + sums.dropped)], 1)

@@ -4,8 +4,6 @@ The header binds a file to its specification and its trials, so a checkpoint tha
 another run is rejected. Metadata and round are part of the hashed bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

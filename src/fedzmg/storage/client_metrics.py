@@ -1,7 +1,5 @@
 """The file of a run directory with metric and loss on single clients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 

@@ -3,8 +3,6 @@
 Unknown fields are left alone: a newer version may have written them.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Atomic files and append-only logs."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import mmap

@@ -1,7 +1,5 @@
 """Readers and writers of TOML, JSON and JSON-lines files, shared by runs, grids and reports."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -204,7 +204,7 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
     heart = threading.Thread(target=held.keep_beating, args=(ended,), name="lock", daemon=True)
     try:
         for path in paths:
-            if kept_copy(path) is not None:
+            if any((parent / KEPT).is_file() for parent in (path, *path.parents)):
                 raise InputError(
                     f"{path} belongs to a kept copy, which has no checkpoints to continue from: "
                     "read it with 'fedzmg report', or choose another directory with --out"
@@ -253,12 +253,6 @@ def _in_use(path: Path, owner: Owner) -> InputError:
         f"{path} is in use by {owner}: wait for it, stop it or choose another directory with "
         f"--out; if it is certainly gone, remove {NAME} there"
     )
-
-
-def kept_copy(path: Path) -> Path | None:
-    """Return the kept copy that a directory is or belongs to, if any."""
-    whole = path.absolute()
-    return next((parent for parent in (whole, *whole.parents) if (parent / KEPT).is_file()), None)
 
 
 def read_owner(path: Path) -> Owner | None:

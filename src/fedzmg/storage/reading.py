@@ -4,8 +4,6 @@ Only directories and regular files are accepted inside a folder of results, and 
 counts have limits. The path that a user types may itself be a link.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip

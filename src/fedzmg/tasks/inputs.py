@@ -16,7 +16,13 @@ from fedzmg.data.columns import Columns, Owners
 from fedzmg.data.federated import Examples, examples, number_clients
 from fedzmg.errors import InputError
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.objective import CLASS_AXIS, LossFunction, PrepareFunction, binary_cross_entropy
+from fedzmg.models.objective import (
+    LossFunction,
+    PrepareFunction,
+    binary_cross_entropy,
+    class_axis,
+    cross_entropy,
+)
 from fedzmg.tree import Inputs, tree_map
 
 LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
@@ -68,17 +74,24 @@ def default_prepare(model: FunctionalModel, x: Inputs) -> PrepareFunction:
 def whole_labels(data: Examples, loss: LossFunction) -> Examples:
     """Convert class labels that are stored as floating point numbers, as tables often do."""
     y = data.y
-    if loss in CLASS_AXIS and y.is_floating_point() and bool((y == y.round()).all()):
+    if class_axis(loss) is not None and y.is_floating_point() and bool((y == y.round()).all()):
         return data._replace(y=y.long())
     return data
 
 
 def check_labels(data: Examples, outputs: Any, loss: LossFunction, what: str) -> None:
     """Reject labels that the outputs cannot predict."""
+    y, axis = data.y, class_axis(loss)
+    if axis is None and loss is not binary_cross_entropy:
+        return
     if not isinstance(outputs, Tensor):
         given = type(outputs).__name__
         raise InputError(f"the model gives a {given} for {what}: return one tensor")
-    y, shape = data.y, tuple(outputs.shape)
+    shape, high = tuple(outputs.shape), y.max()
+    if axis is None:
+        if high > 1:
+            raise InputError(f"{what} holds the target {high:g}: {loss.__name__} expects 0 or 1")
+        return
     if y.is_floating_point() or y.ndim != len(shape) - 1:
         given = f"{what} has {y.dtype} labels of shape {tuple(y.shape)}"
         if y.shape[1:] == shape[1:] and _one_hot(y):
@@ -88,12 +101,10 @@ def check_labels(data: Examples, outputs: Any, loss: LossFunction, what: str) ->
             f"{given}, and the model gives a tensor of shape {shape}: give one whole number per "
             f"prediction{column}, or pass another loss and metric"
         )
-    classes = shape[CLASS_AXIS[loss]]
-    low, high = int(y.min()), int(y.max())
-    if loss.__name__ != "cross_entropy":  # negative targets are padding
-        low = max(low, 0)
-    for label in (low, high):
-        if not 0 <= label < classes and high >= 0:
+    classes, low = shape[axis], y.min() if loss is cross_entropy else y.new_zeros(())
+    for label in (int(low), int(high)):
+        # Negative targets of other losses are padding.
+        if label >= classes or (label < 0 and loss is cross_entropy):
             raise InputError(
                 f"{what} holds the label {label} but the model has {classes} outputs "
                 f"(labels 0 to {classes - 1}): change the labels or the last layer"
@@ -109,8 +120,9 @@ def warn_of_probabilities(module: nn.Module, outputs: Any, loss: LossFunction) -
     if not isinstance(outputs, Tensor) or not (outputs.ge(0) & outputs.le(1)).all():
         return
     last = type(list(module.modules())[-1])
-    if loss in CLASS_AXIS:
-        sums = outputs.sum(CLASS_AXIS[loss])
+    axis = class_axis(loss)
+    if axis is not None:
+        sums = outputs.sum(axis)
         found = outputs.ndim > 1 and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
         if found or last in (nn.Softmax, nn.Sigmoid):
             _warn_once("softmax or sigmoid", loss.__name__)

@@ -17,7 +17,8 @@ from fedzmg.data.embedded import load_digits, load_plays
 from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.data.partition import UNUSED, dirichlet, pachinko
 from fedzmg.data.text import VOCABULARY, Remainder, Unknown, encode, sequences
-from fedzmg.evaluation import ACCURACY, Metric
+from fedzmg.evaluation import ACCURACY
+from fedzmg.metrics import MASKED_ACCURACY
 from fedzmg.models.layers import RandomFlip, RandomShift
 from fedzmg.models.networks import (
     CharGRU,
@@ -305,16 +306,6 @@ class Cifar100(PaperTask):
 def token_ids(x: Tensor, _dtype: torch.dtype) -> Tensor:
     """Convert ids stored as bytes to the integers that an embedding reads."""
     return x.long()
-
-
-def masked_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute each example's accuracy over the positions that have a target."""
-    valid = targets >= 0
-    right = (valid & (outputs.argmax(-1) == targets)).flatten(1).sum(1)
-    return right.to(outputs.dtype) / valid.flatten(1).sum(1).clamp(min=1)
-
-
-MASKED_ACCURACY = Metric("accuracy", masked_accuracy)
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.errors import InputError, check_text
-from fedzmg.evaluation import ACCURACY, Metric
+from fedzmg.evaluation import ACCURACY, Metric, check_values
+from fedzmg.metrics import loss_and_metric
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme, given_values
 from fedzmg.models.objective import (
-    CLASS_AXIS,
     LossFunction,
     Objective,
     PrepareFunction,
@@ -134,21 +134,12 @@ class Task:
                 call = self.model.try_out if what == "training" else self.model.evaluate
                 with torch.no_grad():
                     outputs = call(params, self.prepare(x, dtype))
-            if self.loss in CLASS_AXIS:
-                check_labels(data, outputs, self.loss, f"{what} data")
+            check_labels(data, outputs, self.loss, f"{what} data")
             warn_of_probabilities(self.model.module, outputs, self.loss)
-            for name, function in (
-                ("loss", self.loss),
-                (f"metric {self.metric.name}", self.metric.function),
-            ):
-                with _named(f"the {name} fails on the model's outputs"):
-                    values: Any = function(outputs, y)
-                if not isinstance(values, Tensor) or values.shape != (len(y),):
-                    got = tuple(values.shape) if isinstance(values, Tensor) else type(values)
-                    raise InputError(
-                        f"the {name} gave {got} for {len(y)} examples: return one value per "
-                        "example (for a torch loss: reduction='none')"
-                    )
+            with _named("the loss fails on the model's outputs"):
+                check_values("loss", self.loss(outputs, y), len(y))
+            with _named(f"the metric {self.metric.name} fails on the model's outputs"):
+                self.metric.check_values(self.metric.function(outputs, y), len(y))
 
     def __repr__(self) -> str:
         model, protocol = self.model, self.protocol
@@ -196,8 +187,8 @@ class Task:
         test_clients: Any = None,
         tune: tuple[Any, Any] | None = None,
         name: str = "custom",
-        loss: LossFunction = cross_entropy,
-        metric: Metric = ACCURACY,
+        loss: LossFunction | str = cross_entropy,
+        metric: Metric | str | None = None,
         prepare: PrepareFunction | None = None,
         init: Initializer = "torch",
         axes: Mapping[str, tuple[int, ...]] | None = None,
@@ -218,8 +209,10 @@ class Task:
                 own test examples. Ids without training examples belong to no client.
             tune: other inputs and targets, for :func:`fedzmg.tune`; nothing is reported on them.
             name: name in run directories and tables.
-            loss: ``(outputs, targets) -> one loss per example``.
-            metric: metric of reports.
+            loss: ``(outputs, targets) -> one loss per example``, or a name of
+                ``fedzmg.models.objective.LOSSES``.
+            metric: metric of reports, or a name of ``fedzmg.metrics.METRICS``; by default the
+                loss's usual one.
             prepare: ``(stored inputs, dtype) -> model inputs``. By default whole numbers that
                 the model cannot read become floats, bytes divided by 255.
             init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
@@ -235,6 +228,7 @@ class Task:
         train = FederatedData.from_arrays(x, y, clients, client_names)
         owners = None if test_clients is None else find_owners(test_clients, train.names)
         made = FunctionalModel(model, axes)
+        loss, metric = loss_and_metric(loss, metric)
         return cls(
             name, made, replace(train, examples=whole_labels(train.examples, loss)),
             whole_labels(examples(*as_pair(test, "test"), what="test data"), loss), loss, metric,
@@ -320,9 +314,10 @@ class Task:
                 )
         owners = None if test.owners is None else match_clients(train.owners.names, test.owners)
         bytes_ = held["training data"].x.dtype == torch.uint8
-        parts = {
-            key: options.pop(key) for key in ("loss", "metric", "init", "parts") if key in options
-        }
+        parts = {key: options.pop(key) for key in ("init", "parts") if key in options}
+        loss, metric = loss_and_metric(
+            options.pop("loss", cross_entropy), options.pop("metric", None)
+        )
         made = FunctionalModel(model, axes)
         return cls(
             name=options.pop("name", "custom"),
@@ -330,6 +325,8 @@ class Task:
             train=FederatedData(held["training data"], train.owners.offsets, train.owners.names),
             test=held["test data"],
             tune=held.get("tuning data"),
+            loss=loss,
+            metric=metric,
             prepare=prepare
             or (unit_pixels if bytes_ else default_prepare(made, held["training data"].x)),
             protocol=Protocol().with_options(options),

@@ -1,7 +1,5 @@
 """Terminal output of ``fedzmg diff``, ``fedzmg verify`` and ``fedzmg watch``."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

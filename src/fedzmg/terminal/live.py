@@ -1,7 +1,5 @@
 """Progress of training and of downloads: live in a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -3,8 +3,6 @@
 Text is never read as markup, and its control characters are left out.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple

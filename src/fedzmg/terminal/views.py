@@ -1,7 +1,5 @@
 """Terminal output of commands that train, measure, list and describe."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -11,14 +9,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.diagnose.verdict import percent
+from fedzmg.diagnose.verdict import by_name, percent, ratio, rows, when
+from fedzmg.report.tables.clients import own_models
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity, who
-from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.study import paired_tests, scores, thresholds
 from fedzmg.report.tables.table import Table
 from fedzmg.report.tables.theory import Finding, finding_table
-from fedzmg.results.diagnosis import by_name, ratio, rows, when
 from fedzmg.results.formatting import NONE, bytes_text, count_text, duration
 from fedzmg.results.study_result import StudyResult
 from fedzmg.terminal.render import bold, render

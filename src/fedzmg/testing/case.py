@@ -1,7 +1,5 @@
 """Tiny federations for the conformance suite, and trainings that properties share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -168,11 +166,9 @@ class Case:
 
 
 def distance(one: Any, two: Any) -> tuple[float, str]:
-    """Return the largest difference between tensors of equal structure, and the name of its leaf.
-
-    NaN is infinitely far from everything.
-    """
+    """Return the largest difference between tensors of equal structure, and its leaf's name."""
     pairs = zip(named_leaves(one).items(), leaves(two), strict=True)
+    # NaN is infinitely far from everything.
     gaps = [
         (float((a.double() - b.double()).abs().nan_to_num(torch.inf).max()), name)
         for (name, a), b in pairs

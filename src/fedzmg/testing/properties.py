@@ -1,7 +1,5 @@
 """Properties of every algorithm: each raises a :class:`Violation`, or returns a remark."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

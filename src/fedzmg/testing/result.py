@@ -1,7 +1,5 @@
 """Result of a conformance check: rows, a table in plain text, and user tracebacks."""
 
-from __future__ import annotations
-
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedzmg.errors import InputError
+from fedzmg.results.formatting import aligned
 from fedzmg.simulation.rule_errors import failing_method
 
 _LIBRARIES = tuple(str(Path(str(m)).parent) for m in (torch.__file__, Path(__file__).parent))
@@ -70,13 +69,9 @@ class CheckResult:
         return {"algorithm": self.algorithm, "ok": self.ok, "rows": rows}
 
     def __str__(self) -> str:
-        table = [("property", "result", "time", ""), *self.table()]
-        widths = [max(len(line[i]) for line in table) for i in range(3)]
-        lines = [
-            "  ".join([*(t.ljust(w) for t, w in zip(line, widths, strict=False)), line[3]]).rstrip()
-            for line in table
-        ]
-        return "\n".join([*lines, *self.tracebacks(), self.summary])
+        heads, cells = ("property", "result", "time", ""), zip(*self.table(), strict=True)
+        table = aligned(dict(zip(heads, cells, strict=True)), words=4)
+        return "\n".join([table, *self.tracebacks(), self.summary])
 
 
 def failed_row(name: str, seconds: float, error: Exception) -> CheckRow:

@@ -1,7 +1,5 @@
 """Texts that ``fedzmg new algorithm`` writes: an algorithm and its test."""
 
-from __future__ import annotations
-
 _ALGORITHM = '''\
 """@NAME@: SGD that is pulled to the global model; server momentum.
 

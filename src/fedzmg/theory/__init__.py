@@ -4,8 +4,6 @@ Every check is a pure function of a :class:`Size` with its own seeds. ``T1`` to 
 paper's claims, ``E1`` to ``E9`` go beyond them. ``docs/theory.md`` derives the predictions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -41,11 +39,7 @@ def resolve(names: Sequence[str]) -> list[str]:
 
 
 def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
-    """Run checks, two at a time; yield findings in order of the names.
-
-    Raises:
-        InputError: for an unknown name, before anything is computed.
-    """
+    """Run checks, two at a time; yield findings in order of the names."""
     checks = [CHECKS[name] for name in resolve(names)]
 
     def result(check: Check) -> Finding:

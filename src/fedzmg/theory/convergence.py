@@ -1,7 +1,5 @@
 """T4 to T9: one step, the rate, the condition on the start, decay, drift, logistic regression."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple

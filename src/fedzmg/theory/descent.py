@@ -5,8 +5,6 @@ gradient or its momentum. Models have the shape ``[clients, repetitions, d]``, w
 for many problems. Each method has its own models.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,10 +84,8 @@ class State(NamedTuple):
 
 
 def isotropic(seed: int, *shape: int, deviation: float = DEVIATION) -> Noise:
-    """Return a source of normal noise ``[clients, repetitions, d]``, the same for all methods.
-
-    NumPy draws three times as fast as torch. Every draw overwrites the last.
-    """
+    """Return a source of normal noise ``[clients, repetitions, d]``, the same for all methods."""
+    # NumPy draws three times as fast as torch. Every draw overwrites the last.
     source = np.random.Generator(np.random.SFC64(seed))
     buffer = np.empty(shape)
 
@@ -168,10 +164,8 @@ def expected_distances(
     projections: Sequence[Projection],
     deviation: float = DEVIATION,
 ) -> dict[int, list[float]]:
-    """Compute ``E |wbar_t - w*|^2`` after every round exactly, for each projection.
-
-    Steps are linear in the model and in the noise: mean and covariance obey a recursion.
-    """
+    """Compute ``E |wbar_t - w*|^2`` after every round exactly, for each projection."""
+    # Steps are linear in the model and in the noise: mean and covariance obey a recursion.
     clients, dims = problem.centre.shape
     phi = torch.stack([project(eye(dims)) for project in projections])[:, None]
     centred = phi @ problem.curvature

@@ -1,7 +1,5 @@
 """E1 to E6: conserved quantities and limits beyond the paper's analysis."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import partial

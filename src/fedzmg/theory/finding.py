@@ -1,7 +1,5 @@
 """Findings: numbers predicted and measured, and the verdict that follows from them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

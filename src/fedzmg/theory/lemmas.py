@@ -1,7 +1,5 @@
 """T1 to T3 and T10: the operator, descent, removed variance, and the constant of the theorem."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -205,13 +203,10 @@ def _tightest(run: Run, measured: list[float], delta: float) -> float:
 
 
 def _gamma(run: Run) -> float:
-    """Compute ``F - sum_k p_k F_k*`` at FedZMG's end, the optimum for this start.
-
-    Every client's own minimum is found by descent.
-    """
+    """Compute ``F - sum_k p_k F_k*`` at FedZMG's end, the optimum for this start."""
     problem = run.problem
     models = own = run.last.mean(0).expand_as(problem.centre)
-    for _ in range(400):
+    for _ in range(400):  # to every client's own minimum
         own = own - 0.25 * times(problem.curvature, own - problem.centre)
     values = problem.client_values(models) - problem.client_values(own)
     return float(problem.share @ values)

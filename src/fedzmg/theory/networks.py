@@ -1,7 +1,5 @@
 """T11, T12 and E7 to E9: networks and adaptive servers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -113,11 +111,9 @@ def _mean_energy(size: Size, found: Finding) -> None:
 
 
 def removed_shares(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Compute the removed share of the first layer's gradient, example by example.
-
-    Every example has its own copy of the kernel, hence its own gradient.
-    """
+    """Compute the removed share of the first layer's gradient, example by example."""
     examples, inputs = x.shape
+    # Every example has its own copy of the kernel, hence its own gradient.
     kernel = (normal(generator, 6, inputs) / inputs**0.5).expand(examples, -1, -1)
     kernel = kernel.clone().requires_grad_()
     head = normal(generator, 6)

@@ -9,8 +9,6 @@ Trackers are imported when a run starts. Tracking is a progress observer: the tr
 not know of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import logging

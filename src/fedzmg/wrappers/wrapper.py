@@ -177,6 +177,9 @@ class ServerWrapper(ServerRule):
     def send(self, params: Tree, state: State) -> Tree:
         return self.inner.send(params, state)
 
+    def wire(self, params: Tree, clients: int) -> State:
+        return self.inner.wire(params, clients)
+
     def weigh(self, state: State, clients: Tensor, weights: Tensor) -> Tensor:
         return self.inner.weigh(state, clients, weights)
 

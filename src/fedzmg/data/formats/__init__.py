@@ -5,8 +5,6 @@ A reader is called as ``read_NAME(paths, **options)`` and returns
 it cannot use. Readers are imported on first use: HDF5 alone takes a while.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Callable
@@ -48,12 +46,8 @@ def is_table(name: str) -> bool:
 def read_path(name: str, client: str | None = "client", label: str = "label") -> Columns:
     """Read a user's file or folder of images for inspection; the suffix tells the format.
 
-    To train on it, call its reader, which has more options.
-
-    Args:
-        name: the path.
-        client: a table's client column; None if rows belong to nobody yet.
-        label: a table's label column; other columns of a table are not read.
+    ``client`` and ``label`` are columns of a table, whose other columns are not read; rows without
+    a client column belong to nobody yet. To train on it, call its reader, which has more options.
     """
     path = Path(name)
     if not path.exists():
@@ -62,11 +56,7 @@ def read_path(name: str, client: str | None = "client", label: str = "label") ->
         return reader("image_folder.read_image_folder")(path)
     found = SUFFIXES.get(path.suffix.lower())
     if found is None:
-        known = ", ".join(SUFFIXES)
-        raise InputError(
-            f"{path}: unknown format: give a folder of images, or a file named {known}"
-        )
-    options: dict[str, Any] = (
-        {"client": client, "label": label, "features": []} if is_table(name) else {}
-    )
-    return reader(found)(path, **options)
+        wanted = f"give a folder of images, or a file named {', '.join(SUFFIXES)}"
+        raise InputError(f"{path}: unknown format: {wanted}")
+    options: dict[str, Any] = {"client": client, "label": label, "features": []}
+    return reader(found)(path, **(options if is_table(name) else {}))

@@ -1,7 +1,5 @@
 """Reader for NumPy arrays: in memory, in one ``.npz`` file, or in ``.npy`` files x, y, clients."""
 
-from __future__ import annotations
-
 import re
 import warnings
 import zipfile

@@ -1,7 +1,5 @@
 """Steps shared by all readers: paths, errors, clients, labels, strings, numbers and pixels."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -19,8 +19,6 @@ numbers, or strings. 784 numbers are an image of 28 by 28, and fractions that ar
 play, goes to the column ``next``. Clients come in the order of "users", shards in the order given.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import mmap
@@ -54,12 +52,7 @@ _USER = "give lists x and y of equal length, their length in num_samples, and ro
 
 
 def read_h5(paths: Paths, *, classes: int | None = None) -> Columns:
-    """Read files of one of the three layouts.
-
-    Args:
-        paths: files, whose clients are put one after the other.
-        classes: labels must be smaller than this.
-    """
+    """Read files of one of the three layouts; labels must be smaller than ``classes``."""
     files = common.as_paths(paths)
     return _collect(str(files[0]), _clients(files, classes))
 

@@ -5,8 +5,6 @@ lies in ROOT and names ``<client>/<name>``. Images need Pillow. Clients are sort
 of a client by path.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import warnings

@@ -7,8 +7,6 @@ bytes: the coarse label, the fine label, and 32 by 32 pixels of red, green and b
 pickled by Python 2: a dictionary with ``data`` [n, 3072], ``fine_labels`` and ``coarse_labels``.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import pickle
@@ -48,10 +46,8 @@ FINE_TO_COARSE = (
 def read_idx(paths: Paths, *, transposed: bool = False, writers: OnePath | None = None) -> Columns:
     """Read an images file and a labels file, in any order.
 
-    Args:
-        paths: the two files.
-        transposed: swap rows and columns of the images; EMNIST's own files need it.
-        writers: a file with the writer of each image: an idx file, or one id a line.
+    ``transposed`` swaps rows and columns of the images, which EMNIST's own files need. ``writers``
+    is a file with the writer of each image: an idx file, or one id a line.
     """
     files = common.as_paths(paths)
     arrays = sorted((_array(path) for path in files), key=lambda array: -array.ndim)
@@ -98,12 +94,7 @@ def _writers(path: Path, rows: int) -> Array | list[bytes]:
 
 
 def read_mat(paths: Paths, *, split: str = "train") -> Columns:
-    """Read one split of one file, images upright, sorted by writer where the file names writers.
-
-    Args:
-        paths: the one file.
-        split: ``train`` or ``test``.
-    """
+    """Read one split of one file, images upright, sorted by writer where the file names writers."""
     if split not in ("train", "test"):
         raise unknown("split", split, ("train", "test"))
     [path] = common.as_paths(paths, single=True)
@@ -132,10 +123,7 @@ def read_cifar_binary(paths: Paths) -> Columns:
 
 
 def read_cifar_python(paths: Paths) -> Columns:
-    """Read the pickled ``train`` or ``test``; several files are put one after the other.
-
-    The unpickler accepts NumPy arrays, rebuilds them itself, and runs nothing.
-    """
+    """Read the pickled ``train`` or ``test``; several files are put one after the other."""
     return _read_all(paths, _unpickled)
 
 
@@ -175,7 +163,7 @@ class _Pickled:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler for arrays, numbers, text and containers."""
+    """Unpickler for arrays, numbers, text and containers, which runs nothing."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:

@@ -9,8 +9,6 @@ package is imported: an object counts as a dataset if it has ``column_names``, a
 column for ``dataset[name]``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,8 +12,7 @@
     ALGORITHM/checkpoint.safetensors, ALGORITHM/memory    only until then
 """
 
-from __future__ import annotations
-
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,24 +21,12 @@ from typing import Any
 import torch
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.grids.search import (
-    Search,
-    built,
-    known_facts,
-    remove_training_state,
-    trials_of,
-)
+from fedzmg.experiment import training
+from fedzmg.experiment.grids import search
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
-from fedzmg.experiment.training import (
-    FORMAT,
-    REMAKE,
-    checkpoint_interval,
-    claimed,
-    deadline,
-    named_write_errors,
-)
+from fedzmg.experiment.training import FORMAT, REMAKE
 from fedzmg.plain_text import plain, printable
 from fedzmg.results.formatting import aligned
 from fedzmg.results.uploads import grid_warning
@@ -66,35 +53,38 @@ def run_grid(
     ``task`` is a user's own. A mistake raises ``InputError``, the end of the time limit
     ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with everything finished stored.
     """
-    progress, end = progress or Silent(), deadline(max_minutes)
-    seconds = checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
+    progress, end = progress or Silent(), training.deadline(max_minutes)
+    seconds = training.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
     spec.check(task)
     whole = task or spec.build_task()
     task = choosing(whole, spec)
     spec.check_participation(task)
     reporting = whole.test if spec.also_by_test else None
     folders = {name: out / spec.folder(name) for name in spec.algorithms}
-    with claimed(out, spec, "grid.toml", progress.say) as (held, _):
+    with training.claimed(out, spec, "grid.toml", progress.say) as (held, _):
         found: dict[str, Any] = {}
         trained = []
         # Finished algorithms are only read, but they must be of the same data.
         for name, inner in folders.items():
-            known_facts(inner, task)
-            [trial] = built(spec, name, task, trials_of(spec, name)[:1])
+            search.known_facts(inner, task)
+            [trial] = search.built(spec, name, task, search.trials_of(spec, name)[:1])
             trained.append((spec.shown(name), trial.algorithm, inner))
         say_changed(trained, task, spec.federation.build(), out, progress.say)
         for name, inner in folders.items():
             if not (inner / "scores.json").is_file():
-                Search(spec, name, task, inner, progress, end, seconds, held, reporting).run()
+                search.Search(
+                    spec, name, task, inner, progress, end, seconds, held, reporting
+                ).run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
             scores = inner / "scores.json"
             found[name] = read_json(scores, REMAKE, FORMAT, spec=out / "grid.toml")
             if found[name].get("label") != spec.shown(name):
                 raise InputError(f"{scores} is not of {name}: {REMAKE}")
-            with named_write_errors(out):
+            with training.named_write_errors(out):
                 # Also after a crash: a scored algorithm never trains again.
-                remove_training_state(inner)
+                shutil.rmtree(inner / "memory", ignore_errors=True)
+                (inner / search.CHECKPOINT).unlink(missing_ok=True)
                 write_json(out / "grid.json", _summary(spec, task, found), spec=out / "grid.toml")
     return read_json(out / "grid.json", REMAKE, FORMAT, spec=out / "grid.toml")
 
@@ -148,10 +138,8 @@ def chosen_options(
 
 
 def warnings(data: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a grid: borders, divergence, unusual uploads, heuristics.
-
-    A line does not begin with an algorithm, because the command's name is put before it.
-    """
+    """Return warnings about a grid: borders, divergence, unusual uploads, heuristics."""
+    # A line does not begin with an algorithm, because the command's name is put before it.
     found = []
     for name, entry in data["algorithms"].items():
         best = entry["best"]
@@ -213,19 +201,10 @@ class Tuned:
         }
         seeds = "1 seed" if len(data["seeds"]) == 1 else f"{len(data['seeds'])} seeds"
         what = "tuning" if data["selection"] == "tune" else "test"
-        return printable(
-            "\n".join(
-                [
-                    f"{data['task']}, {seeds}, {data['rounds']} rounds",
-                    "",
-                    aligned(columns, words=2),
-                    "",
-                    f"{data['metric']}: mean after the last {data['last']} rounds, on "
-                    f"{data['examples']:,} {what} examples",
-                    *self.warnings,
-                ]
-            )
-        )
+        head = f"{data['task']}, {seeds}, {data['rounds']} rounds"
+        over = f"after the last {data['last']} rounds, on {data['examples']:,} {what} examples"
+        foot = [f"{data['metric']}: mean {over}", *self.warnings]
+        return printable("\n".join([head, "", aligned(columns, words=2), "", *foot]))
 
 
 def _point(best: Mapping[str, Any] | None) -> str:

@@ -8,8 +8,6 @@ and rounding is monotonic, so the bounds hold for the very numbers that the scor
 decision back when a point might win after all.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter
@@ -369,10 +367,8 @@ class Stops:
         ]
 
     def _reasons(self, round_: int) -> list[set[str]]:
-        """Return the reasons why trials of each point were stopped before a round.
-
-        Without later decisions, rounds that are repeated after a crash are judged as before.
-        """
+        """Return the reasons why trials of each point were stopped before a round."""
+        # Without later decisions, rounds that are repeated after a crash are judged as before.
         earlier = {t: s.why for t, s in self.now.items() if s.round < round_}
         return [{earlier[t] for t in trials if t in earlier} for trials in self._trials]
 

@@ -1,7 +1,5 @@
 """The search of one algorithm: packs of trials, one log for all of them, then scores."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import time
@@ -9,6 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from fedzmg.data.federated import Examples
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
@@ -23,6 +23,7 @@ from fedzmg.storage.files import changed_log, log_marks
 from fedzmg.storage.formats import append_log, write_json
 from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
+from fedzmg.tree import tree_map
 
 LOGS = ("metrics.jsonl", "stopped.jsonl", uploads.LOG)
 CHECKPOINT = "checkpoint.safetensors"
@@ -74,6 +75,9 @@ def by_test(
     if simulation.round not in counted(spec):
         return {}
     sizes, found = (simulation.task.test.size, reporting.size), dict[int, float]()
+    if simulation.task.metric.finish is not None:  # not a mean: both parts are evaluated together
+        reporting = tree_map(lambda *pair: torch.cat(pair), simulation.task.test, reporting)
+        sizes = (0, reporting.size)
     for i, other in enumerate(simulation.evaluate(reporting)):
         metric = records[i].metric
         if metric is not None and i not in simulation.stopped_trials:
@@ -101,13 +105,6 @@ def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> 
             diverged=lost if counts else records[i].diverged,
         )
     return found
-
-
-def remove_training_state(path: Path) -> None:
-    """Remove checkpoint and client memory of a scored algorithm, which never trains again."""
-    with training.named_write_errors(path):
-        shutil.rmtree(path / "memory", ignore_errors=True)
-        (path / CHECKPOINT).unlink(missing_ok=True)
 
 
 @dataclass(eq=False)

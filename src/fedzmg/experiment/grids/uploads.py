@@ -4,8 +4,6 @@ A grid logs few rounds, but any round may have such uploads. ``uploads.jsonl`` h
 client of a trial has its first one, and when a later one is at least ten times as large.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -39,13 +37,7 @@ class UploadLog:
     def add(self, records: Mapping[int, Record]) -> None:
         """Log what is new in a round; ``records`` are those of trials that still train."""
         lines = [
-            {
-                "trial": trial,
-                "round": record.round,
-                "client": client,
-                "action": action,
-                "ratio": ratio,
-            }
+            _line(trial, record.round, client, action, ratio)
             for trial, record in records.items()
             for action in ACTIONS
             for client, ratio in getattr(record, action)
@@ -80,4 +72,8 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     ratio, round_ = float(values["ratio"]), int(values["round"])
     if action not in ACTIONS or math.isnan(ratio):
         raise ValueError(action)
+    return _line(trial, round_, client, action, ratio)
+
+
+def _line(trial: int, round_: int, client: str, action: str, ratio: float) -> dict[str, Any]:
     return {"trial": trial, "round": round_, "client": client, "action": action, "ratio": ratio}

@@ -1,8 +1,6 @@
 """Specification files: grids, studies, and readers and JSON Schema of every kind."""
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -4,8 +4,6 @@ Everything except the data is checked without the data.
 """
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

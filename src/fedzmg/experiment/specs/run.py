@@ -226,10 +226,8 @@ class RunSpec(Experiment):
         return [self.algorithm]
 
     def for_algorithm(self, name: str) -> tuple[RunSpec, list[str]]:
-        """Copy for another algorithm; return it with the keys that are left out.
-
-        Learning rates and other options belong to the algorithm they were chosen for.
-        """
+        """Copy for another algorithm; return it with the keys that are left out."""
+        # Learning rates and other options belong to the algorithm they were chosen for.
         algorithms.get(name)
         if name == self.algorithm:
             return self, []

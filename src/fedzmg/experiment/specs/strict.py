@@ -1,7 +1,5 @@
 """Strict models of TOML files, their text, and settings of the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

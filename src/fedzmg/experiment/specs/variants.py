@@ -1,7 +1,5 @@
 """Algorithms that a call or a command names, as the tables of a study or grid."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

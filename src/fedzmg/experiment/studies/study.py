@@ -9,8 +9,6 @@
 Rounds count from 1: evaluations every five rounds follow the rounds 1, 6, 11, ...
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +16,7 @@ from pathlib import Path
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
+from fedzmg.experiment import training
 from fedzmg.experiment.grids.grid import chosen_options
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import say_changed
@@ -25,14 +24,7 @@ from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.experiment.specs.strict import Value
-from fedzmg.experiment.training import (
-    FORMAT,
-    REMAKE,
-    claimed,
-    deadline,
-    named_write_errors,
-    newly_diverged,
-)
+from fedzmg.experiment.training import FORMAT, REMAKE
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import History, packs
 from fedzmg.storage.formats import read_json, write_json
@@ -62,7 +54,7 @@ def run_study(
     mistake raises ``InputError``, the end of the time limit ``TimeLimitReached`` and Ctrl-C
     ``Interrupted``, with everything finished stored.
     """
-    progress, end = progress or Silent(), deadline(max_minutes)
+    progress, end = progress or Silent(), training.deadline(max_minutes)
     spec.check(task)
     task, runs = _planned(spec, task or spec.build_task())
     spec.check_participation(task)
@@ -73,7 +65,7 @@ def run_study(
     paths: dict[str, list[Path]] = {name: [] for name in runs}
     with contextlib.ExitStack() as stack:
         if out is not None:
-            entered = claimed(out, spec, "study.toml", progress.say, grow=grow)
+            entered = training.claimed(out, spec, "study.toml", progress.say, grow=grow)
             _, part = stack.enter_context(entered)
             paths = {n: [out / spec.folder(n) / f"seed-{s}" for s in spec.seeds] for n in runs}
             trained = (
@@ -88,7 +80,7 @@ def run_study(
                 [run for name in names for run in runs[name]],
                 [path for name in names for path in paths[name]],
                 progress=progress,
-                stop=newly_diverged if spec.stop.diverged else None,
+                stop=training.newly_diverged if spec.stop.diverged else None,
                 end=end,
                 label=label,
                 models=models,
@@ -100,7 +92,7 @@ def run_study(
             finished = {spec.shown(n): histories[n] for n in runs if n in histories}
             result = StudyResult.from_histories(finished, plan)
             if out is not None and not part:
-                with named_write_errors(out):
+                with training.named_write_errors(out):
                     write_json(out / "study.json", result.as_dict())
     return result
 

@@ -1,7 +1,5 @@
 """Every figure of a report, drawn once by matplotlib; the page embeds the same figure as SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from fedzmg.report.figures import runs

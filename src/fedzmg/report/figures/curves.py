@@ -1,7 +1,5 @@
 """Test curves by round or by traffic: one panel, or one per family of algorithms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of data: how much clients differ, from ``heterogeneity.json``, and some examples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,10 +50,8 @@ def distances(report: Mapping[str, Any]) -> Chart | None:
         return None
     kl, volume = _column(report, "kl"), _column(report, "volume")
     names = [str(one["client"]) for one in clients]
-    title, xlabel = (
-        "how far clients are from the whole",
-        f"volume in {report.get('unit', 'examples')}",
-    )
+    title = "how far clients are from the whole"
+    xlabel = f"volume in {report.get('unit', 'examples')}"
     if len(set(volume.tolist())) == 1:
         order = np.argsort(kl, kind="stable")
         names, kl = [names[i] for i in order], kl[order]

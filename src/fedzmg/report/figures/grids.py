@@ -1,7 +1,5 @@
 """Heat maps of a grid of hyper-parameters, from its ``grid.json``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Final values and differences of runs, spread over single clients, and failures by round."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Common look of all figures, and their files: the same data give the same bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -1,7 +1,5 @@
 """Figures of the checks of ``fedzmg theory`` and of a diagnosis, from their JSON."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,9 +9,9 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from fedzmg.diagnose.verdict import by_name, ratio, rows, when
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import DOTTED, PAPER, QUIET_INK, Chart, styled, use_log_scale
-from fedzmg.results.diagnosis import by_name, ratio, rows, when
 
 BLUE, RED, GREEN, _, _, ORANGE, _ = style.COLOURS
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]

@@ -3,8 +3,6 @@
 It needs no network, no other file and no script; the same directories give the same bytes.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib
@@ -109,11 +107,9 @@ def _fill(**parts: Any) -> str:
 
 
 def _inline_svg(chart: Chart, key: str) -> Markup:
-    """Return a figure as an SVG element without its title, which the page shows as a heading.
-
-    Colours become custom properties of the page, which follow light and dark mode. Identifiers get
-    ``key`` as a prefix. Series get the attributes that the page's script reads.
-    """
+    """Return a figure as an SVG element without its title, which the page shows as a heading."""
+    # Colours become custom properties of the page, which follow light and dark mode. Identifiers
+    # get the key as a prefix. Series get the attributes that the page's script reads.
     text = _DROPPED.sub("", rendered(chart, "svg").decode()).replace("xlink:href", "href")
     referenced = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
 

@@ -1,7 +1,5 @@
 """Sections of studies, grids and heterogeneity, and how to reproduce them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -13,9 +11,9 @@ from typing import Any, NamedTuple
 from fedzmg.errors import InputError
 from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
+from fedzmg.report.tables.clients import clients, own_models
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
-from fedzmg.report.tables.own_models import own_models
 from fedzmg.report.tables.table import Column, Table
 from fedzmg.report.tables.uploads import grid_uploads, uploads
 from fedzmg.results import formatting as fmt
@@ -80,7 +78,7 @@ def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
     yield Block("table", uploads(result), "Unusual uploads")
     of_clients = [charts.pop(name) for name in list(charts) if name.startswith("client")]
     yield Block("pictures", list(charts.values()))
-    yield Block("table", tables.clients(result), "Clients")
+    yield Block("table", clients(result), "Clients")
     yield Block("table", own_models(result))
     yield Block("notes", list(_missing(result)))
     yield Block("pictures", of_clients)
@@ -101,12 +99,11 @@ def _facts(study: Study) -> str:
     parts = [
         fmt.count_text(begun, "algorithm") if begun == asked else f"{begun} of {asked} algorithms",
         fmt.count_text(len(study.seeds), "paired seed" if begun > 1 else "seed"),
-        f"{rounds:,} rounds" if rounds else "",
-        f"{_cohort(study, cohort)} of {population:,} clients a round"
-        if population and cohort
-        else "",
     ]
-    return ", ".join(filter(None, parts))
+    parts += [f"{rounds:,} rounds"] if rounds else []
+    if population and cohort:
+        parts.append(f"{_cohort(study, cohort)} of {population:,} clients a round")
+    return ", ".join(parts)
 
 
 def _cohort(study: Study, cohort: int) -> str:
@@ -169,10 +166,8 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
             Block("table", best_points(data), "Best points"),
             Block("table", grid_uploads(data), "Unusual uploads"),
         ]
-    facts = (
-        "Stronger colours are better, on one scale for a grid; the frame marks the chosen point."
-    )
-    yield Section("grids", "Grids", facts, blocks)
+    scale = "Stronger colours are better, on one scale for a grid"
+    yield Section("grids", "Grids", f"{scale}; the frame marks the chosen point.", blocks)
 
 
 def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:

@@ -1,7 +1,5 @@
 """The table of a grid: best point of every algorithm, its neighbours and failed trials."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ A report is the dictionary of :func:`fedzmg.data.heterogeneity.describe`; the pa
 an entry of :data:`fedzmg.data.heterogeneity.PAPER`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 

@@ -1,14 +1,11 @@
 """Tables of a study: scores, seeds, clients, tests, traffic, settings and the paper's numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from fedzmg.evaluation import OverClients, share_short_of
 from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
@@ -16,23 +13,13 @@ from fedzmg.results.reading import Study
 from fedzmg.results.scores import (
     RULES,
     arrivals,
-    client_tables,
     late_means,
     mean_and_sd,
-    over_seeds,
 )
 from fedzmg.results.significance import LEVEL
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
 _RULE_NAMES = ("all above", "stays above")
-_OVER_CLIENTS = {
-    "mean": "mean",
-    "sd": "deviation",
-    "median": "median",
-    "worst_tenth": "worst 10 %",
-    "best_tenth": "best 10 %",
-}
-_SHORT = "share_short_of_threshold"
 _RATES = ("client.lr", "server.lr")
 _ACCURACY = "accuracy"
 _goal = partial(fmt.goal_text, metric=_ACCURACY)
@@ -168,46 +155,6 @@ def _each_run(score: AlgorithmResult) -> Cell:
     return Cell(text, mean)
 
 
-def clients(result: StudyResult) -> Table | None:
-    """Make the table of the metric over clients; None if no run evaluated them one by one."""
-    study, higher = result.study, result.study.higher_is_better
-    found, heads, goal = client_tables(study), dict(_OVER_CLIENTS), study.threshold
-    if goal is not None:
-        side = "below" if higher else "above"
-        heads[_SHORT] = f"clients {side} {fmt.goal_text(goal, study.metric)}"
-    records: list[dict[str, Any]] = []
-    for label, runs in found.items():
-        for seed, one in runs.items():
-            values = one.metric[-1]
-            spread = OverClients.of(values, higher_is_better=higher)._asdict()
-            record = {"algorithm": label, "seed": seed, "clients": float(len(values)), **spread}
-            if goal is not None:
-                record[_SHORT] = share_short_of(values, goal, higher_is_better=higher)
-            records.append(record)
-    if not records:
-        return None
-    rows = [[Cell(label)] for label in found]
-    for name in heads:
-        spreads = over_seeds(records, found, name)
-        means = [mean for mean, _ in spreads if mean is not None]
-        lowest = name == _SHORT or not higher
-        best = (min if lowest else max)(means) if len(means) > 1 and name != "sd" else None
-        for row, (mean, sd) in zip(rows, spreads, strict=True):
-            text = fmt.spread_text(mean, sd, "accuracy" if name == _SHORT else study.metric)
-            row.append(NOTHING if mean is None else Cell(text, mean, "best" * (mean == best)))
-    several = max(map(len, found.values())) > 1
-    one = next(table for runs in found.values() for table in runs.values())
-    number, total = len(one.examples), one.population
-    drawn = "all that have any" if number == total else "drawn by chance, the same for every run"
-    caption = (
-        f"The model after the last round on each client's own {one.part} examples; {number:,} of "
-        f"{total:,} clients, {drawn}. Every client counts once; deviation: over clients; worst and "
-        f"best 10 %: mean of that tenth{'; ± standard deviation over seeds' * several}."
-    )
-    title = f"{study.metric.capitalize()} over clients on {study.name}"
-    return Table("clients", title, ("algorithm", *heads.values()), rows, caption, records)
-
-
 def paired_tests(result: StudyResult) -> Table | None:
     """Make the table of all tests of a study; None if there are none."""
     study, tests = result.study, result.tests
@@ -309,27 +256,23 @@ def beside_paper(result: StudyResult) -> Table | None:
     if dataset is None or study.metric != _ACCURACY:
         return None
     numbers = list(_numbers(result, dataset))
+
+    def gap(number: _Number) -> Cell:
+        *_, kind, here, printed = number
+        value = None if here is None or printed is None else here - printed
+        return _paper_cell(kind, value, difference=True)
+
     columns = [
         Column("", "task", lambda _: study.name),
         Column("measure", "measure", lambda one: one[0]),
         Column("algorithm", "algorithm", lambda one: one[1]),
         Column("here", "here", lambda one: _paper_cell(one[2], one[3])),
         Column("paper", "paper", lambda one: _paper_cell(one[2], one[4])),
-        Column(
-            "difference", "difference", lambda one: _paper_cell(one[2], _gap(one), difference=True)
-        ),
+        Column("difference", "difference", gap),
     ]
-    title, caption = (
-        f"{study.name} beside the paper's {dataset.title}",
-        _paper_caption(study, dataset),
-    )
-    table = Table.build("paper", title, columns, numbers, " ".join(caption), words=2)
-    return table if numbers else None
-
-
-def _gap(number: _Number) -> float | None:
-    *_, here, printed = number
-    return None if here is None or printed is None else here - printed
+    title = f"{study.name} beside the paper's {dataset.title}"
+    caption = " ".join(_paper_caption(study, dataset))
+    return Table.build("paper", title, columns, numbers, caption, words=2) if numbers else None
 
 
 def _numbers(result: StudyResult, dataset: paper.Dataset) -> Iterator[_Number]:

@@ -3,8 +3,6 @@
 The page's templates and :mod:`fedzmg.terminal.render` read the same :class:`Table`.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Tables of ``fedzmg theory``; a finding is the dictionary that the command prints as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias

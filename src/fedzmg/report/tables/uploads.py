@@ -1,7 +1,5 @@
 """Tables of clients whose uploads were rejected or flagged, in studies and in grids."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sized
 from typing import Any

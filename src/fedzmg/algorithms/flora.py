@@ -1,0 +1,158 @@
+"""FLoRA (Wang et al. 2024): adapters are stacked, so that their products are averaged exactly.
+
+For a model with adapters, ``W = W0 + s B A``, whose weights the server can move
+(``fedzmg.models.add_lora(model, merge=True)``)::
+
+    client:  A_k ~ U(-1/sqrt(n_in), 1/sqrt(n_in)), B_k <- 0      new in every round
+             (A_k, B_k) <- (A_k, B_k) - lr g
+    server:  W0 <- W0 + server_lr sum_k p_k s B_k A_k
+
+Travels up: A_k and B_k, ``r (n_in + n_out)`` numbers of a layer with rank ``r``. Travels down: the
+stacked factors of a cohort of K, ``K r (n_in + n_out)``, which every client merges. State: none.
+The simulator sums products ``s B_k A_k`` and counts the bytes of the factors. An aggregator, too,
+therefore sees products.
+
+Differences from the paper: all clients have the same rank. A client that was not in the last
+cohorts would need their stacks, too; they are not counted.
+Degenerate case: in a model without adapters it is FedAvg.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Self, final
+
+from torch import Tensor
+
+from fedzmg.algorithms.fedavg import SGD, Average
+from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, Need, Parts
+from fedzmg.draw import uniform
+from fedzmg.errors import InputError
+from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
+from fedzmg.models.lora import Adapter, adapters, product
+from fedzmg.tree import State, Tree
+from fedzmg.wrappers import parts
+from fedzmg.wrappers.parts import filled, pick
+from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
+
+
+def _movable(layout: Layout) -> tuple[Adapter, ...]:
+    """Return the adapters of a model, and reject one whose weight is constant."""
+    found = tuple(adapters(layout))
+    for adapter in found:
+        if not adapter.weight:
+            raise InputError(
+                f"FLoRA moves adapted weights, but that of {adapter.a!r} is a constant: make the "
+                "model with add_lora(..., merge=True)"
+            )
+    return found
+
+
+def _factors(known: tuple[Adapter, ...]) -> set[str]:
+    return {name for adapter in known for name in (adapter.a, adapter.b)}
+
+
+@final
+@dataclass(frozen=True)
+class MergeAdapters(Wrapper):
+    """Any client rule on new adapters, whose products are the update of the adapted weights."""
+
+    pairing = "flora"
+
+    adapters: tuple[Adapter, ...] = field(default=(), repr=False, metadata={"derived": True})
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.inner.needs | {"key"}
+
+    def for_layout(self, layout: Layout) -> Self:
+        found, own = _movable(layout), super().for_layout(layout)
+        if not found:
+            return own
+        # Without the weights: decay and momentum must not move them.
+        split = Parts(frozen=tuple(adapter.weight for adapter in found)).split(layout)
+        return replace(own, inner=parts.PartsClient(own.inner, split), adapters=found)
+
+    def _fresh(self, context: ClientContext) -> Tree:
+        """Draw the client's own adapters."""
+        first = Tree({adapter.a: context.params[adapter.a] for adapter in self.adapters})
+        if not first:
+            return first
+        drawn = uniform(context.key, first).map(
+            lambda u: (2 * u - 1) / math.sqrt(u.shape[1:].numel())
+        )
+        last = {adapter.b: context.params[adapter.b] for adapter in self.adapters}
+        return Tree({**drawn, **Tree(last).zeros()})
+
+    def _given(self, context: ClientContext, fresh: Tree) -> ClientContext:
+        return context._replace(params=filled(fresh, context.params))
+
+    def start(self, context: ClientContext) -> Tree:
+        return self.inner.start(self._given(context, self._fresh(context)))
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        fresh = self._fresh(context)
+        return fresh, self.inner.begin(self._given(context, fresh), full_pass)
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        fresh, inside = scratch
+        point, inside = self.inner.next_point(self._given(context, fresh), params, inside, grad)
+        return point, (fresh, inside)
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        fresh, inside = scratch
+        moved, inside = self.inner.step(self._given(context, fresh), params, inside, grad)
+        return moved, (fresh, inside)
+
+    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
+        inside, proceeds = self.inner.end_epoch(scratch[1], loss)
+        return (scratch[0], inside), proceeds
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        fresh, inside = scratch
+        upload, memory = self.inner.finish(self._given(context, fresh), params, inside, steps)
+        products = {
+            adapter.weight: -adapter.scale * product(params[adapter.a], params[adapter.b])
+            for adapter in self.adapters
+        }
+        known = {**upload.delta, **pick(params, _factors(self.adapters)).zeros(), **products}
+        delta = Tree({name: known[name] for name in context.params})
+        return upload._replace(delta=delta), memory
+
+    def wire(self, upload: Upload) -> State | int:
+        # The zeros in place of the factors have their size.
+        weights = {adapter.weight for adapter in self.adapters}
+        sent = pick(upload.delta, set(upload.delta) - weights)
+        return self.inner.wire(upload._replace(delta=sent))
+
+
+@final
+@dataclass(frozen=True)
+class StackAdapters(ServerWrapper):
+    """Any server rule that sends the stacked factors of a cohort in place of adapted weights."""
+
+    pairing = "flora"
+
+    adapters: tuple[Adapter, ...] = field(default=(), repr=False, metadata={"derived": True})
+
+    def for_layout(self, layout: Layout) -> Self:
+        return replace(super().for_layout(layout), adapters=_movable(layout))
+
+    def wire(self, params: Tree, clients: int) -> State:
+        factors = pick(params, _factors(self.adapters))
+        weights = {adapter.weight for adapter in self.adapters}
+        others = pick(params, set(params) - weights - set(factors))
+        return self.inner.wire(others, clients), (factors,) * clients
+
+
+FAMILY = "low-rank adapters"
+ALGORITHMS = (
+    AlgorithmInfo(
+        Algorithm("flora", MergeAdapters(SGD()), StackAdapters(Average())),
+        summary="local SGD on new adapters in every round; server merges their products",
+        source="Wang et al. 2024",
+    ),
+)

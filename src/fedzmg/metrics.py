@@ -1,0 +1,233 @@
+"""Ready-made metrics by name, for one label, many labels, sequences, images and numbers.
+
+Outputs are logits. Classes are on the last axis of outputs, and on axis 1 of images (four axes or
+more). Outputs with as many values as targets are a logit per label. Negative targets are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedzmg.errors import unknown
+from fedzmg.evaluation import ACCURACY, Metric
+from fedzmg.models import objective
+from fedzmg.models.objective import LOSSES, LossFunction
+
+
+def _binary_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return logits and targets as examples x positions x labels; None for exclusive classes."""
+    if outputs.numel() != targets.numel():
+        return None
+    pair = outputs, targets.reshape(outputs.shape)
+    if outputs.ndim > 3:
+        pair = pair[0].movedim(1, -1), pair[1].movedim(1, -1)
+    labels = pair[0].shape[-1] if outputs.ndim > 1 else 1
+    return pair[0].reshape(len(outputs), -1, labels), pair[1].reshape(len(outputs), -1, labels)
+
+
+def _class_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits as examples x positions x classes, and a label per position."""
+    last = outputs.movedim(1, -1) if outputs.ndim > 3 else outputs
+    return last.reshape(len(last), -1, last.shape[-1]), targets.reshape(len(targets), -1)
+
+
+def _decisions(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return predicted, wanted and valid labels: truth values, examples x positions x labels."""
+    if columns := _binary_columns(outputs, targets):
+        logits, labels = columns
+        return logits > 0, labels > 0, labels >= 0
+    logits, labels = _class_columns(outputs, targets)
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    labels = labels[..., None]
+    return logits.argmax(-1, keepdim=True) == classes, labels == classes, labels >= 0
+
+
+def confusion(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Count true positives, false positives and false negatives of each label, by example."""
+    predicted, wanted, valid = _decisions(outputs, targets)
+    cases = predicted & wanted, predicted & ~wanted & valid, ~predicted & wanted
+    return torch.cat([case.sum(1) for case in cases], -1)
+
+
+def _macro(counts: Tensor, score: Callable[..., Tensor]) -> Tensor:
+    """Average a score over the labels that occur in targets or predictions."""
+    cases = counts.chunk(3, -1)
+    occurs = torch.stack(cases).sum(0) > 0
+    return (score(*cases) * occurs).sum(-1) / occurs.sum(-1).clamp(min=1)
+
+
+def _f1(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
+    return 2 * true / (2 * true + false + missed).clamp(min=1)
+
+
+def _iou(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
+    return true / (true + false + missed).clamp(min=1)
+
+
+def macro_f1(counts: Tensor) -> Tensor:
+    """Compute the mean F1 of the labels that occur."""
+    return _macro(counts, _f1)
+
+
+def micro_f1(counts: Tensor) -> Tensor:
+    """Compute the F1 of all labels together."""
+    return _f1(*(case.sum(-1) for case in counts.chunk(3, -1)))
+
+
+def mean_iou(counts: Tensor) -> Tensor:
+    """Compute the mean intersection over union of the labels that occur."""
+    return _macro(counts, _iou)
+
+
+def ratio(sums: Tensor) -> Tensor:
+    """Divide the first sum by the second."""
+    return sums[..., 0] / sums[..., 1].clamp(min=1)
+
+
+def binary_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the share of right labels per example; an output is a logit of one label."""
+    labels = targets.reshape(outputs.shape)
+    right = ((outputs > 0) == (labels > 0)) & (labels >= 0)
+    shares = right.reshape(len(right), -1).sum(1, dtype=outputs.dtype)
+    return shares / (labels >= 0).reshape(len(right), -1).sum(1).clamp(min=1)
+
+
+def masked_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute each example's accuracy over the positions that have a target."""
+    valid = targets >= 0
+    right = (valid & (outputs.argmax(-1) == targets)).flatten(1).sum(1)
+    return right.to(outputs.dtype) / valid.flatten(1).sum(1).clamp(min=1)
+
+
+def right_positions(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Count right and valid positions of each example."""
+    logits, labels = _class_columns(outputs, targets)
+    right = logits.argmax(-1) == labels
+    return torch.stack([right.sum(1), (labels >= 0).sum(1)], -1)
+
+
+def top_accuracy(k: int) -> Metric:
+    """Return the metric of targets among the ``k`` largest outputs."""
+
+    def found(outputs: Tensor, targets: Tensor) -> Tensor:
+        logits, labels = _class_columns(outputs, targets)
+        best = logits.topk(min(k, logits.shape[-1]), -1).indices
+        right = (best == labels[..., None]).any(-1)
+        return torch.stack([right.sum(1), (labels >= 0).sum(1)], -1)
+
+    return Metric(f"top{k}_accuracy", found, finish=ratio)
+
+
+def token_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Sum the cross-entropy of each example's positions, and count the positions."""
+    logits, labels = _class_columns(outputs, targets)
+    valid = labels >= 0
+    wanted = logits.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
+    losses = torch.where(valid, logits.logsumexp(-1) - wanted, 0.0)
+    return torch.stack([losses.sum(1), valid.sum(1)], -1)
+
+
+def perplexity(sums: Tensor) -> Tensor:
+    """Compute the exponential of the mean cross-entropy over positions."""
+    return ratio(sums).exp()
+
+
+def _shifted(function: LossFunction) -> LossFunction:
+    """Compare outputs with the next targets, which are the input ids."""
+    return lambda outputs, targets: function(outputs[:, :-1], targets[:, 1:])
+
+
+def _squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    errors = objective.squared_error(outputs, targets)
+    return torch.stack([errors, torch.ones_like(errors)], -1)
+
+
+def scores(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return a score and a truth value for each label (-1: ignored) of each example."""
+    if columns := _binary_columns(outputs, targets):
+        logits, labels = columns
+    else:
+        logits, ids = _class_columns(outputs, targets)
+        count = logits.shape[-1]
+        classes = torch.arange(count, device=logits.device)
+        labels = torch.where(ids[..., None] >= 0, (ids[..., None] == classes).long(), -1)
+        if count == 2:
+            logits, labels = logits[..., 1:] - logits[..., :1], labels[..., 1:]
+        else:
+            logits = logits.softmax(-1)
+    return torch.cat([logits.flatten(1), labels.flatten(1).to(logits.dtype)], -1)
+
+
+def area_under_curve(rows: Tensor) -> Tensor:
+    """Compute the mean area under the ROC curve over labels with both values; 0.5 if none has.
+
+    It is the share of pairs of a positive and a negative in the right order, ties counted by half:
+    Mann and Whitney's statistic, exact by mean ranks.
+    """
+    score, label = (part.T.contiguous() for part in rows.double().chunk(2, -1))
+    # Ignored examples rank below all others.
+    score = torch.where(label >= 0, score, -torch.inf)
+    ordered = score.sort(-1).values
+    below = torch.searchsorted(ordered, score)
+    up_to = torch.searchsorted(ordered, score, right=True)
+    # Twice the rank is a whole number, and exact.
+    rank = below + up_to + 1 - 2 * (label < 0).sum(-1, keepdim=True)
+    positive = label > 0
+    ones, zeros = positive.sum(-1), (label == 0).sum(-1)
+    pairs = ones * zeros
+    wins = (torch.where(positive, rank, 0).sum(-1) - ones * (ones + 1)).double() / 2
+    area = (wins / pairs.clamp(min=1)).sum() / (pairs > 0).sum().clamp(min=1)
+    return torch.where((pairs > 0).any(), area, 0.5)
+
+
+MASKED_ACCURACY = Metric("accuracy", masked_accuracy)
+METRICS: dict[str, Metric] = {
+    "accuracy": ACCURACY,
+    "masked_accuracy": MASKED_ACCURACY,
+    **{
+        metric.name: metric
+        for metric in (
+            top_accuracy(5),
+            Metric("binary_accuracy", binary_accuracy),
+            Metric("token_accuracy", right_positions, finish=ratio),
+            Metric("next_token_accuracy", _shifted(right_positions), finish=ratio),
+            Metric("pixel_accuracy", right_positions, finish=ratio),
+            Metric("f1", confusion, finish=macro_f1),
+            Metric("f1_micro", confusion, finish=micro_f1),
+            Metric("dice", confusion, finish=macro_f1),
+            Metric("iou", confusion, finish=mean_iou),
+            Metric("auc", scores, finish=area_under_curve, pooled=True),
+            Metric("perplexity", token_losses, False, perplexity),
+            Metric("next_token_perplexity", _shifted(token_losses), False, perplexity),
+            Metric("mse", objective.squared_error, False),
+            Metric("rmse", _squares, False, lambda sums: ratio(sums).sqrt()),
+            Metric("mae", objective.absolute_error, False),
+        )
+    },
+}
+"""Metrics that a task takes by name."""
+_USUAL = {
+    "masked_cross_entropy": "masked_accuracy",
+    "next_token_cross_entropy": "next_token_perplexity",
+    "pixel_cross_entropy": "pixel_accuracy",
+    "binary_cross_entropy": "binary_accuracy",
+    "squared_error": "mse",
+    "absolute_error": "mae",
+}
+"""Metric of a task that names none, by loss; others have an accuracy."""
+
+
+def loss_and_metric(loss: Any, metric: Any) -> tuple[LossFunction, Metric]:
+    """Look up a loss and a metric that are given by name; None is the loss's usual metric."""
+    for kind, given, known in (("loss", loss, LOSSES), ("metric", metric, METRICS)):
+        if isinstance(given, str) and given not in known:
+            raise unknown(kind, given, known)
+    loss = LOSSES[loss] if isinstance(loss, str) else loss
+    if metric is None:
+        names = (name for name, known in LOSSES.items() if known is loss)
+        metric = _USUAL.get(next(names, ""), "accuracy")
+    return loss, METRICS[metric] if isinstance(metric, str) else metric

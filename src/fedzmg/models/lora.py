@@ -1,0 +1,223 @@
+"""Low-rank adapters (LoRA, Hu et al. 2022) for any module, and their roles in a model's layout.
+
+An adapted layer computes with ``W + s B A``: the weight ``W`` is constant, ``A`` and ``B`` are
+trained, ``s = alpha / rank``. Constants are no part of a client's model: however many clients
+train side by side, the weights are in memory once, and only adapters have a client axis.
+
+>>> model = add_lora(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), rank=2)
+>>> [name for name, p in model.named_parameters() if p.requires_grad]
+['0.lora_A.weight', '0.lora_B.weight', '2.lora_A.weight', '2.lora_B.weight']
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedzmg.contract import Layout, ParamInfo
+from fedzmg.errors import InputError
+from fedzmg.seeds import torch_stream
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter; its own weight gets no gradient."""
+
+    lora_A: nn.Module
+    lora_B: nn.Module
+    lora_dropout: nn.Module
+    scale: float
+
+    def low_rank(self, x: Tensor) -> Tensor:
+        """Compute ``s B A x``."""
+        return self.lora_B(self.lora_A(self.lora_dropout(x)) * self.scale)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, scale={self.scale:g}"
+
+
+class LoRALinear(Adapted, nn.Linear):
+    """``nn.Linear`` with an adapter."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.detach(), self.bias) + self.low_rank(input)
+
+
+class LoRAConv2d(Adapted, nn.Conv2d):
+    """``nn.Conv2d`` with an adapter: ``A`` is a convolution to ``rank`` channels, ``B`` a 1x1."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        base: Tensor = self._conv_forward(input, self.weight.detach(), self.bias)
+        return base + self.low_rank(input)
+
+
+def add_lora(
+    model: nn.Module,
+    rank: int = 8,
+    alpha: float = 16,
+    targets: Sequence[str] | str = "*",
+    *,
+    dropout: float = 0.0,
+    merge: bool = False,
+    seed: int = 0,
+) -> nn.Module:
+    """Return a copy of a model with adapters; nothing else of it is trained.
+
+    ``B`` starts at zero, so outputs are those of the model. ``A`` starts uniform in ``1/sqrt(n)``
+    for ``n`` inputs; a task with ``init="torch"`` draws it anew for every seed.
+
+    Args:
+        model: any module with ``nn.Linear`` or ``nn.Conv2d`` layers (not grouped).
+        rank: rows of ``A``.
+        alpha: the adapter's product is multiplied by ``alpha / rank``.
+        targets: names of layers with ``*`` and ``?``, such as ``"*.attention.*"``.
+        dropout: on the inputs of ``A``.
+        merge: keep the adapted weights in the trained tree, for algorithms that move them (FLoRA).
+            They then have a client axis, too.
+        seed: seed of ``A``.
+
+    Raises:
+        InputError: for a value out of range, or a pattern without a layer.
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise InputError(f"rank = {rank!r}: expected a whole number of at least 1")
+    if not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
+        raise InputError(f"alpha = {alpha!r}: expected a number above 0")
+    adapted = copy.deepcopy(model).requires_grad_(False)
+    for name in _targets(adapted, [targets] if isinstance(targets, str) else targets):
+        _adapt(adapted.get_submodule(name), name, rank, alpha / rank, dropout, merge, seed)
+    return adapted
+
+
+def _targets(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Return the layers that get adapters, and reject a pattern without one."""
+    held = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    inside = {child for m in held for child in m.modules()}  # it never calls them
+    # By exact type: the forward pass of a user's subclass must not be replaced.
+    usable = {
+        name: layer
+        for name, layer in model.named_modules()
+        if (type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1))
+        and layer not in inside
+    }
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        matching = [name for name in usable if fnmatchcase(name, pattern)]
+        if not matching:
+            known = ", ".join(list(usable)[:4]) or "none"
+            raise InputError(
+                f"targets: {pattern!r} matches no nn.Linear or nn.Conv2d of the model ({known}"
+                f"{', ...' if len(usable) > 4 else ''})"
+            )
+        found |= dict.fromkeys(matching)
+    return list(found)
+
+
+def _adapt(
+    layer: Any, name: str, rank: int, scale: float, dropout: float, merge: bool, seed: int
+) -> None:
+    """Add an adapter to a layer in place."""
+    like = {"bias": False, "device": layer.weight.device, "dtype": layer.weight.dtype}
+    if isinstance(layer, nn.Linear):
+        layer.lora_A = nn.Linear(layer.in_features, rank, **like)
+        layer.lora_B = nn.Linear(rank, layer.out_features, **like)
+        layer.__class__ = LoRALinear
+    else:
+        form = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+        layer.lora_A = nn.Conv2d(
+            layer.in_channels, rank, *form, padding_mode=layer.padding_mode, **like
+        )
+        layer.lora_B = nn.Conv2d(rank, layer.out_channels, 1, **like)
+        layer.__class__ = LoRAConv2d
+    layer.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+    layer.scale = scale
+    layer.weight.requires_grad_(merge)
+    with torch.no_grad():
+        layer.lora_B.weight.zero_()
+        first = torch.empty(layer.lora_A.weight.shape)
+        stream = torch_stream(seed, "init", f"{name}.lora_A".lstrip("."))
+        fill_adapter(ParamInfo("lora_A", (1,)), first, stream)
+        layer.lora_A.weight.copy_(first)
+
+
+def fill_adapter(info: ParamInfo | None, values: Tensor, generator: torch.Generator) -> bool:
+    """Fill a factor of an adapter in place; return False for other parameters.
+
+    An adapted weight keeps its values.
+    """
+    if info is None or not info.role.startswith("lora_"):
+        return False
+    if info.role == "lora_A":
+        bound = 1 / math.sqrt(values.shape[1:].numel())
+        values.uniform_(-bound, bound, generator=generator)
+    elif info.role == "lora_B":
+        values.zero_()
+    return True
+
+
+def merge_lora(model: nn.Module) -> nn.Module:
+    """Return a copy without adapters, whose weights contain them."""
+    merged = copy.deepcopy(model)
+    adapted: list[Any] = [layer for layer in merged.modules() if isinstance(layer, Adapted)]
+    for layer in adapted:
+        with torch.no_grad():
+            layer.weight += layer.scale * product(layer.lora_A.weight, layer.lora_B.weight)
+        del layer.lora_A, layer.lora_B, layer.lora_dropout, layer.scale
+        layer.__class__ = nn.Linear if isinstance(layer, LoRALinear) else nn.Conv2d
+    return merged.requires_grad_()
+
+
+def product(a: Any, b: Any) -> Tensor:
+    """Compute ``B A`` in the shape of the adapted weight."""
+    flat: Tensor = b.flatten(1) @ a.flatten(1)
+    return flat.reshape(b.shape[0], *a.shape[1:])
+
+
+class Adapter(NamedTuple):
+    """Names of the parameters of an adapted layer, and the factor of their product."""
+
+    weight: str
+    """Empty if the weight is a constant."""
+    a: str
+    b: str
+    scale: float
+
+
+def adapters(layout: Layout) -> Iterator[Adapter]:
+    """Return the adapters of a model."""
+    for name, info in layout.items():
+        if info.role == "lora_A":
+            layer, _, rest = name.rpartition("lora_A")
+            weight = f"{layer}weight" if f"{layer}weight" in layout else ""
+            yield Adapter(weight, name, f"{layer}lora_B{rest}", info.scale or 1.0)
+
+
+_FACTOR = re.compile(r"(.*?)\.?(lora_[AB])(?:\.(\w+))?\.weight")
+"""Names of factors; peft's have the name of the adapter inside."""
+
+
+def adapter_info(model: nn.Module, name: str, rank: int) -> ParamInfo | None:
+    """Return the role of an adapter's parameter, of ours or of peft's; None for any other.
+
+    The input axes are those of the zero-mean projection: the inputs of ``A`` are the layer's. The
+    axis of ``B`` is the rank, which is not an input of the layer: ``B`` is never projected.
+    """
+    inputs = tuple(range(1, rank))
+    if found := _FACTOR.fullmatch(name):
+        layer: Any = model.get_submodule(found[1])
+        scaling = getattr(layer, "scaling", None)  # peft's, by the name of the adapter
+        scale = scaling.get(found[3]) if found[3] and scaling else getattr(layer, "scale", None)
+        if found[2] == "lora_A":
+            return ParamInfo("lora_A", inputs, type(layer).__name__, scale)
+        return ParamInfo("lora_B", (), type(layer).__name__)
+    layer = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(layer, Adapted) and name.endswith("weight"):
+        return ParamInfo("lora_base", inputs, type(layer).__name__)
+    return None
