@@ -24,7 +24,7 @@ from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
-from fedzmg.errors import CannotMap, InputError
+from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.functional import cannot_map
 from fedzmg.models.kernels import MappedLayers
@@ -66,7 +66,7 @@ class Vectorized:
     ) -> Iterator[Chunk]:
         """Yield one chunk of at most ``chunk`` clients at a time."""
         if reason := self.program.objective.model.loop_reason:
-            raise CannotMap(reason)
+            raise cannot_map(reason)
         size = self.chunk or max(len(batches), 1)
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))

@@ -85,15 +85,13 @@ def _logits(outputs: Any) -> Tensor:
     return found
 
 
-def cannot_map(error: Exception) -> CannotMap:
-    """Explain an error of mapped clients that train one by one."""
-    message = str(error).removeprefix("vmap: ") or type(error).__name__
+def cannot_map(cause: Exception | str) -> CannotMap:
+    """Explain an error of mapped clients that train one by one, or a reason known before."""
+    message = str(cause).removeprefix("vmap: ") or type(cause).__name__
     reason = message.splitlines()[0].split(". ")[0].rstrip(".:")
-    remedy = "engine='sequential' trains them one by one"
     if "control flow" in message or ".item()" in message:
-        reason = "the model or loss decides by the value of a tensor: if, float(), .item()"
-        remedy = f"use torch.where; {remedy}"
-    return CannotMap(f"cannot be mapped over clients ({reason}): {remedy}")
+        reason = "the model or loss decides by the value of a tensor, see torch.where"
+    return CannotMap(f"clients cannot be mapped ({reason}): use engine='sequential' or 'auto'")
 
 
 def check_module(module: nn.Module) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData, examples
-from fedzmg.errors import InputError, check_text
+from fedzmg.errors import InputError, UserCodeError, check_text
 from fedzmg.evaluation import ACCURACY, Metric, check_values
 from fedzmg.metrics import loss_and_metric
 from fedzmg.models.functional import FunctionalModel
@@ -199,7 +199,7 @@ class Task:
         """Build a task from a module and arrays.
 
         Args:
-            model: any ``nn.Module`` without buffers; it is copied.
+            model: any ``nn.Module`` that a plain loop can train; it is copied.
             x: training inputs, one per example: an array, a table (pandas), a list, or a dict of
                 them, which the model gets as keywords.
             y: training targets, one per example.
@@ -346,7 +346,7 @@ def _named(failure: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__} {next(iter(str(error).splitlines()), '')}".rstrip()
-        raise InputError(f"{failure}: {reason}") from error
+        raise UserCodeError(f"{failure}: {reason}") from error
 
 
 def _is_function(value: object) -> bool:
