@@ -79,6 +79,8 @@ class Vectorized:
             except (InputError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
+                if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+                    raise torch.OutOfMemoryError(str(error)) from error
                 # An error of the model itself is raised once more, with client and step.
                 deque(local.Sequential(self.program).train(chosen, broadcast, row(memory, rows)), 0)
                 raise cannot_map(error) from error
