@@ -109,7 +109,7 @@ def measure(
     positions, counts = (
         torch.from_numpy(a).to(device) for a in (watched.positions, watched.counts)
     )
-    chunk, found = 500, None
+    chunk, found = task.examples_at_once, None
     while found is None:
         try:
             found = evaluate_by_owner(

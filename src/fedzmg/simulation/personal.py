@@ -17,7 +17,7 @@ from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream
 from fedzmg.engine.local import Broadcast, Sequential
 from fedzmg.engine.vectorized import Vectorized
-from fedzmg.evaluation import total
+from fedzmg.evaluation import CHUNK, total
 from fedzmg.messages import ClientContext, Result, Stepped, Upload
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.tree import Inputs, State, Tree, row
@@ -147,14 +147,17 @@ def _evaluate(
 
     def one(params: Tree, x: Inputs, y: Tensor, counts: Tensor) -> Tensor:
         real = counts if program.objective.model.norms.always_dependent else ()
-        values = metric.function(program.objective.outputs(params, x, real), y).double()
+        values = metric.function(program.objective.outputs(params, x, real), y)
         if metric.pooled:
             return values
+        values = values.double()
         return total(torch.where(counts if values.ndim == 1 else counts[:, None], values, 0.0))
 
+    chunk = simulation.task.examples_at_once
+    at_once = EXAMPLES if chunk == CHUNK else max(1, chunk // WIDTH)
     found = []
     with torch.no_grad(), MappedLayers():
-        for positions, counts in _padded(own):
+        for positions, counts in _padded(own, at_once):
             at = torch.from_numpy(positions).to(simulation.device)
             mask = torch.from_numpy(counts).to(simulation.device)
             given = models, program.prepare(row(data.x, at), program.dtype), data.y[at], mask
@@ -175,12 +178,12 @@ def _evaluate(
 
 
 def _padded(
-    own: Sequence[npt.NDArray[np.int64]],
+    own: Sequence[npt.NDArray[np.int64]], at_once: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]:
     """Yield positions of examples as rectangles, and flags of the real ones."""
     longest = max(map(len, own))
-    for first in range(0, longest, EXAMPLES):
-        width = min(EXAMPLES, longest - first)
+    for first in range(0, longest, at_once):
+        width = min(at_once, longest - first)
         parts = [part[first : first + width] for part in own]
         real = np.arange(width) < np.array([[len(part)] for part in parts])
         positions = np.full(real.shape, own[0][0])

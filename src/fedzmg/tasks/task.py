@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from torch import nn
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.errors import InputError, UserCodeError, check_text
-from fedzmg.evaluation import ACCURACY, Metric, check_values
+from fedzmg.evaluation import ACCURACY, CHUNK, LARGEST_OUTPUTS, Metric, check_values
 from fedzmg.metrics import loss_and_metric
 from fedzmg.models.batch_norm import BatchNormPolicy
 from fedzmg.models.functional import FunctionalModel
@@ -173,6 +174,16 @@ class Task:
     def model_bytes(self) -> int:
         """Size of the trainable model in bytes, running statistics included."""
         return num_bytes(self.model.params())
+
+    @functools.cached_property
+    def examples_at_once(self) -> int:
+        """Examples that are evaluated at once: fewer if their outputs are large."""
+        params = self.model.params()
+        dtype = next(iter(params.values())).dtype
+        x, _ = tree_map(torch.clone, row(self.test, slice(1))).to(self.test.y.device, dtype)
+        with torch.no_grad():
+            size = num_bytes(self.model.evaluate(params, self.prepare(x, dtype)))
+        return max(1, min(CHUNK, LARGEST_OUTPUTS // max(1, size)))
 
     @property
     def objective(self) -> Objective:
