@@ -84,5 +84,4 @@ class AdaBestServer(ServerRule):
         return mean - self.beta * (state - mean), mean
 
 
-FAMILY = "corrected clients"
 ALGORITHMS = (Algorithm("adabest", AdaBest(), AdaBestServer(), weights="uniform"),)

@@ -137,5 +137,4 @@ class Agnostic(ServerRule):
         return params + (after - params) / models, Mixture(mixture, after, models)
 
 
-FAMILY = "fair clients"
 ALGORITHMS = (Algorithm("afl", WithLoss(SGD(lr=0.1)), Agnostic(), weights="uniform"),)

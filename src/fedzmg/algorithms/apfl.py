@@ -87,5 +87,4 @@ class APFL(OwnModelClient):
         return mixture(alpha, own.or_else(params), params)
 
 
-FAMILY = "personal models"
 ALGORITHMS = (Algorithm("apfl", APFL(), Average()),)

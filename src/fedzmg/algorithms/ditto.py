@@ -101,5 +101,4 @@ class Ditto(OwnModelClient):
         return Upload(context.params - params), context.memory.replaced(scratch[0])
 
 
-FAMILY = "personal models"
 ALGORITHMS = (Algorithm("ditto", Ditto(), Average()),)

@@ -43,5 +43,4 @@ class Lookahead(ServerRule):
         return params - velocity, velocity
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (Algorithm("fedacg", Prox(SGD(lr=0.1), mu=0.002), Lookahead(), weights="uniform"),)

@@ -81,7 +81,6 @@ class AdaDB(ServerRule):
 
 ORIGINAL = AdaDB(lr=1e-3, gamma=1e-3, floor=0.1, bound="inverse_round", correction="single")
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
     Algorithm("fedadadb", SGD(lr=0.1), AdaDB()),
     Algorithm("fedadadb:original", SGD(lr=0.1), ORIGINAL),

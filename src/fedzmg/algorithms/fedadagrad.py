@@ -66,7 +66,6 @@ class ReddiAdagrad(ServerRule):
         return params - self.lr * step, Statistics(kept, squares)
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
     Algorithm("fedadagrad", SGD(lr=0.1), Adagrad()),
     Algorithm("fedadagrad:reddi", SGD(lr=0.1), ReddiAdagrad()),

@@ -71,7 +71,6 @@ class ReddiAdam(ServerRule):
         return params - self.lr * direction(state, self.tau), state
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
     Algorithm("fedadam", SGD(lr=0.1), Adam()),
     Algorithm("fedadam:reddi", SGD(lr=0.1), ReddiAdam()),

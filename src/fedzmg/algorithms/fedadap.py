@@ -81,5 +81,4 @@ class AdaptiveSGD(ClientRule):
         return after, after.bad < self.patience
 
 
-FAMILY = "adaptive local work"
 ALGORITHMS = (Algorithm("fedadap", AdaptiveSGD(), Average()),)

@@ -113,5 +113,4 @@ class FedALA(OwnModelClient):
         return self._mixture(params, self._own(params, memory), memory[1])
 
 
-FAMILY = "personal models"
 ALGORITHMS = (Algorithm("fedala", FedALA(), Average()),)

@@ -71,7 +71,6 @@ class AMS(ServerRule):
         return params - rate * moments.first.map(ratio, root + added), Peak(moments, largest)
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
     Algorithm("fedams", SGD(lr=0.1), AMS(form="max_eps"), weights="uniform"),
     Algorithm("fedams:amsgrad", SGD(lr=0.1), AMS(form="amsgrad"), weights="uniform"),

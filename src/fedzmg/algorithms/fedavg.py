@@ -88,7 +88,6 @@ class Average(ServerRule):
         return params - self.lr * cohort.delta, state
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
     Algorithm("fedavg", SGD(lr=0.1), Average()),
     Algorithm("fedavg:momentum", SGD(lr=0.1, momentum=0.9, decay=0.0005), Average()),

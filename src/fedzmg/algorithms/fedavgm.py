@@ -41,5 +41,4 @@ class Momentum(ServerRule):
         return params - self.lr * velocity, velocity
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (Algorithm("fedavgm", SGD(lr=0.1), Momentum()),)

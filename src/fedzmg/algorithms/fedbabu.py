@@ -18,5 +18,4 @@ Degenerate cases: with no frozen layer it is FedAvg.
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, Parts
 
-FAMILY = "personal models"
 ALGORITHMS = (Algorithm("fedbabu", SGD(), Average(), parts=Parts(frozen=("last:1",))),)

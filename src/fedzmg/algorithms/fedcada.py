@@ -89,7 +89,6 @@ class AverageMoments(AverageSharedState):
         return no_moments(params)
 
 
-FAMILY = "shared optimizer state"
 ALGORITHMS = (
     Algorithm("fedcada", SharedAdam(), AverageMoments()),
     Algorithm("fedcada:none", SharedAdam(psi="none"), AverageMoments()),

@@ -72,5 +72,4 @@ class FedCMServer(ServerRule):
         return params - self.lr * cohort.delta, cohort.average[0]
 
 
-FAMILY = "corrected clients"
 ALGORITHMS = (Algorithm("fedcm", FedCM(), FedCMServer(), weights="uniform"),)

@@ -107,5 +107,4 @@ class FedDCServer(ServerRule):
         return params - cohort.delta + drift, after
 
 
-FAMILY = "corrected clients"
 ALGORITHMS = (Algorithm("feddc", FedDC(), FedDCServer(), weights="uniform"),)

@@ -69,5 +69,4 @@ class FedDynServer(ServerRule):
         return params - cohort.delta - state, state
 
 
-FAMILY = "corrected clients"
 ALGORITHMS = (Algorithm("feddyn", FedDyn(), FedDynServer(), weights="uniform"),)

@@ -116,5 +116,4 @@ class Extrapolate(ServerRule):
         return after + share * (sent - after), Extrapolated(after, first)
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (Algorithm("fedexp", WithNorm(SGD(lr=0.1)), Extrapolate(), weights="uniform"),)

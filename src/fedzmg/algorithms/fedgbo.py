@@ -111,7 +111,6 @@ class FedGBOServer(ServerRule):
 
 ADAM = FedGBOServer(beta1=0.9, beta2=0.99)
 
-FAMILY = "shared optimizer state"
 ALGORITHMS = (
     Algorithm("fedgbo", FrozenSteps(0.1), FedGBOServer(beta1=0.9), weights="uniform"),
     Algorithm("fedgbo:rmsprop", FrozenSteps(0.01), FedGBOServer(beta2=0.99), weights="uniform"),

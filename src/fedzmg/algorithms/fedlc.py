@@ -64,5 +64,4 @@ class CalibratedLogits(Wrapper):
         return super().loss(context, batch._replace(losses=losses))
 
 
-FAMILY = "own losses on the clients"
 ALGORITHMS = (Algorithm("fedlc", CalibratedLogits(SGD(lr=0.1)), Average()),)

@@ -87,5 +87,4 @@ class FedLionServer(AverageSharedState):
         return params - lr * cohort.delta, momentum
 
 
-FAMILY = "shared optimizer state"
 ALGORITHMS = (Algorithm("fedlion", LionTicks(), FedLionServer(), weights="uniform"),)

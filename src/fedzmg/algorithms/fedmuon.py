@@ -199,7 +199,6 @@ class FedMuonServer(ServerRule):
         return params - cohort.delta, SharedMuon(momentum, cohort.delta, lr)
 
 
-FAMILY = "shared optimizer state"
 ALGORITHMS = (
     Algorithm("fedmuon", Aligned(Muon(decay=0.01)), FedMuonServer(), weights="uniform"),
     Algorithm("fedmuon:local", Muon(decay=0.01), Average(), weights="uniform"),

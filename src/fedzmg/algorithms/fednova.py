@@ -100,5 +100,4 @@ class NovaServer(ServerRule):
         return params - self.lr * update, state
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (Algorithm("fednova", Nova(), NovaServer()),)

@@ -90,5 +90,4 @@ class NotTrueDistillation(Wrapper):
         return super().loss(context, rest) + added
 
 
-FAMILY = "own losses on the clients"
 ALGORITHMS = (Algorithm("fedntd", NotTrueDistillation(SGD(lr=0.1)), Average()),)

@@ -19,7 +19,6 @@ Degenerate case: without a personal layer it is FedAvg. One layer at least must 
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, Parts
 
-FAMILY = "personal models"
 ALGORITHMS = (
     Algorithm("fedper", SGD(), Average(), parts=Parts(personal=("last:1",))),
     Algorithm("lg-fedavg", SGD(), Average(), weights="uniform", parts=Parts(personal=("first:1",))),

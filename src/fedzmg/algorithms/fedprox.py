@@ -138,7 +138,6 @@ class AdaptiveMu(ServerWrapper):
         return params, Pull(mu, loss, improvements, inner)
 
 
-FAMILY = "corrected clients"
 ALGORITHMS = (
     Algorithm("fedprox", Prox(SGD(lr=0.1)), Average()),
     Algorithm("fedprox:adaptive", ServerSetProx(SGD(lr=0.1)), AdaptiveMu()),

@@ -80,5 +80,4 @@ class HeadFirst(PartsAware):
         return self.inner.finish(context, params, scratch[1], steps)
 
 
-FAMILY = "personal models"
 ALGORITHMS = (Algorithm("fedrep", HeadFirst(SGD()), Average(), parts=Parts(personal=("last:1",))),)

@@ -68,5 +68,4 @@ class SAM(Wrapper):
         return unit_ascent(params, grad, self.rho, self.eps), scratch
 
 
-FAMILY = "second gradients"
 ALGORITHMS = (Algorithm("fedsam", SAM(SGD(lr=0.1)), Average()),)

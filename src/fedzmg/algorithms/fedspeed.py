@@ -110,7 +110,6 @@ class FedSpeedAll(DualSteps):
         return Upload(delta), self.corrected(context, delta)
 
 
-FAMILY = "second gradients"
 ALGORITHMS = (
     Algorithm("fedspeed", FedSpeed(alpha=0.9), Average(), weights="uniform"),
     Algorithm("fedspeed:all", FedSpeedAll(alpha=0.9), FedDynServer(), weights="uniform"),

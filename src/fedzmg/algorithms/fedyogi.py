@@ -74,7 +74,6 @@ class ReddiYogi(ServerRule):
         return params - self.lr * direction(state, self.tau), state
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
     Algorithm("fedyogi", SGD(lr=0.1), Yogi()),
     Algorithm("fedyogi:reddi", SGD(lr=0.1), ReddiYogi()),

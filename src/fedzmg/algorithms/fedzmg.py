@@ -89,7 +89,6 @@ class ZeroMean(GradientWrapper):
 
 CLIENT = ZeroMean(SGD(lr=0.1, momentum=0.9, decay=5e-4))
 
-FAMILY = "zero-mean gradients on the clients"
 ALGORITHMS = (
     Algorithm("fedzmg", CLIENT, Average()),
     Algorithm("fedzmg-adam", CLIENT, Adam()),

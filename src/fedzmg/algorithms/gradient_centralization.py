@@ -54,7 +54,6 @@ PLAIN = CoupledDecay(SGD(lr=0.1, momentum=0.9), l2=1e-5)
 CENTRED = ZeroMean(PLAIN, embedding_axis="dim", biases="centred")
 SERVER = Projected(Average(), embedding_axis="dim", biases="centred")
 
-FAMILY = "gradient centralization"
 ALGORITHMS = (
     Algorithm("local-gc", CENTRED, Average(), weights="uniform"),
     Algorithm("global-gc", PLAIN, SERVER, weights="uniform"),

@@ -24,7 +24,6 @@ from fedzmg.algorithms.fedzmg import CLIENT
 from fedzmg.contract import Algorithm
 from fedzmg.wrappers.wrapper import Projected
 
-FAMILY = "zero-mean gradients on the clients"
 ALGORITHMS = (
     Algorithm("fedzmg-adam:projected", CLIENT, Projected(Adam())),
     Algorithm("fedzmg-yogi", CLIENT, Yogi()),

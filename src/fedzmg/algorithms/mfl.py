@@ -62,7 +62,6 @@ class AverageMomentum(AverageSharedState):
 
 AVERAGING = SharedMomentum(momentum=0.9, form="averaging")
 
-FAMILY = "shared optimizer state"
 ALGORITHMS = (
     Algorithm("mfl", SharedMomentum(), AverageMomentum()),
     Algorithm("mfl:averaging", AVERAGING, AverageMomentum(), weights="uniform"),

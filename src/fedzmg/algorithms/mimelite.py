@@ -74,5 +74,4 @@ class MimeLiteServer(ServerRule):
         return params - self.lr * cohort.delta, momentum
 
 
-FAMILY = "corrected clients"
 ALGORITHMS = (Algorithm("mimelite", MimeLite(), MimeLiteServer(), weights="uniform"),)

@@ -45,7 +45,6 @@ class ColdStart(Wrapper):
         return self.inner.mixed_step(alpha, context, params, grad), scratch
 
 
-FAMILY = "second gradients"
 ALGORITHMS = (
     Algorithm("mofedsam", SAM(FedCM()), FedCMServer(), weights="uniform"),
     Algorithm("mofedsam:cold-start", SAM(ColdStart(FedCM())), FedCMServer(), weights="uniform"),

@@ -89,5 +89,4 @@ class Moon(Wrapper):
         return upload, context.memory.replaced(params)
 
 
-FAMILY = "own losses on the clients"
 ALGORITHMS = (Algorithm("moon", Moon(SGD(lr=0.1)), Average()),)

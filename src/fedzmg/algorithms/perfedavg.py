@@ -103,7 +103,6 @@ class PerFedAvg(ClientRule):
         return super().finish(context, scratch[1], scratch, steps)
 
 
-FAMILY = "personal models"
 ALGORITHMS = (
     Algorithm("perfedavg", PerFedAvg(), Average(), weights="uniform"),
     Algorithm("perfedavg:hf", PerFedAvg(order="hessian_free"), Average(), weights="uniform"),

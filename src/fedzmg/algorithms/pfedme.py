@@ -69,5 +69,4 @@ class PFedMe(OwnModelClient):
         return Upload(context.params - scratch[0]), context.memory.replaced(scratch[2])
 
 
-FAMILY = "personal models"
 ALGORITHMS = (Algorithm("pfedme", PFedMe(), Average()),)

@@ -122,5 +122,4 @@ class FairAverage(ServerRule):
         return params - cohort.delta / (1 + damping / first), Scales(first, loss)
 
 
-FAMILY = "fair clients"
 ALGORITHMS = (Algorithm("qfedavg", LossWeighted(SGD(lr=0.1)), FairAverage(), weights="uniform"),)

@@ -89,7 +89,6 @@ class ScaffoldServer(ServerRule):
         return params - self.lr * cohort.delta, state + cohort.total / cohort.population
 
 
-FAMILY = "corrected clients"
 ALGORITHMS = (
     Algorithm("scaffold", Scaffold(), ScaffoldServer(), weights="uniform"),
     Algorithm("scaffold:option-1", Scaffold(variate="start"), ScaffoldServer(), weights="uniform"),
