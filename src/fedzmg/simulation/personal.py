@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedzmg.evaluation import CHUNK, total
 from fedzmg.messages import ClientContext, Result, Stepped, Upload
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.tree import Inputs, State, Tree, row
+from fedzmg.wrappers.parts import filled, pick
 from fedzmg.wrappers.wrapper import rate_of
 
 if TYPE_CHECKING:
@@ -46,13 +47,15 @@ class FineTune(ClientRule):
     """Plain SGD on the model that a client keeps in its memory."""
 
     lr: Number = number(0.1, above=0, doc="learning rate")
+    statistics: tuple[str, ...] = field(default=(), metadata={"derived": True})
+    """Running statistics, which arrive in place of a gradient."""
 
     def start(self, context: ClientContext) -> Tree:
         model: Tree = context.memory
         return model
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        return params - self.lr * grad, scratch
+        return filled(pick(grad, self.statistics), params - self.lr * grad), scratch
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         return Upload(Tree({})), params
@@ -112,7 +115,8 @@ def _fine_tuned(
     trained = chosen.algorithm.client
     own = (getattr(rule, "fine_tuning_rate", None) for rule in chain(trained))
     rate = next(filter(None, own), None) or rate_of(trained) or 0.1
-    program = replace(simulation.program, rule=FineTune(), longest=0)
+    rule = FineTune(statistics=simulation.task.model.statistics)
+    program = replace(simulation.program, rule=rule, longest=0)
     batching = replace(simulation.task.protocol.batching, epochs=epochs)
     offsets = simulation.task.train.offsets
     batches = []
@@ -142,7 +146,8 @@ def _evaluate(
     program, metric = simulation.program, simulation.task.metric
 
     def one(params: Tree, x: Inputs, y: Tensor, counts: Tensor) -> Tensor:
-        values = metric.function(program.objective.outputs(params, x), y)
+        real = counts if program.objective.model.norms.always_dependent else ()
+        values = metric.function(program.objective.outputs(params, x, real), y)
         if metric.pooled:
             return values
         values = values.double()
