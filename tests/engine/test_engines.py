@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from fedzmg.engine import choose
 from fedzmg.engine.choose import EnginePlanner, Probe, can_compile
 from fedzmg.engine.cuda_graph import compile_apart
 from fedzmg.engine.local import Chunk, Engine, Program, Sequential
+from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, convolution, onednn
 from fedzmg.models.kernels.precision import same_bits
@@ -71,28 +72,73 @@ def test_compiled_equals_eager_with_dropout(backend: str) -> None:
     assert_equal(*found, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("faster", "expected"), [(1.2, ("vectorized", True)), (1.3, ("sequential", False))]
-)
-def test_auto_leaves_the_default_path_for_one_that_is_clearly_faster(
-    monkeypatch: pytest.MonkeyPatch, faster: float, expected: tuple[str, bool]
-) -> None:
-    """A path that is nearly as fast must not decide which bits a run gets."""
-    flags: list[bool] = []
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make passes take seconds by path, oneDNN and steps of clients, and note them."""
+    enabled: list[bool] = []
 
     @contextlib.contextmanager
     def noted(flag: bool) -> Iterator[None]:
-        flags.append(flag)
+        enabled.append(flag)
         yield
 
-    def fake(engine: object, probe: Probe) -> float:
-        other = isinstance(engine, Sequential) and not flags[-1]
-        return 0.01 / faster if other else 0.01
+    def install(costs: dict[tuple[str, bool], float]) -> list[float]:
+        spent: list[float] = []
 
-    monkeypatch.setattr(choose, "onednn", noted)
+        def fake(engine: object, probe: Probe) -> float:
+            path = "sequential" if isinstance(engine, Sequential) else "vectorized"
+            spent.append(costs[path, enabled[-1]] * probe.client_steps)
+            return spent[-1]
+
+        monkeypatch.setattr(choose, "onednn", noted)
+        monkeypatch.setattr(choose, "_pass_seconds", fake)
+        return spent
+
+    return install
+
+
+def test_choosing_takes_a_small_share_and_never_a_slower_path(passes: Any) -> None:
+    """Seconds are counted by a fake clock; the loop is as fast as a plain one."""
+    built = simulation("sequential")
+    probe = built.probe()
+    steps = probe.client_steps
+    settings = product([1, 2, 5, 20, 100, 1000, 10**5], [0.1, 0.8, 1.0, 1.5, 3.0], [0.5, 0.9])
+    for count, mapped, without in settings:
+        costs = {
+            (path, flag): speed * (1 if flag else without)
+            for path, speed in (("sequential", 1.0), ("vectorized", mapped))
+            for flag in (True, False)
+        }
+        spent = passes(costs)
+        choice = choose.choose_on_cpu(built.program, probe, count)
+        assert sum(spent) <= 0.05 * count * steps, (count, mapped, without)
+        path = choice.path.replace("compiled", "vectorized")
+        assert costs[path, choice.onednn] <= 1.0
+        if not spent:
+            assert count * steps < 300
+            assert path == "sequential"
+        if count >= 1000:  # enough to try everything
+            expected = "vectorized" if mapped * choose.MAPPED_SPEEDUP < 1 else "sequential"
+            assert path == expected
+            assert choice.onednn == (without * choose.CLEAR_SPEEDUP > 1)
+
+
+@pytest.mark.parametrize(("fixed", "compiles"), [(0.9, True), (0.0, False)])
+def test_compiling_must_save_more_than_it_takes(
+    monkeypatch: pytest.MonkeyPatch, fixed: float, compiles: bool
+) -> None:
+    """Compiling saves time that does not grow with the number of clients, and no other."""
+
+    def fake(engine: object, probe: Probe) -> float:
+        if isinstance(engine, Sequential):
+            return 2.0 * probe.client_steps
+        clients = len(probe.batches)
+        return (fixed * len(SIZES) + (1 - fixed) * clients) * probe.client_steps / clients
+
     monkeypatch.setattr(choose, "_pass_seconds", fake)
-    choice = simulation("auto").choice
-    assert (choice.path, choice.onednn) == expected
+    monkeypatch.setattr(choose, "can_compile", lambda _: True)
+    found = simulation("auto", rounds=1000).choice.path
+    assert found == ("compiled" if compiles else "vectorized")
 
 
 def test_unknown_engine_and_device_are_rejected() -> None:
@@ -193,8 +239,8 @@ def undecided() -> Task:
 def test_a_model_that_does_not_map_is_trained_by_the_loop() -> None:
     with pytest.raises(InputError, match="engine='sequential'"):
         simulate(undecided(), Trial.of("fedzmg"), rounds=1, engine="vectorized")
-    looped = simulation("auto", rounds=1, trials=2, problem=undecided())
-    assert looped.choice.path == "sequential"
+    looped = simulation("auto", rounds=1000, trials=2, problem=undecided())
+    assert (looped.choice.path, looped.choice.fallback) == ("sequential", True)
     assert "engine='sequential'" in looped.choice.reason
     assert len(looped.run_round().records) == 2
 
@@ -317,7 +363,7 @@ def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
     built = simulation("vectorized")
     planner = EnginePlanner()
     program = replace(built.program, device=device)
-    planner.plan(program, built.probe, trials=1, rounds_left=1)
+    planner.plan(program, built.probe, trials=1, rounds_left=1 if device == GPU else 100)
     assert planner.choice.path == ("cuda_graph" if device == GPU else "vectorized")
     assert planner.chunk == (2 if device == GPU or not graph else None)
     monkeypatch.setattr(choose, "_pass_seconds", lambda *_: (_ for _ in ()).throw(
@@ -326,3 +372,16 @@ def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
     if device == GPU:
         with pytest.raises(InputError, match="2 clients"):
             EnginePlanner().plan(program, built.probe, trials=1, rounds_left=1)
+
+
+def test_a_cpu_without_memory_for_two_clients_trains_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(self: Vectorized, *_: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Vectorized, "_train_sorted", full)
+    choice = simulation("auto", rounds=1000).choice
+    assert (choice.path, choice.fallback) == ("sequential", False)
+    with pytest.raises(InputError, match="2 clients"):
+        simulation("vectorized").run_round()

@@ -27,7 +27,7 @@ from fedzmg.engine.choose import EnginePlanner
 from fedzmg.messages import ClientContext, Cohort, Result, Rows, Upload
 from fedzmg.seeds import key
 from fedzmg.simulation import Simulation
-from fedzmg.tree import State, Tree, leaves
+from fedzmg.tree import State, Tree, leaves, row
 from golden_problems import random_task
 
 SIZES = [6, 9, 4, 8, 5, 7, 3, 10]
@@ -232,8 +232,9 @@ def test_weights_are_those_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) 
     for chunk in simulation(chosen, "sequential", problem=problem).engine.train(
         batches, broadcast, ()
     ):
-        batch = batches[chunk.batches[0]]
-        uploads[batch.trial, batch.client] = chunk.outcomes.upload
+        for i, place in zip(chunk.batches, chunk.rows, strict=True):
+            own_rows = row(chunk.outcomes.upload, slice(place, place + 1))
+            uploads[batches[i].trial, batches[i].client] = own_rows
     [records] = run(sim, 1)
     for trial in (0, 1):
         own = {client: up for (t, client), up in uploads.items() if t == trial}

@@ -3,13 +3,12 @@
 The path is measured on one trial's round, whatever the number of trials. On a CPU a trial takes
 the same path alone and in a pack, so its bits are the same. On a GPU they are not anyway, and the
 number of trials decides whether compiling pays. The choice is recorded with a run and kept when it
-resumes, because another path changes the last bits. For the same reason a CPU leaves its default
-path only for one that is clearly faster.
+resumes, because another path changes the last bits. Measuring takes a small share of the training:
+on a CPU a short one is trained by the loop, which is as fast as plain PyTorch, without measuring.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import shutil
 import time
@@ -23,7 +22,7 @@ import torch
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Broadcast, Engine, Program, Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import CannotMap, InputError, unknown
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.tree import State, num_bytes, row
@@ -31,22 +30,34 @@ from fedzmg.tree import State, num_bytes, row
 PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 EngineName = Literal["auto", PathName]
 
+CHOOSING_SHARE = 0.04
+"""Share of a training on a CPU for timing its paths; with all around it, below 0.05."""
+MAPPED_SPEEDUP = 1.1
+"""Speed-up over the loop that mapping on a CPU needs to be chosen; it takes more memory."""
+CLEAR_SPEEDUP = 1.25
+"""Speed-up without oneDNN that is needed to turn it off: its kernels slow down least on a busy CPU.
+"""
+CLEAR_RATIO = 1.5
+"""Distance from a tie at which one timed pass of each path decides."""
+IMPLAUSIBLE = 1.25
+"""Slow-down of the map's first step at which it is not timed if the share does not suffice."""
+TIMED_PASSES = 3
+"""Passes timed at most after one warm-up step; the fastest counts."""
+PROBE_STEPS, MOST_STEPS = 2, 8
+"""Local steps of a timed pass: fewest, and most on a CPU."""
+
+CPU_COMPILE_SECONDS = 40.0
+"""Time to compile a step on two cores (measured: 18 to 77 s, the longest on a busy machine)."""
+CPU_COMPILE_GAIN = 0.8
+"""Share that compiling saves of the time of a mapped step that does not grow with the number of
+clients (measured: MLP 0.83, CNN 1.0)."""
 COMPILE_SECONDS = 30.0
-"""Time to compile a step on a small machine (measured: 10 s for a small CNN, 23 s for an MLP)."""
-COMPILE_GAIN = 0.3
-"""Share of a mapped step's time that compiling saves (measured: CNN 0.05, MLP 0.4)."""
+"""Time to compile a step for a GPU."""
 GRAPH_COMPILE_GAIN = 0.6
-"""The same for a CUDA graph (measured: 0.65 for the paper's CIFAR-100 network on an H200)."""
+"""Share of a CUDA graph's time that compiling saves (measured: 0.65 for the paper's CIFAR-100
+network on an H200)."""
 PACKED_COST = 0.5
 """Cost of a packed trial relative to a lone one on a GPU (measured: 0.48)."""
-
-PROBE_STEPS = 2
-DEFAULT_PATH: tuple[PathName, bool] = ("vectorized", True)
-"""Clients mapped, with oneDNN, whose kernels slow down least on a busy CPU."""
-TIMED_PASSES = 3
-"""Passes timed after one warm-up pass; the fastest counts."""
-CLEAR_SPEEDUP = 1.25
-"""Speed-up over the default path that another path needs to be chosen."""
 
 MEMORY_SHARE = 0.85
 """Share of the free GPU memory for clients; the rest is for evaluation and fragmentation."""
@@ -67,6 +78,18 @@ class Probe(NamedTuple):
         """Shorten every client's training."""
         return self._replace(batches=[b._replace(stream=b.stream[:steps]) for b in self.batches])
 
+    def longest(self, clients: int) -> Probe:
+        """Keep the clients with the longest training."""
+        lengths = [-len(b.stream) for b in self.batches]
+        kept = sorted(sorted(range(len(lengths)), key=lengths.__getitem__)[:clients])
+        chosen = [self.batches[i] for i in kept]
+        return self._replace(batches=chosen, memory=row(self.memory, kept))
+
+    @property
+    def client_steps(self) -> int:
+        """Steps of all clients together."""
+        return sum(len(b.stream) for b in self.batches)
+
     @property
     def steps(self) -> int:
         """Steps of the longest local training."""
@@ -80,6 +103,8 @@ class EngineChoice:
     path: PathName
     reason: str
     onednn: bool = ONEDNN_BY_DEFAULT
+    fallback: bool = False
+    """Clients are not mapped because the model or loss cannot be; ``reason`` has the cause."""
 
 
 class EnginePlanner:
@@ -177,37 +202,128 @@ class EnginePlanner:
         self.chunk = max(MIN_WIDTH, -(-now // 2))
 
 
+class _Timings:
+    """Seconds per step and client of the paths on a CPU, each on a part of the probe."""
+
+    def __init__(self, program: Program, parts: dict[PathName, Probe], chunk: int | None) -> None:
+        self._parts = parts
+        self._engines: dict[PathName, Engine] = {
+            "sequential": Sequential(program),
+            "vectorized": Vectorized(program, chunk=chunk),
+        }
+        self._warm: set[tuple[PathName, bool]] = set()
+        self.best: dict[tuple[PathName, bool], float] = {}
+        self.spent = 0.0
+
+    def warm_up(self, path: PathName, enabled: bool = True) -> float:
+        """Run a step; return its seconds per client."""
+        self._warm.add((path, enabled))
+        return self._run(path, self._parts[path].first_steps(1), enabled)
+
+    def time(self, path: PathName, enabled: bool = True) -> float:
+        """Time a pass after a warm-up; return the least seconds so far."""
+        if (path, enabled) not in self._warm:
+            self.warm_up(path, enabled)
+        each = self._run(path, self._parts[path], enabled)
+        self.best[path, enabled] = min(each, self.best.get((path, enabled), math.inf))
+        return self.best[path, enabled]
+
+    def _run(self, path: PathName, part: Probe, enabled: bool) -> float:
+        with onednn(enabled):
+            seconds = _pass_seconds(self._engines[path], part)
+        self.spent += seconds
+        return seconds / part.client_steps
+
+    def cost(self, path: PathName) -> float:
+        """Return the seconds of a pass."""
+        return self.best[path, True] * self._parts[path].client_steps
+
+    def __str__(self) -> str:
+        times = (
+            f"{path}{'' if enabled else ' without oneDNN'} {1e3 * each:.3g} ms"
+            for (path, enabled), each in self.best.items()
+        )
+        return f"{', '.join(times)} per step of a client"
+
+
 def choose_on_cpu(
     program: Program, probe: Probe, rounds_left: int, chunk: int | None = None
 ) -> EngineChoice:
-    """Time the paths on this CPU and take the fastest one, as described above."""
-    short = probe.first_steps(PROBE_STEPS)
-    found: dict[tuple[PathName, bool], float] = {}
-    engines: dict[PathName, Engine] = {
-        "sequential": Sequential(program),
-        "vectorized": Vectorized(program, chunk=chunk),
+    """Time the loop and the map on this CPU, for a small share of the training, and choose.
+
+    The loop runs one client, the map as many of a cohort as the share allows.
+    """
+    if program.objective.model.loop_reason:
+        return unmapped(program.objective.model.loop_reason)
+    planned = rounds_left * probe.client_steps
+    budget = CHOOSING_SHARE * planned
+    clients = min(len(probe.batches), chunk or len(probe.batches))
+    # One step to warm up and PROBE_STEPS timed ones, of the loop's client and of the mapped ones.
+    width = min(clients, int(budget / (1 + PROBE_STEPS)) - 1)
+    if width < MIN_WIDTH:
+        few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
+        return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
+    most = min(MOST_STEPS, int(budget / (1 + width)) - 1)
+    steps = max(PROBE_STEPS, most) if width == clients else PROBE_STEPS
+    short = probe.first_steps(steps)
+    parts: dict[PathName, Probe] = {
+        "sequential": short.longest(1),
+        "vectorized": short.longest(width),
     }
-    # Paths alternate, so that a busy moment of the machine slows all of them down.
-    for timed in range(1 + TIMED_PASSES):
-        for path, flag in itertools.product(engines, (True, False)):
-            try:
-                with onednn(flag):
-                    seconds = _pass_seconds(engines[path], short)
-            except InputError as error:
-                if path == "sequential":
-                    raise
-                return EngineChoice("sequential", str(error))
-            if timed:
-                found[path, flag] = min(seconds, found.get((path, flag), math.inf))
-    fastest = min(found, key=found.__getitem__)
-    clearly = CLEAR_SPEEDUP * found[fastest] < found[DEFAULT_PATH]
-    path, flag = fastest if clearly else DEFAULT_PATH
-    times = [f"{p}{'' if f else ' without oneDNN'} {1e3 * t:.1f} ms" for (p, f), t in found.items()]
-    figures = f"{', '.join(times)} for {PROBE_STEPS} steps of a cohort"
-    saved = COMPILE_GAIN * found[path, flag] / PROBE_STEPS * probe.steps * rounds_left
-    if path == "vectorized" and saved > 2 * COMPILE_SECONDS and can_compile(program.device):
-        return EngineChoice("compiled", f"{figures}; compiling should save {saved:.0f} s", flag)
-    return EngineChoice(path, figures, flag)
+    timings = _Timings(program, parts, chunk)
+    loop = timings.time("sequential")
+    budget *= loop  # in seconds
+    try:
+        first = timings.warm_up("vectorized")
+        pass_seconds = first * parts["vectorized"].client_steps
+        if first > IMPLAUSIBLE * loop and timings.spent + pass_seconds > budget:
+            return EngineChoice("sequential", f"{timings}, vectorized {1e3 * first:.3g} ms", True)
+        mapped = timings.time("vectorized")
+    except CannotMap as error:
+        return unmapped(error)
+    except torch.OutOfMemoryError:
+        if clients > MIN_WIDTH:
+            raise  # a smaller chunk follows
+        return EngineChoice("sequential", "the memory does not suffice for two clients", True)
+    each = timings.cost("sequential") + timings.cost("vectorized")
+    # Paths alternate, so that a busy moment of the machine slows both of them down.
+    for _ in range(TIMED_PASSES - 1):
+        tie = loop / mapped / MAPPED_SPEEDUP
+        if max(tie, 1 / tie) > CLEAR_RATIO or timings.spent + each > budget:
+            break
+        loop, mapped = timings.time("sequential"), timings.time("vectorized")
+    path: PathName = "vectorized" if loop > MAPPED_SPEEDUP * mapped else "sequential"
+    enabled = True
+    for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
+        if timings.spent + 3 * timings.cost(path) > budget:
+            enabled = True
+            break
+        enabled = timings.time(path) <= CLEAR_SPEEDUP * timings.time(path, False)
+        if enabled:
+            break
+    saved = 0.0
+    if path == "vectorized" and can_compile(program.device):
+        saved = _compile_saves(program, parts[path], mapped, probe.steps * rounds_left, enabled)
+    if saved > 2 * CPU_COMPILE_SECONDS:
+        return EngineChoice("compiled", f"{timings}; compiling should save {saved:.0f} s", enabled)
+    return EngineChoice(path, str(timings), enabled)
+
+
+def _compile_saves(
+    program: Program, part: Probe, mapped: float, steps: int, enabled: bool
+) -> float:
+    """Estimate the seconds that compiling saves: most of the time that is the same for any width.
+
+    It is measured only for a training that is long enough.
+    """
+    clients = len(part.batches)
+    most = CPU_COMPILE_GAIN * mapped * clients * steps
+    if most < 2 * CPU_COMPILE_SECONDS or clients < 2 * MIN_WIDTH:
+        return 0.0
+    half = _Timings(program, {"vectorized": part.longest(clients // 2)}, None)
+    with_half = min(half.time("vectorized", enabled) for _ in range(2)) * (clients // 2)
+    grows = (mapped * clients - with_half) / (clients - clients // 2)
+    return CPU_COMPILE_GAIN * max(0.0, mapped - grows) * clients * steps
 
 
 def choose_on_gpu(
@@ -219,19 +335,15 @@ def choose_on_gpu(
     """
     short = probe.first_steps(PROBE_STEPS)
     seconds: list[float] = []
-    fallbacks: dict[PathName, str] = {
-        "sequential": "the model cannot be mapped over clients",
-        "vectorized": "the step cannot be captured as a CUDA graph",
-    }
-    for slower, problem in fallbacks.items():
+    fallbacks: tuple[PathName, ...] = ("sequential", "vectorized")
+    for slower in fallbacks:
         engine = Vectorized(program, chunk=chunk, cuda_graph=slower == "vectorized")
         try:
             passes = [_pass_seconds(engine, short) for _ in range(1 + TIMED_PASSES)]
-        except torch.OutOfMemoryError:
-            raise  # a RuntimeError, too, but it says nothing about the model
-        except (InputError, RuntimeError) as error:
-            first_line = (str(error).splitlines() or [type(error).__name__])[0]
-            return EngineChoice(slower, f"{problem} ({first_line})")
+        except CannotMap as error:
+            if slower == "sequential":
+                return unmapped(error)
+            return EngineChoice(slower, f"the step cannot be captured as a CUDA graph ({error})")
         seconds.append(min(passes[1:]))
     times = f"mapped {1e3 * seconds[0]:.1f} ms, as a graph {1e3 * seconds[1]:.1f} ms"
     figures = f"{times} for {PROBE_STEPS} steps of a cohort"
@@ -240,6 +352,12 @@ def choose_on_gpu(
         reason = f"{figures}; compiling should save {saved:.0f} s"
         return EngineChoice("compiled_cuda_graph", reason)
     return EngineChoice("cuda_graph", figures)
+
+
+def unmapped(problem: CannotMap | str) -> EngineChoice:
+    """Return the loop for a model that cannot be mapped over clients."""
+    cost = "clients train one after another, about as fast as in plain PyTorch"
+    return EngineChoice("sequential", f"{problem}; {cost}", True, fallback=True)
 
 
 def can_compile(device: torch.device) -> bool:

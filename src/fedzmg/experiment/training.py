@@ -250,6 +250,8 @@ def training_loop(
     after every round.
     """
     rounds, interval, saved_at = simulation.rounds, checkpoint_seconds, time.monotonic()
+    if simulation.choice.fallback:
+        progress.say(simulation.choice.reason)
     try:
         with deferred_interrupt(progress) as requested:
             finished = simulation.round == rounds
