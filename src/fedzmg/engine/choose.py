@@ -249,10 +249,7 @@ class _Timings:
 def choose_on_cpu(
     program: Program, probe: Probe, rounds_left: int, chunk: int | None = None
 ) -> EngineChoice:
-    """Time the loop and the map on this CPU, for a small share of the training, and choose.
-
-    The loop runs one client, the map as many of a cohort as the share allows.
-    """
+    """Time the loop on one client and the map on as many as a share of the training allows."""
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
     planned = rounds_left * probe.client_steps
@@ -266,10 +263,8 @@ def choose_on_cpu(
     most = min(MOST_STEPS, int(budget / (1 + width)) - 1)
     steps = max(PROBE_STEPS, most) if width == clients else PROBE_STEPS
     short = probe.first_steps(steps)
-    parts: dict[PathName, Probe] = {
-        "sequential": short.longest(1),
-        "vectorized": short.longest(width),
-    }
+    parts: dict[PathName, Probe]
+    parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
     timings = _Timings(program, parts, chunk)
     loop = timings.time("sequential")
     budget *= loop  # in seconds
@@ -293,12 +288,10 @@ def choose_on_cpu(
             break
         loop, mapped = timings.time("sequential"), timings.time("vectorized")
     path: PathName = "vectorized" if loop > MAPPED_SPEEDUP * mapped else "sequential"
-    enabled = True
     for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
-        if timings.spent + 3 * timings.cost(path) > budget:
-            enabled = True
-            break
-        enabled = timings.time(path) <= CLEAR_SPEEDUP * timings.time(path, False)
+        enabled = timings.spent + 3 * timings.cost(path) > budget or (
+            timings.time(path) <= CLEAR_SPEEDUP * timings.time(path, False)
+        )
         if enabled:
             break
     saved = 0.0
@@ -312,10 +305,7 @@ def choose_on_cpu(
 def _compile_saves(
     program: Program, part: Probe, mapped: float, steps: int, enabled: bool
 ) -> float:
-    """Estimate the seconds that compiling saves: most of the time that is the same for any width.
-
-    It is measured only for a training that is long enough.
-    """
+    """Estimate what compiling saves: most of the seconds that are the same for any width."""
     clients = len(part.batches)
     most = CPU_COMPILE_GAIN * mapped * clients * steps
     if most < 2 * CPU_COMPILE_SECONDS or clients < 2 * MIN_WIDTH:
