@@ -293,8 +293,9 @@ def measure(name: str, device: torch.device, turns: int, rounds: int) -> dict[st
 def row(name: str, facts: dict[str, Any]) -> str:
     """Format a row of the table."""
     if facts["works"] != "yes":
-        return f"| {name} | {ZOO[name][0]} | {facts['works']} | | | | |"
-    times = f"{facts['plain']['round_ms']:.1f} | {facts['round_ms']:.1f} | {facts['speed']:.2f}"
+        return f"| {name} | {ZOO[name][0]} | {facts['works']} | | | | | |"
+    times = f"{facts['plain']['round_ms']:.0f} | {facts['round_ms']:.0f} | {facts['speed']:.2f}"
+    times += f" | {facts['cpu_speed']:.2f}"
     return f"| {name} | {ZOO[name][0]} | {facts['parameters']:,} | {facts['path']} | {times} |"
 
 
@@ -315,9 +316,14 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     device = resolve_device(arguments.device)
     command = shlex.join(["python", *sys.argv])
-    kept: dict[str, Any] = {"environment": {**environment(device), "command": command}}
-    print("| model | package | parameters | path | loop, ms per round | fedzmg, ms | speed |")
-    print("|---|---|---|---|---|---|---|")
+    kept: dict[str, Any] = {}
+    if arguments.out and arguments.out.exists():  # rows of other models stay
+        kept = json.loads(arguments.out.read_text())
+    kept["environment"] = {**environment(device), "command": command}
+    print(
+        "| model | package | parameters | path | loop, ms per round | fedzmg, ms | speed | by CPU |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     reasons = []
     for name in arguments.models:
         with warnings.catch_warnings():
@@ -325,9 +331,9 @@ def main() -> None:
             kept[name] = measure(name, device, arguments.turns, arguments.rounds)
         print(row(name, kept[name]), flush=True)
         reasons.append(f"{name}: {kept[name].get('reason', kept[name]['works'])}")
+        if arguments.out:
+            arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
     print("", *reasons, sep="\n")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,10 @@ class InputError(ValueError):
         return plain(super().__str__())
 
 
+class UserCodeError(InputError):
+    """A user's own function that raised; the cause has its traceback, which is shown as well."""
+
+
 class CannotMap(InputError):
     """A model or loss that a loop over clients can train, but that does not map over clients.
 

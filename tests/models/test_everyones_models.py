@@ -42,11 +42,14 @@ def sampled(m: Any, x: Tensor) -> Tensor:
     hidden = torch.tanh(m.first(x))
     if not m.training:
         return m.last(hidden)
-    noise = torch.empty([len(x), 1]).bernoulli_(0.7).div_(0.7).to(x.dtype)
+    noise = torch.empty([len(x), 1], device=x.device).bernoulli_(0.7).div_(0.7).to(x.dtype)
     hidden = hidden * noise + x.new_empty((len(x), 1)).uniform_(-0.1, 0.1)
-    hidden = hidden + 0.1 * torch.randn_like(hidden) + 0.1 * torch.rand(hidden.shape)
-    hidden = hidden * torch.bernoulli(torch.full_like(hidden, 0.9)) + 0.1 * torch.randn(len(x), 8)
-    hidden = hidden + 0.1 * torch.randint(0, 3, hidden.shape)
+    hidden = (
+        hidden + 0.1 * torch.randn_like(hidden) + 0.1 * torch.rand(hidden.shape, device=x.device)
+    )
+    hidden = hidden * torch.bernoulli(torch.full_like(hidden, 0.9))
+    hidden = hidden + 0.1 * torch.randn(len(x), 8, device=x.device)
+    hidden = hidden + 0.1 * torch.randint(0, 3, hidden.shape, device=x.device)
     hidden = F.gumbel_softmax(hidden, tau=2.0) + torch.rand_like(hidden) + hidden
     return m.last(torch.zeros_like(hidden).normal_(0, 0.1) + hidden)
 
@@ -54,7 +57,7 @@ def sampled(m: Any, x: Tensor) -> Tensor:
 def attended(m: Any, x: Tensor) -> Tensor:
     query, key, value = (p.unflatten(-1, (2, 4)).transpose(1, 2) for p in m.qkv(x).chunk(3, -1))
     dropped = 0.2 if m.training else 0.0
-    out = F.scaled_dot_product_attention(query, key, value, MASK, dropped, scale=0.3)
+    out = F.scaled_dot_product_attention(query, key, value, m.mask, dropped, scale=0.3)
     out = out + F.scaled_dot_product_attention(out, key, value, is_causal=True)
     return out.transpose(1, 2).flatten(-2)
 
@@ -99,8 +102,8 @@ MAPPED: dict[str, Callable[[], Task]] = {
     ),
     "decoder": lambda: federation(
         sequences(
-            lambda m, x: m.inner(x, x.flip(1), tgt_is_causal=True, tgt_mask=~MASK),
-            inner=nn.TransformerDecoderLayer(8, 2, 16, batch_first=True),
+            lambda m, x: m.inner(x, x.flip(1), tgt_is_causal=True, tgt_mask=~m.mask),
+            mask=MASK, inner=nn.TransformerDecoderLayer(8, 2, 16, batch_first=True),
         ),
         SEQUENCES,
     ),
@@ -112,7 +115,9 @@ MAPPED: dict[str, Callable[[], Task]] = {
         ),
         SEQUENCES,
     ),
-    "attention": lambda: federation(sequences(attended, qkv=nn.Linear(8, 24)), SEQUENCES),
+    "attention": lambda: federation(
+        sequences(attended, qkv=nn.Linear(8, 24), mask=MASK), SEQUENCES
+    ),
     "functional-dropout": lambda: federation(
         dense(lambda m, x: m.last(F.dropout(torch.relu(m.first(x)), 0.4, m.training))), VECTORS
     ),
@@ -153,6 +158,26 @@ def test_mapped_as_by_a_loop_and_the_same_twice(name: str) -> None:
     assert_engines_agree(task, torch.float64)
     first, second = (trained(task, "vectorized", rounds=1) for _ in range(2))
     assert all(torch.equal(leaf, second[key]) for key, leaf in first.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MAPPED)
+def test_graphs_on_a_gpu_as_by_a_loop(name: str) -> None:
+    task = MAPPED[name]()
+    more: dict[str, Any] = {"rounds": 1, "device": "cuda", "dtype": torch.float32}
+    loop, graph = (trained(task, engine, **more) for engine in ("sequential", "cuda_graph"))
+    for key, leaf in loop.items():
+        torch.testing.assert_close(leaf, graph[key], rtol=0, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["encoder", "attention", "lstm"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_lower_precisions_on_a_gpu(name: str, precision: str) -> None:
+    more: dict[str, Any] = {"device": "cuda", "dtype": torch.float32, "precision": precision}
+    assert all(leaf.isfinite().all() for leaf in trained(MAPPED[name](), **more).values())
 
 
 @pytest.mark.parametrize(

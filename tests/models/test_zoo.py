@@ -29,11 +29,11 @@ def load() -> Any:
 
 
 ZOO = load()
-ZOO.EXAMPLES = 40
+ZOO.EXAMPLES = 80
 
 
 def trained(task: Task, engine: str, dtype: torch.dtype) -> tuple[Tree, Simulation]:
-    trial = Trial.of("fedzmg", client_lr=0.01)
+    trial = Trial.of("fedzmg", client_lr=0.001)
     simulation = Simulation(
         task, [trial], rounds=1, device=torch.device("cpu"), dtype=dtype,
         engine=engine,  # type: ignore[arg-type]
@@ -49,8 +49,9 @@ def test_engines_agree(name: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     task = build()
-    # Two steps of each client, the second on a batch that is not full.
-    task = replace(task, protocol=replace(task.protocol, cohort=3, batch_size=3))
+    # Two steps of each client, the second on a batch that is not full. BatchNorm of two examples
+    # and one pixel, as at the end of a ResNet on small images, would magnify rounding too much.
+    task = replace(task, protocol=replace(task.protocol, cohort=2, batch_size=6))
     start = task.model.params()
     for engine, dtype, limit in (
         ("auto", torch.float32, 1e-4),

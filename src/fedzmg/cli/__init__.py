@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from fedzmg.cli import data, extending, inspection, measuring, searching, training
 from fedzmg.cli.common import INTERRUPTED, with_plugins
-from fedzmg.errors import InputError, Interrupted
+from fedzmg.errors import InputError, Interrupted, UserCodeError
 from fedzmg.plain_text import plain
 from fedzmg.plugins import PluginError
 from fedzmg.terminal.render import print_text
@@ -81,7 +81,7 @@ def main() -> None:
         if app(standalone_mode=False) == INTERRUPTED:
             raise KeyboardInterrupt
     except InputError as error:
-        _fail(str(error))
+        _fail(str(error), error.__cause__ if isinstance(error, UserCodeError) else None)
     except PluginError as error:
         print_text(plain(f"fedzmg: {error}"), err=True)
         traceback.print_exception(error.__cause__)
@@ -110,10 +110,12 @@ def _interrupted(message: str) -> NoReturn:
     sys.exit(INTERRUPTED)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, cause: BaseException | None = None) -> None:
     line = plain(" ".join(message.split()))
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
     if line:  # empty after the help that a bare command shows
         print_text(f"fedzmg: error: {line}", err=True)
+    if cause is not None:
+        traceback.print_exception(cause)
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""Plain ``nn.Module`` models without buffers, and what the engines need to know about a model."""
+"""Plain ``nn.Module`` models, and what the engines need to know about a model."""
 
 from __future__ import annotations
 

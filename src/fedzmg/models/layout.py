@@ -78,9 +78,6 @@ INPUT_AXES = {kind: rule for rule, kinds in _KINDS.items() for kind in kinds}
 """Module type (subclasses included) to the rule for its own parameters."""
 _FOREIGN = {"transformers.pytorch_utils.Conv1D": {"weight": ParamInfo("kernel", (0,))}}
 """Parameters of classes of packages that need not be installed."""
-_FACTORS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
-"""Parts of the names of LoRA's factors. ``A`` has the inputs of its layer in all axes but the
-first. Those of ``B`` are the rank, whose basis is arbitrary: a mean over it has no meaning."""
 
 
 def layout_of(
@@ -194,9 +191,11 @@ def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> Param
         *layer, _, own_name = path
         module = model.get_submodule(".".join(layer))
     kind_name = type(module).__name__
-    factor = next((part for part in name.split(".") if part in _FACTORS), "")
-    if factor and own_name != "bias":
-        return ParamInfo("kernel", tuple(range(1, rank)) if factor[-1] == "A" else (), kind_name)
+    if path[-1:] in (
+        ["lora_embedding_A"],
+        ["lora_embedding_B"],
+    ):  # peft's: (rank, rows), (dim, rank)
+        return ParamInfo("kernel", (1,) if path[-1].endswith("A") else (), kind_name)
     for kind in type(module).__mro__:
         info = _FOREIGN.get(f"{kind.__module__}.{kind.__qualname__}", {}).get(own_name)
         if info is None and kind in INPUT_AXES:
