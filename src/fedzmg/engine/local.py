@@ -230,7 +230,11 @@ class Program:
     def batch_inputs(self, indices: Tensor) -> Examples:
         """Gather examples by position and convert stored inputs to model inputs."""
         x, y = self.data.examples
-        return Examples(self.prepare(row(x, indices), self.dtype), y[indices])
+        if indices.ndim == 1 and isinstance(x, Tensor):  # three times as fast as indexing
+            x, y = x.index_select(0, indices), y.index_select(0, indices)
+        else:
+            x, y = row((x, y), indices)
+        return Examples(self.prepare(x, self.dtype), y)
 
     def facts(self, batches: Sequence[ClientBatch]) -> list[list[int]]:
         """Return numbers of examples; if the rule needs more, also clients, keys and steps."""
@@ -322,8 +326,7 @@ class Sequential:
                 for i in part
             ]
             computed = sum(len(batches[i].stream) for i in part)
-            alone = len(outcomes) == 1  # a view: the model may be large
-            all_ = row(outcomes[0], None) if alone else stack(outcomes)
+            all_ = stack(outcomes) if len(outcomes) > 1 else row(outcomes[0], None)
             yield Chunk(part, list(range(len(part))), all_, computed)
 
     def _train_one(self, batch: ClientBatch, broadcast: Broadcast, memory: State) -> Outcome:
@@ -361,9 +364,8 @@ class Sequential:
                 error.add_note(f"client {name!r}, local step {t + 1}, engine 'sequential'")
                 raise
             if not rule.uses_epoch_end:  # nobody reads the other tallies before the end
-                work = work._replace(
-                    params=params, scratch=scratch, total_loss=work.total_loss + loss
-                )
+                total = work.total_loss + loss
+                work = work._replace(params=params, scratch=scratch, total_loss=total)
                 continue
             work = count(work, loss, params, scratch)
             if stream.closes[t]:
@@ -378,7 +380,7 @@ class Sequential:
 
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
-        program, model = self.program, self.program.objective.model
+        program, keyed = self.program, self.program.objective.model.needs_key
         indices = torch.from_numpy(stream.indices).to(program.device)
         kind: Any = {"dtype": program.dtype, "device": program.device}
         weights: dict[int, Tensor] = {}
@@ -386,16 +388,12 @@ class Sequential:
             x, y = program.batch_inputs(indices[t, :real])
             if real not in weights:
                 weights[real] = torch.full((real,), 1 / (divisor or real), **kind)
-            keyed = model.needs_key
             key = torch.tensor(int(stream.keys[t]), device=program.device) if keyed else ()
             yield Batch(x, y, weights[real], key)
 
     def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
-        program = self.program
+        program, loss = self.program, next(iter(params.values())).new_zeros(())
         first = int(program.data.offsets[batch.client])
         stream = full_pass(program.full_pass_size, first, batch.examples)
-        parts = self._batches(stream, batch.examples)
-        loss = next(iter(params.values())).new_zeros(())
-        return add_full_pass(
-            program.objective.eval_loss, params, parts, loss, program.rule.full_pass
-        )
+        parts, timing = self._batches(stream, batch.examples), program.rule.full_pass
+        return add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
