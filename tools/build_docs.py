@@ -72,6 +72,8 @@ def section(c: dict[str, Any]) -> list[str]:
         default = "absent" if o["default"] is None else f"`{o['default']}`"
         lines.append(f"| `{o['key']}` | {default} | {o['range']} | {o['doc']} |")
     size = {name: bytes_text(count) for name, count in c["costs"].items() if "bytes" in name}
+    if "batch_norm" in [o["default"] for o in c["options"]]:  # which this task does not have
+        return lines
     lines += [
         "",
         f"On `{TASK}`: {size['down_bytes']} down and {size['up_bytes']} up per client and round; a "

@@ -114,7 +114,7 @@ def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
 
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = task.objective.train(tracked, batch)
+            loss, _ = task.objective.train(tracked, batch)
         torch.autograd.grad(loss, list(tracked.values()), allow_unused=True)
     model = num_bytes(params)
     fitted = fit(algorithm, task.model.layout, task.parts, len(task.train))

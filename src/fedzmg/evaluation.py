@@ -19,6 +19,11 @@ from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Inputs, Tree, row, stack, tree_map
 
+CHUNK = 500
+"""Examples evaluated at once, if their outputs are not large."""
+LARGEST_OUTPUTS = 2**28
+"""Bytes of one model's outputs that are computed at once, for more than one example."""
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -64,7 +69,7 @@ class Metric:
         """Reject a function that does not give a value or a row of statistics per example."""
         check_values(f"metric {self.name}", values, examples, rows=self.finish is not None)
         if self.finish is not None:
-            found: Any = self.finish(values.double() if self.pooled else total(values))
+            found: Any = self.finish(values if self.pooled else total(values))
             if not isinstance(found, Tensor) or found.ndim:
                 given = tuple(found.shape) if isinstance(found, Tensor) else type(found)
                 raise InputError(
@@ -144,11 +149,10 @@ def evaluate(
     metric: Metric,
     prepare: PrepareFunction,
     *,
-    chunk: int = 500,
+    chunk: int = CHUNK,
 ) -> Tensor:
     """Compute mean loss and metric of stacked models (first axis) on pooled examples."""
-    reduce = Tensor.double if metric.pooled else total
-    each = _for_each_model(params, objective, metric, prepare, total, reduce)
+    each = _for_each_model(params, objective, metric, prepare, total)
     with torch.no_grad(), MappedLayers():
         # A copy: a prepare function may work in place.
         parts = [
@@ -172,14 +176,14 @@ def evaluate_by_owner(
     metric: Metric,
     prepare: PrepareFunction,
     *,
-    chunk: int = 500,
+    chunk: int = CHUNK,
 ) -> Tensor:
     """Compute mean loss and metric of stacked models on every owner's examples.
 
     ``positions`` names the examples, owner after owner; each owner has ``counts`` of them, at least
     one. The result is models x owners x (loss, metric), in double precision.
     """
-    each = _for_each_model(params, objective, metric, prepare, Tensor.double, Tensor.double)
+    each = _for_each_model(params, objective, metric, prepare, Tensor.double)
     owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     sums: list[Tensor] = []
     kept: list[Tensor] = []
@@ -205,8 +209,7 @@ def _for_each_model(
     objective: Objective,
     metric: Metric,
     prepare: PrepareFunction,
-    reduce_loss: Callable[[Tensor], Tensor],
-    reduce_metric: Callable[[Tensor], Tensor],
+    reduce: Callable[[Tensor], Tensor],
 ) -> Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]:
     """Build a function of stored inputs and targets: loss and metric of every stacked model.
 
@@ -218,8 +221,8 @@ def _for_each_model(
 
     def one(weights: Tree, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
         outputs = objective.outputs(weights, x)
-        loss = reduce_loss(objective.loss(outputs, y))
-        return loss, reduce_metric(metric.function(outputs, y))
+        loss, found = reduce(objective.loss(outputs, y)), metric.function(outputs, y)
+        return loss, found if metric.pooled else reduce(found)
 
     loop = bool(objective.model.loop_reason)
 

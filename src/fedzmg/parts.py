@@ -1,4 +1,8 @@
-"""Parts of a model: parameters that clients train together, alone, or not at all."""
+"""Parts of a model: parameters that clients train together, alone, or not at all.
+
+Running statistics of normalisation layers are not trained. They belong to a client if their layer
+is personal; all others travel and are averaged.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from typing import NamedTuple
 from fedzmg.errors import InputError
 from fedzmg.rule import Layout
 
-ROLES = ("norm", "lora_A", "lora_B", "lora_base")
+ROLES = ("lora_A", "lora_B", "lora_base")
 """Patterns for all parameters of a role, if the model has any."""
+BATCH_NORM = "BatchNorm"
+"""Layer type, in a layout, of everything that normalises by statistics of batches."""
 _LAYERS = re.compile(r"(first|last):([1-9]\d{0,5})")
 
 
@@ -21,15 +27,20 @@ class Split(NamedTuple):
     shared: tuple[str, ...]
     personal: tuple[str, ...]
     frozen: tuple[str, ...]
+    averaged: tuple[str, ...] = ()
+    """Running statistics that travel."""
+    own: tuple[str, ...] = ()
+    """Running statistics of personal layers."""
 
 
 @dataclass(frozen=True)
 class Parts:
     """Patterns of parameters that are not trained by all clients together.
 
-    A pattern is a parameter's name with ``*`` and ``?``, ``first:N`` or ``last:N`` for layers, or
-    ``norm`` for normalisation layers, ``lora_A``, ``lora_B`` and ``lora_base`` for adapters'
-    factors and adapted weights. Several may be given as a list or between commas.
+    A pattern is a parameter's name with ``*`` and ``?``, ``first:N`` or ``last:N`` for layers,
+    ``norm`` for normalisation layers, ``batch_norm`` for those with statistics of batches, or
+    ``lora_A``, ``lora_B`` and ``lora_base`` for adapters' factors and adapted weights. Several may
+    be given as a list or between commas.
     """
 
     personal: tuple[str, ...] = ()
@@ -62,15 +73,16 @@ class Parts:
             {name for pattern in patterns for name in matches(pattern, layout)}
             for patterns in (self.personal, self.frozen)
         )
-        if both := personal & frozen:
+        moving = {name for name, info in layout.items() if info.role == "statistics"}
+        if both := (personal & frozen) - moving:
             raise InputError(f"parameter {min(both)!r} is personal and frozen: choose one")
-        shared = tuple(n for n in layout if n not in personal | frozen)
+        shared = tuple(n for n in layout if n not in personal | frozen | moving)
         if not shared:
             given = ", ".join((*self.personal, *self.frozen))
             alone = "'ditto' with client.lam = 0 trains clients alone"
             raise InputError(f"parts {given} leave no parameter to share: name fewer; {alone}")
-        ordered = (tuple(n for n in layout if n in part) for part in (personal, frozen))
-        return Split(shared, *ordered)
+        rest = personal - moving, frozen - moving, moving - personal, moving & personal
+        return Split(shared, *(tuple(n for n in layout if n in part) for part in rest))
 
 
 def matches(pattern: str, layout: Layout) -> list[str]:
@@ -82,10 +94,16 @@ def matches(pattern: str, layout: Layout) -> list[str]:
         return [name for name in layout if name.rpartition(".")[0] in chosen]
     if pattern in ROLES:
         return [name for name, info in layout.items() if info.role == pattern]
+    if pattern == "norm":
+        return [name for name, info in layout.items() if info.role in ("norm", "statistics")]
+    if pattern == "batch_norm":
+        if names := [name for name, info in layout.items() if info.layer == BATCH_NORM]:
+            return names
+        raise InputError(f"part {pattern!r}: the model has no BatchNorm layer; use fedavg")
     names = [name for name in layout if fnmatchcase(name, pattern)]
     if not names:
         raise InputError(
-            f"part {pattern!r} matches no parameter: expected first:N, last:N, norm or a pattern "
-            f"of {', '.join(list(layout)[:4])}{', ...' if len(layout) > 4 else ''}"
+            f"part {pattern!r} matches no parameter: expected first:N, last:N, norm, batch_norm "
+            f"or a pattern of {', '.join(list(layout)[:4])}{', ...' if len(layout) > 4 else ''}"
         )
     return names

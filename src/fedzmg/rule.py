@@ -17,10 +17,11 @@ Number: TypeAlias = float | Tensor
 so it is used only arithmetically."""
 
 Role = Literal[
-    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown",
+    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown", "statistics",
     "lora_A", "lora_B", "lora_base",
 ]  # fmt: skip
-"""``unknown``: a weight of a module whose input axes are not known."""
+"""``unknown``: a weight of a module whose input axes are not known. ``statistics``: running ones of
+a normalisation layer, which are not trained."""
 
 
 class ParamInfo(NamedTuple):

@@ -37,7 +37,7 @@ def test_operations_of_two_dense_layers_with_every_algorithm() -> None:
     """Forward, and the gradients of the weights and of hidden units; the inputs need none."""
     net = nn.Sequential(nn.Linear(10, 4), nn.Linear(4, 3))
     task = random_task(net, (8, 8), inputs=10, classes=3, cohort=2, batch_size=8)
-    for name in algorithms.ALGORITHMS:
+    for name in algorithms.ALGORITHMS.keys() - {"fedbn"}:  # it needs BatchNorm
         products = 2 * (10 * 4 + 4 * 3) + 4 * 3
         assert step_cost(task, algorithms.get(name))[0] == 2 * 8 * products, name
 

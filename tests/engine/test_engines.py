@@ -103,21 +103,21 @@ def test_choosing_takes_a_small_share_and_never_a_slower_path(passes: Any) -> No
     probe = built.probe()
     steps = probe.client_steps
     settings = product([1, 2, 5, 20, 100, 1000, 10**5], [0.1, 0.8, 1.0, 1.5, 3.0], [0.5, 0.9])
-    for rounds, mapped, without in settings:
+    for count, mapped, without in settings:
         costs = {
             (path, flag): speed * (1 if flag else without)
             for path, speed in (("sequential", 1.0), ("vectorized", mapped))
             for flag in (True, False)
         }
         spent = passes(costs)
-        choice = choose.choose_on_cpu(built.program, probe, rounds)
-        assert sum(spent) <= 0.05 * rounds * steps, (rounds, mapped, without)
+        choice = choose.choose_on_cpu(built.program, probe, count)
+        assert sum(spent) <= 0.05 * count * steps, (count, mapped, without)
         path = choice.path.replace("compiled", "vectorized")
         assert costs[path, choice.onednn] <= 1.0
         if not spent:
-            assert rounds * steps < 300
+            assert count * steps < 300
             assert path == "sequential"
-        if rounds >= 1000:  # enough to try everything
+        if count >= 1000:  # enough to try everything
             expected = "vectorized" if mapped * choose.MAPPED_SPEEDUP < 1 else "sequential"
             assert path == expected
             assert choice.onednn == (without * choose.CLEAR_SPEEDUP > 1)

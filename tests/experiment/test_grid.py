@@ -22,6 +22,7 @@ from fedzmg.experiment.grids.score import choose_best, neighbours, read_rows
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import TimeLimitReached
 from fedzmg.experiment.verify import verify
+from fedzmg.metrics import METRICS
 from fedzmg.simulation import Trial, simulate
 
 AXES = {"client.lr": [0.03, 0.3], "server.lr": [0.5, 1.0]}
@@ -183,9 +184,10 @@ def test_diverged_points_score_zero_and_never_win(tmp_path: Path) -> None:
     assert warnings(nothing) == ["every point of fedavg diverged; search smaller learning rates"]
 
 
-def test_points_are_also_scored_as_the_paper_chooses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("metric", ["accuracy", "auc"])
+def test_points_are_also_scored_as_the_paper_chooses(tmp_path: Path, metric: str) -> None:
     """The same numbers as a grid that chooses by all test examples, which trains alike."""
-    task = toy()
+    task = replace(toy(), metric=METRICS[metric])
     asked = {"also_by_test": True, "seeds": [7, 8]}
     both = run_grid(spec(**asked), tmp_path / "both", task=task)
     paper = run_grid(spec(selection="test", seeds=[7, 8]), tmp_path / "paper", task=task)

@@ -115,7 +115,9 @@ MAPPED: dict[str, Callable[[], Task]] = {
         ),
         SEQUENCES,
     ),
-    "attention": lambda: federation(sequences(attended, qkv=nn.Linear(8, 24), mask=MASK), SEQUENCES),
+    "attention": lambda: federation(
+        sequences(attended, qkv=nn.Linear(8, 24), mask=MASK), SEQUENCES
+    ),
     "functional-dropout": lambda: federation(
         dense(lambda m, x: m.last(F.dropout(torch.relu(m.first(x)), 0.4, m.training))), VECTORS
     ),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedzmg import InputError, Task, Trial, algorithms
+from fedzmg import InputError, Task, Trial, algorithms, simulate
 from fedzmg.contract import Algorithm, ParamInfo, Parts
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.engine.vectorized import Vectorized
@@ -155,18 +155,45 @@ def test_engines_agree(name: str, more: tuple[EnginePlanner, ...]) -> None:
         assert max(float(gap) for gap in gaps.values()) < 1e-9
 
 
-def test_base_weights_are_shared_by_all_clients() -> None:
-    """Bytes of everything with a client axis: ten clients need under 1.5 times those of one."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 20, (40, 8))
-    model = add_lora(CharTransformer(20, 64, 2, 1, 8), 2, 4, "*.attention.*")
+def language_model(dim: int, layers: int, device: str) -> Simulation:
+    x = np.random.default_rng(0).integers(0, 20, (40, 8))
+    model = add_lora(CharTransformer(20, dim, 2, layers, 8), 2, 4, "*.attention.*")
     problem = Task.from_arrays(
-        model, x, x, np.arange(40) % 10, test=(x, x), cohort=10, batch_size=4, init="torch"
+        model, x, x, np.arange(40) % 10, test=(x[:2], x[:2]), cohort=10, batch_size=4
     )
-    sim = Simulation(
-        problem, [Trial.of("fedavg", client_momentum=0.9)], rounds=1, device=torch.device("cpu"),
+    return Simulation(
+        problem, [Trial.of("fedavg", client_momentum=0.9)], rounds=1, device=torch.device(device),
         dtype=torch.float32, engine="cuda_graph",
     )  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_one_copy_of_the_base_weights() -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    sim = language_model(1024, 6, "cuda")
+    sim.run_round()
+    torch.cuda.synchronize()
+    constants = num_bytes(sim.program.objective.model.frozen())
+    assert torch.cuda.memory_allocated() - before < 1.5 * constants
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fedit", "ffa-lora", "flora", "fedzmg"])
+@pytest.mark.parametrize("engine", ["vectorized", "cuda_graph", "compiled_cuda_graph"])
+def test_gpu_agrees_with_cpu(name: str, engine: Any) -> None:
+    problem, trials = task(merge=name == "flora", dropout=0.25), [Trial.of(name)]
+    [here], [there] = (
+        simulate(problem, trials, rounds=2, engine=e, dtype=torch.float64, device=device)  # type: ignore[arg-type]
+        for e, device in (("sequential", "cpu"), (engine, "cuda"))
+    )
+    for own, values in here.params.items():
+        torch.testing.assert_close(there.params[own].cpu(), values, rtol=0, atol=1e-9)
+
+
+def test_base_weights_are_shared_by_all_clients() -> None:
+    """Bytes of everything with a client axis: ten clients need under 1.5 times those of one."""
+    sim = language_model(64, 1, "cpu")
     sim.run_round()
     engine = sim.engine
     assert isinstance(engine, Vectorized)

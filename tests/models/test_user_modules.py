@@ -170,7 +170,6 @@ def test_engines_agree(name: str) -> None:
 
 
 REJECTED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "batch-norm": (lambda: residual(nn.BatchNorm2d), "'norm' is a BatchNorm2d .*nn.GroupNorm"),
     "no-parameter": (nn.ReLU, "requires_grad"),
     "frozen": (lambda: nn.Linear(3, 3).requires_grad_(False), "requires_grad"),
 }  # fmt: skip

@@ -21,7 +21,7 @@ from torch import nn
 from fedzmg import Metric, Task, Trial, simulate
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.evaluation import OverClients, share_short_of
-from fedzmg.simulation import History, Simulation
+from fedzmg.simulation import History, Simulation, rounds
 from fedzmg.simulation import history as results
 from fedzmg.simulation.history import Watched
 from fedzmg.simulation.records import QUANTILES
@@ -157,6 +157,23 @@ def test_too_little_memory_makes_smaller_parts(monkeypatch: pytest.MonkeyPatch) 
     again = simulation.evaluate_clients()
     assert asked == [500, 250, 125, 62]
     assert np.array_equal(again[0].metric, whole[0].metric)
+
+
+def test_too_little_memory_evaluates_fewer_models_then_fewer_examples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation, _ = train(images())
+    whole, inner, asked = simulation.evaluate(), rounds.evaluate, []
+
+    def small(params: Any, *args: Any, chunk: int) -> Any:
+        asked.append((len(next(iter(params.values()))), chunk))
+        if chunk > 100:
+            raise torch.OutOfMemoryError
+        return inner(params, *args, chunk=chunk)
+
+    monkeypatch.setattr(rounds, "evaluate", small)
+    assert simulation.evaluate() == whole
+    assert asked == [(2, 500), (2, 250), (2, 125), (2, 62)]
 
 
 def sized(counts: list[int], rounds: int) -> Any:

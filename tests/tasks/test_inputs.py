@@ -210,10 +210,16 @@ class TakesDict(Masked):
 
 
 @pytest.mark.parametrize(
-    "engine",
-    ["sequential", "vectorized", "cuda_graph", pytest.param("compiled", marks=pytest.mark.slow)],
+    ("engine", "device"),
+    [
+        ("sequential", "cpu"),
+        ("vectorized", "cpu"),
+        ("cuda_graph", "cpu"),
+        pytest.param("compiled", "cpu", marks=pytest.mark.slow),
+        pytest.param("compiled_cuda_graph", "cuda", marks=pytest.mark.gpu),
+    ],
 )
-def test_a_dict_of_inputs_trains_as_one_tensor_does(engine: Any) -> None:
+def test_a_dict_of_inputs_trains_as_one_tensor_does(engine: Any, device: str) -> None:
     """Personal models, fine-tuning and evaluation by client included."""
     mask = (RNG.random((24, 4)) < 0.7).astype(np.int64)
     named = {"input_ids": X, "attention_mask": mask}
@@ -225,7 +231,7 @@ def test_a_dict_of_inputs_trains_as_one_tensor_does(engine: Any) -> None:
             batch_size=4, rounds=2, fine_tune=1, init="given",
         )  # fmt: skip
         simulation = Simulation(
-            task, [Trial.of("ditto")], rounds=2, device=torch.device("cpu"), dtype=torch.float64,
+            task, [Trial.of("ditto")], rounds=2, device=torch.device(device), dtype=torch.float64,
             engine=EnginePlanner("compiled", backend="eager") if engine == "compiled" else engine,
         )  # fmt: skip
         records = [simulation.run_round().records[0] for _ in range(2)]

@@ -1,14 +1,18 @@
 """Every algorithm: one module per paper, and the table made from these modules.
 
-A module that defines ``ALGORITHMS``, a tuple of :class:`AlgorithmInfo`, is a part of the table
-without further edits; so is a user's plugin file (:mod:`fedzmg.plugins`). All final rule classes of
+A module that defines ``ALGORITHMS`` is a part of the table without further edits; so is a user's
+plugin file (:mod:`fedzmg.plugins`). Family, summary, source and costs are in ``catalog.toml``,
+or in ``FAMILY`` and an :class:`AlgorithmInfo` in place of the algorithm. All final rule classes of
 the package can be imported from here.
 """
 
 import dataclasses
 import inspect
 import pkgutil
+import tomllib
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +55,7 @@ def _entry(value: Any, name: str, module: ModuleType | None) -> tuple[str, Algor
         given = f"{value!r:.80}"
         raise InputError(f"{given}: expected an Algorithm, or an AlgorithmInfo that describes one")
     if module is not None:
-        about, family = module.__doc__ or "", getattr(module, "FAMILY", "others")
+        about, family = module.__doc__ or "", getattr(module, "FAMILY", value.family)
         value = dataclasses.replace(value, about=value.about or about, family=family)
     if name and name != value.algorithm.name:
         value = dataclasses.replace(
@@ -77,13 +81,22 @@ def _same(old: AlgorithmInfo, new: AlgorithmInfo) -> bool:
     return typed and kinds[0] != kinds[1] and names[0] == names[1]
 
 
+def _built_in() -> Iterator[tuple[str, AlgorithmInfo]]:
+    """Yield every algorithm of the package with its texts and costs."""
+    families = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
+    catalog = {
+        name: {"family": f, **row} for f, rows in families.items() for name, row in rows.items()
+    }
+    for module in _modules():
+        for own in getattr(module, "ALGORITHMS", ()):
+            if isinstance(own, Algorithm) and own.name in catalog:
+                own = AlgorithmInfo(own, **catalog[own.name])
+            yield _entry(own, "", module)
+
+
 ALGORITHMS: Registry[AlgorithmInfo] = Registry(
     "algorithm",
-    dict(
-        _entry(info, "", module)
-        for module in _modules()
-        for info in getattr(module, "ALGORITHMS", ())
-    ),
+    dict(_built_in()),
     _entry,
     _same,
 )

@@ -30,7 +30,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -84,13 +84,4 @@ class AdaBestServer(ServerRule):
         return mean - self.beta * (state - mean), mean
 
 
-FAMILY = "corrected clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("adabest", AdaBest(), AdaBestServer(), weights="uniform"),
-        summary="clients less their fading bias estimates; server extrapolates the mean model",
-        source="Varno et al. 2022",
-        client_keeps=1,
-        server_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("adabest", AdaBest(), AdaBestServer(), weights="uniform"),)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.qfedavg import LossFirst
-from fedzmg.contract import Algorithm, AlgorithmInfo, Need, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Need, Number, ServerRule, choice, number
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, Result
 from fedzmg.tree import State, Tree
@@ -137,12 +137,4 @@ class Agnostic(ServerRule):
         return params + (after - params) / models, Mixture(mixture, after, models)
 
 
-FAMILY = "fair clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("afl", WithLoss(SGD(lr=0.1)), Agnostic(), weights="uniform"),
-        summary="local SGD; server average by a mixture that moves towards large losses",
-        source="Mohri, Sivek, Suresh 2019; Ro et al. 2021",
-        inferred="the rule for sampled cohorts",
-    ),
-)
+ALGORITHMS = (Algorithm("afl", WithLoss(SGD(lr=0.1)), Agnostic(), weights="uniform"),)

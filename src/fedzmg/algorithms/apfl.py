@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.ditto import OwnModelClient, no_own_model
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, choice, number
+from fedzmg.contract import Algorithm, Number, choice, number
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -87,13 +87,4 @@ class APFL(OwnModelClient):
         return mixture(alpha, own.or_else(params), params)
 
 
-FAMILY = "personal models"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("apfl", APFL(), Average()),
-        summary="FedAvg, and an adaptive mixture with an own model per client",
-        source="Deng et al. 2020",
-        client_keeps=1,
-        inferred="the defaults of client.alpha and client.alpha_lr",
-    ),
-)
+ALGORITHMS = (Algorithm("apfl", APFL(), Average()),)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, WrapperKind, number
+from fedzmg.contract import Algorithm, ClientRule, Number, WrapperKind, number
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -101,12 +101,4 @@ class Ditto(OwnModelClient):
         return Upload(context.params - params), context.memory.replaced(scratch[0])
 
 
-FAMILY = "personal models"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("ditto", Ditto(), Average()),
-        summary="FedAvg, and a personal model per client that is pulled to it",
-        source="Li et al. 2021",
-        client_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("ditto", Ditto(), Average()),)

@@ -20,7 +20,7 @@ from typing import final
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedprox import Prox
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -43,12 +43,4 @@ class Lookahead(ServerRule):
         return params - velocity, velocity
 
 
-FAMILY = "plain clients, server optimizers"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedacg", Prox(SGD(lr=0.1), mu=2e-3), Lookahead(), weights="uniform"),
-        summary="local SGD from and pulled to the lookahead model; server momentum",
-        source="Kim, Kim, Han 2024",
-        server_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("fedacg", Prox(SGD(lr=0.1), mu=0.002), Lookahead(), weights="uniform"),)

@@ -31,9 +31,9 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.fedavg import sgd_with
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, no_moments
-from fedzmg.contract import Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -79,14 +79,9 @@ class AdaDB(ServerRule):
         return params - first.map(step, second), state
 
 
-FAMILY = "plain clients, server optimizers"
+ORIGINAL = AdaDB(lr=1e-3, gamma=1e-3, floor=0.1, bound="inverse_round", correction="single")
+
 ALGORITHMS = (
-    sgd_with("fedadadb", AdaDB(), "server AdaDB as in its author's code", "Zantalis 2025", 2),
-    sgd_with(
-        "fedadadb:original",
-        AdaDB(lr=1e-3, gamma=1e-3, floor=0.1, bound="inverse_round", correction="single"),
-        "server AdaDB with the bound of the original optimiser",
-        "Zantalis 2025; Yang and Cai 2021",
-        2,
-    ),
+    Algorithm("fedadadb", SGD(lr=0.1), AdaDB()),
+    Algorithm("fedadadb:original", SGD(lr=0.1), ORIGINAL),
 )

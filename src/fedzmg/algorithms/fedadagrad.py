@@ -20,10 +20,9 @@ is a sign step; a coordinate that never moved stays.
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.fedadam import REDDI, TFF
-from fedzmg.algorithms.fedavg import sgd_with
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Statistics, averaged, ratio
-from fedzmg.contract import Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -67,8 +66,7 @@ class ReddiAdagrad(ServerRule):
         return params - self.lr * step, Statistics(kept, squares)
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    sgd_with("fedadagrad", Adagrad(), "server Adagrad as in TFF", f"{REDDI}, {TFF}", 1),
-    sgd_with("fedadagrad:reddi", ReddiAdagrad(), "server Adagrad as published", REDDI, 1),
+    Algorithm("fedadagrad", SGD(lr=0.1), Adagrad()),
+    Algorithm("fedadagrad:reddi", SGD(lr=0.1), ReddiAdagrad()),
 )

@@ -22,9 +22,9 @@ that never moved stays.
 from dataclasses import dataclass
 from typing import Literal, final
 
-from fedzmg.algorithms.fedavg import sgd_with
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, direction, no_moments
-from fedzmg.contract import Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -71,19 +71,8 @@ class ReddiAdam(ServerRule):
         return params - self.lr * direction(state, self.tau), state
 
 
-REDDI, TFF = "Reddi et al. 2020", "TensorFlow Federated"
-PRINTED, CORRECTED = "as published, without bias correction", "bias-corrected server"
-FLOWER = "server Adam as in Flower, its bias correction one step ahead"
-
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    sgd_with(
-        "fedadam",
-        Adam(),
-        f"{CORRECTED} Adam as in TFF (the paper's baseline)",
-        f"{REDDI}, {TFF}",
-        2,
-    ),
-    sgd_with("fedadam:reddi", ReddiAdam(), f"server Adam {PRINTED}", REDDI, 2),
-    sgd_with("fedadam:flower", Adam(eps=1e-9, exponent="next_step"), FLOWER, f"{REDDI}, Flower", 2),
+    Algorithm("fedadam", SGD(lr=0.1), Adam()),
+    Algorithm("fedadam:reddi", SGD(lr=0.1), ReddiAdam()),
+    Algorithm("fedadam:flower", SGD(lr=0.1), Adam(eps=1e-9, exponent="next_step")),
 )

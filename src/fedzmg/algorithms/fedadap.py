@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, number
+from fedzmg.contract import Algorithm, ClientRule, Number, number
 from fedzmg.messages import ClientContext, FullPass, FullPassTiming, Stepped
 from fedzmg.tree import State, Tree
 
@@ -81,12 +81,4 @@ class AdaptiveSGD(ClientRule):
         return after, after.bad < self.patience
 
 
-FAMILY = "adaptive local work"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedadap", AdaptiveSGD(), Average()),
-        summary="SGD that lowers its learning rate and stops when its loss stalls; server average",
-        source="Kundroo and Kim 2023",
-        inferred="the reference loss, the reset in every round and all defaults",
-    ),
-)
+ALGORITHMS = (Algorithm("fedadap", AdaptiveSGD(), Average()),)

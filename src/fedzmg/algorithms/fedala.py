@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.ditto import OwnModel, OwnModelClient
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, Number, number, whole
+from fedzmg.contract import Algorithm, Layout, Number, number, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.parts import matches
@@ -113,12 +113,4 @@ class FedALA(OwnModelClient):
         return self._mixture(params, self._own(params, memory), memory[1])
 
 
-FAMILY = "personal models"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedala", FedALA(), Average()),
-        summary="clients learn to mix the last layers of the received model with their own",
-        source="Zhang et al. 2023",
-        client_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("fedala", FedALA(), Average()),)

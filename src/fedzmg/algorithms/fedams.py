@@ -29,7 +29,7 @@ import torch
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, adam_moments, no_moments, ratio
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -71,18 +71,8 @@ class AMS(ServerRule):
         return params - rate * moments.first.map(ratio, root + added), Peak(moments, largest)
 
 
-def _info(name: str, form: Form, summary: str) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        Algorithm(name, SGD(lr=0.1), AMS(form=form), weights="uniform"),
-        summary=f"local SGD; server Adam with {summary}",
-        source="Wang, Lin, Chen 2022",
-        server_keeps=3,
-    )
-
-
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    _info("fedams", "max_eps", "the largest second moment so far, at least eps"),
-    _info("fedams:amsgrad", "amsgrad", "the largest second moment so far"),
-    _info("fedams:code", "code", "the largest second moment so far and bias correction"),
+    Algorithm("fedams", SGD(lr=0.1), AMS(form="max_eps"), weights="uniform"),
+    Algorithm("fedams:amsgrad", SGD(lr=0.1), AMS(form="amsgrad"), weights="uniform"),
+    Algorithm("fedams:code", SGD(lr=0.1), AMS(form="code"), weights="uniform"),
 )

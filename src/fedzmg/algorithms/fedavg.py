@@ -14,7 +14,7 @@ Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, final
 
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, ServerRule
+from fedzmg.contract import Algorithm, ClientRule, ServerRule
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
 from fedzmg.rule import Layout, Number, choice, number
@@ -88,22 +88,7 @@ class Average(ServerRule):
         return params - self.lr * cohort.delta, state
 
 
-def sgd_with(name: str, server: ServerRule, words: str, source: str, keeps: int) -> AlgorithmInfo:
-    """Describe plain SGD on the clients with a server that keeps so many models."""
-    algorithm = Algorithm(name, SGD(lr=0.1), server)
-    return AlgorithmInfo(algorithm, f"local SGD; {words}", source, server_keeps=keeps)
-
-
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedavg", SGD(lr=0.1), Average()),
-        summary="local SGD; server average",
-        source="McMahan et al. 2017",
-    ),
-    AlgorithmInfo(
-        Algorithm("fedavg:momentum", SGD(lr=0.1, momentum=0.9, decay=5e-4), Average()),
-        summary="FedAvg with FedZMG's momentum and decoupled decay; server average",
-        source="McMahan et al. 2017, with the settings of Zantalis et al. 2026",
-    ),
+    Algorithm("fedavg", SGD(lr=0.1), Average()),
+    Algorithm("fedavg:momentum", SGD(lr=0.1, momentum=0.9, decay=0.0005), Average()),
 )

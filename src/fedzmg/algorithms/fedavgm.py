@@ -19,8 +19,8 @@ Degenerate cases: ``beta = 0`` is FedAvg bit for bit. Updates that never change 
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.fedavg import sgd_with
-from fedzmg.contract import Number, ServerRule, number
+from fedzmg.algorithms.fedavg import SGD
+from fedzmg.contract import Algorithm, Number, ServerRule, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -41,7 +41,4 @@ class Momentum(ServerRule):
         return params - self.lr * velocity, velocity
 
 
-FAMILY = "plain clients, server optimizers"
-ALGORITHMS = (
-    sgd_with("fedavgm", Momentum(), "server momentum, accumulating form", "Hsu et al. 2019", 1),
-)
+ALGORITHMS = (Algorithm("fedavgm", SGD(lr=0.1), Momentum()),)

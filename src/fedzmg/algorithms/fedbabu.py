@@ -16,13 +16,6 @@ Degenerate cases: with no frozen layer it is FedAvg.
 """
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Parts
+from fedzmg.contract import Algorithm, Parts
 
-FAMILY = "personal models"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedbabu", SGD(), Average(), parts=Parts(frozen=("last:1",))),
-        summary="local SGD on all but the last layer, which is never trained",
-        source="Oh et al. 2022",
-    ),
-)
+ALGORITHMS = (Algorithm("fedbabu", SGD(), Average(), parts=Parts(frozen=("last:1",))),)

@@ -37,7 +37,7 @@ from fedzmg.algorithms.moments import (
     adam_moments,
     no_moments,
 )
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, choice, number
+from fedzmg.contract import Algorithm, Number, choice, number
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import Tree
 
@@ -89,20 +89,7 @@ class AverageMoments(AverageSharedState):
         return no_moments(params)
 
 
-def _info(name: str, psi: Psi, summary: str) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        Algorithm(name, SharedAdam(psi=psi), AverageMoments()),
-        summary=summary,
-        source="Zhou et al. 2024",
-        down=3,
-        up=3,
-        server_keeps=2,
-        inferred="the damping of the bias correction, its step count and all defaults",
-    )
-
-
-FAMILY = "shared optimizer state"
 ALGORITHMS = (
-    _info("fedcada", "inverse_round", "client Adam with averaged moments, damped in early rounds"),
-    _info("fedcada:none", "none", "client Adam with averaged moments, ordinary bias correction"),
+    Algorithm("fedcada", SharedAdam(), AverageMoments()),
+    Algorithm("fedcada:none", SharedAdam(psi="none"), AverageMoments()),
 )

@@ -21,7 +21,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -72,14 +72,4 @@ class FedCMServer(ServerRule):
         return params - self.lr * cohort.delta, cohort.average[0]
 
 
-FAMILY = "corrected clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedcm", FedCM(), FedCMServer(), weights="uniform"),
-        summary="local steps mixed with the last cohort's direction; server average",
-        source="Xu et al. 2021",
-        down=2,
-        server_keeps=1,
-        inferred="the default of client.alpha and the scale of the paper's global learning rate",
-    ),
-)
+ALGORITHMS = (Algorithm("fedcm", FedCM(), FedCMServer(), weights="uniform"),)

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple, final
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -107,16 +107,4 @@ class FedDCServer(ServerRule):
         return params - cohort.delta + drift, after
 
 
-FAMILY = "corrected clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("feddc", FedDC(), FedDCServer(), weights="uniform"),
-        summary="clients pulled to the model less their drift; server adds the mean drift",
-        source="Gao et al. 2022",
-        down=2,
-        up=2,
-        client_keeps=2,
-        server_keeps=2,
-        inferred='the equation of client.state = "last"',
-    ),
-)
+ALGORITHMS = (Algorithm("feddc", FedDC(), FedDCServer(), weights="uniform"),)

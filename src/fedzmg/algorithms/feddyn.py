@@ -24,7 +24,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -69,13 +69,4 @@ class FedDynServer(ServerRule):
         return params - cohort.delta - state, state
 
 
-FAMILY = "corrected clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("feddyn", FedDyn(), FedDynServer(), weights="uniform"),
-        summary="clients regularised by their past updates; server corrects by their sum",
-        source="Acar et al. 2021",
-        client_keeps=1,
-        server_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("feddyn", FedDyn(), FedDynServer(), weights="uniform"),)

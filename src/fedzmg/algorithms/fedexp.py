@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number
 from fedzmg.messages import ClientContext, Cohort, Result, Upload
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import PartsAware, rate_of
@@ -116,12 +116,4 @@ class Extrapolate(ServerRule):
         return after + share * (sent - after), Extrapolated(after, first)
 
 
-FAMILY = "plain clients, server optimizers"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedexp", WithNorm(SGD(lr=0.1)), Extrapolate(), weights="uniform"),
-        summary="local SGD; server extrapolates, the more the updates of clients differ",
-        source="Jhunjhunwala, Wang, Joshi 2023",
-        server_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("fedexp", WithNorm(SGD(lr=0.1)), Extrapolate(), weights="uniform"),)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.moments import Statistics, averaged
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -109,19 +109,10 @@ class FedGBOServer(ServerRule):
         return params - cohort.delta, Statistics(first, second)
 
 
-def _info(name: str, lr: float, server: FedGBOServer, statistics: str, kept: int) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        Algorithm(name, FrozenSteps(lr), server, weights="uniform"),
-        summary=f"clients step with the server's frozen {statistics}; server inverts the mean step",
-        source="Mills et al. 2022",
-        down=1 + kept,
-        server_keeps=kept,
-    )
+ADAM = FedGBOServer(beta1=0.9, beta2=0.99)
 
-
-FAMILY = "shared optimizer state"
 ALGORITHMS = (
-    _info("fedgbo", 0.1, FedGBOServer(beta1=0.9), "momentum", 1),
-    _info("fedgbo:rmsprop", 0.01, FedGBOServer(beta2=0.99), "RMSProp scale", 1),
-    _info("fedgbo:adam", 0.01, FedGBOServer(beta1=0.9, beta2=0.99), "Adam moments", 2),
+    Algorithm("fedgbo", FrozenSteps(0.1), FedGBOServer(beta1=0.9), weights="uniform"),
+    Algorithm("fedgbo:rmsprop", FrozenSteps(0.01), FedGBOServer(beta2=0.99), weights="uniform"),
+    Algorithm("fedgbo:adam", FrozenSteps(0.01), ADAM, weights="uniform"),
 )

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Need, Number, choice, number
+from fedzmg.contract import Algorithm, Need, Number, choice, number
 from fedzmg.messages import BatchOutputs, ClientContext
 from fedzmg.models.objective import cross_entropy
 from fedzmg.wrappers.wrapper import Wrapper
@@ -64,12 +64,4 @@ class CalibratedLogits(Wrapper):
         return super().loss(context, batch._replace(losses=losses))
 
 
-FAMILY = "own losses on the clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedlc", CalibratedLogits(SGD(lr=0.1)), Average()),
-        summary="local SGD on logits calibrated by the client's classes; server average",
-        source="Zhang et al. 2022",
-        inferred="tau; the sum over all classes, as in other implementations",
-    ),
-)
+ALGORITHMS = (Algorithm("fedlc", CalibratedLogits(SGD(lr=0.1)), Average()),)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.moments import AverageSharedState
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, WrapperKind, number
+from fedzmg.contract import Algorithm, ClientRule, Number, WrapperKind, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -87,14 +87,4 @@ class FedLionServer(AverageSharedState):
         return params - lr * cohort.delta, momentum
 
 
-FAMILY = "shared optimizer state"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedlion", LionTicks(), FedLionServer(), weights="uniform"),
-        summary="Lion's sign steps from the server's momentum; ticks and momentum averaged",
-        source="Tang and Chang 2024",
-        down=2,
-        up=1.25,
-        server_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("fedlion", LionTicks(), FedLionServer(), weights="uniform"),)

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.moments import Moments
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, ServerRule
+from fedzmg.contract import Algorithm, ClientRule, Need, ServerRule
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.rule import Layout, Number, choice, number
@@ -199,20 +199,7 @@ class FedMuonServer(ServerRule):
         return params - cohort.delta, SharedMuon(momentum, cohort.delta, lr)
 
 
-FAMILY = "shared optimizer state"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedmuon", Aligned(Muon(decay=0.01)), FedMuonServer(), weights="uniform"),
-        summary="Muon from the server's momentum, aligned with its last step; both averaged",
-        source="Liu et al. 2025",
-        down=3,
-        up=2,
-        server_keeps=2,
-        inferred="the default of client.scale",
-    ),
-    AlgorithmInfo(
-        Algorithm("fedmuon:local", Muon(decay=0.01), Average(), weights="uniform"),
-        summary="Muon on every client, from a momentum of zero; server average",
-        source="Liu et al. 2025",
-    ),
+    Algorithm("fedmuon", Aligned(Muon(decay=0.01)), FedMuonServer(), weights="uniform"),
+    Algorithm("fedmuon:local", Muon(decay=0.01), Average(), weights="uniform"),
 )

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -100,11 +100,4 @@ class NovaServer(ServerRule):
         return params - self.lr * update, state
 
 
-FAMILY = "plain clients, server optimizers"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fednova", Nova(), NovaServer()),
-        summary="local SGD; server average of updates normalised by local work",
-        source="Wang et al. 2020",
-    ),
-)
+ALGORITHMS = (Algorithm("fednova", Nova(), NovaServer()),)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
+from fedzmg.contract import Algorithm, Number, number
 from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext
 from fedzmg.tree import Tree
@@ -90,11 +90,4 @@ class NotTrueDistillation(Wrapper):
         return super().loss(context, rest) + added
 
 
-FAMILY = "own losses on the clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedntd", NotTrueDistillation(SGD(lr=0.1)), Average()),
-        summary="local SGD that keeps the global model's scores of other classes; server average",
-        source="Lee et al. 2022",
-    ),
-)
+ALGORITHMS = (Algorithm("fedntd", NotTrueDistillation(SGD(lr=0.1)), Average()),)

@@ -17,20 +17,9 @@ Degenerate case: without a personal layer it is FedAvg. One layer at least must 
 """
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Parts
+from fedzmg.contract import Algorithm, Parts
 
-FAMILY = "personal models"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedper", SGD(), Average(), parts=Parts(personal=("last:1",))),
-        summary="local SGD; the last layer is personal, the others are averaged",
-        source="Arivazhagan et al. 2019",
-    ),
-    AlgorithmInfo(
-        Algorithm(
-            "lg-fedavg", SGD(), Average(), weights="uniform", parts=Parts(personal=("first:1",))
-        ),
-        summary="local SGD; the first layer is personal, the others are averaged",
-        source="Liang et al. 2020",
-    ),
+    Algorithm("fedper", SGD(), Average(), parts=Parts(personal=("last:1",))),
+    Algorithm("lg-fedavg", SGD(), Average(), weights="uniform", parts=Parts(personal=("first:1",))),
 )

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
@@ -138,16 +138,7 @@ class AdaptiveMu(ServerWrapper):
         return params, Pull(mu, loss, improvements, inner)
 
 
-FAMILY = "corrected clients"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedprox", Prox(SGD(lr=0.1)), Average()),
-        summary="local SGD pulled to the global model; server average",
-        source="Li et al. 2020",
-    ),
-    AlgorithmInfo(
-        Algorithm("fedprox:adaptive", ServerSetProx(SGD(lr=0.1)), AdaptiveMu()),
-        summary="FedProx whose pull follows the cohort's loss",
-        source="Li et al. 2020, appendix",
-    ),
+    Algorithm("fedprox", Prox(SGD(lr=0.1)), Average()),
+    Algorithm("fedprox:adaptive", ServerSetProx(SGD(lr=0.1)), AdaptiveMu()),
 )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Parts, whole
+from fedzmg.contract import Algorithm, Parts, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
 from fedzmg.tree import State, Tree
@@ -80,11 +80,4 @@ class HeadFirst(PartsAware):
         return self.inner.finish(context, params, scratch[1], steps)
 
 
-FAMILY = "personal models"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedrep", HeadFirst(SGD()), Average(), parts=Parts(personal=("last:1",))),
-        summary="clients train a personal last layer first, then the layers that are averaged",
-        source="Collins et al. 2021",
-    ),
-)
+ALGORITHMS = (Algorithm("fedrep", HeadFirst(SGD()), Average(), parts=Parts(personal=("last:1",))),)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
+from fedzmg.contract import Algorithm, Number, number
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
@@ -68,11 +68,4 @@ class SAM(Wrapper):
         return unit_ascent(params, grad, self.rho, self.eps), scratch
 
 
-FAMILY = "second gradients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedsam", SAM(SGD(lr=0.1)), Average()),
-        summary="local SGD on gradients at the worst point nearby; server average",
-        source="Qu et al. 2022; Caldarola et al. 2022",
-    ),
-)
+ALGORITHMS = (Algorithm("fedsam", SAM(SGD(lr=0.1)), Average()),)

@@ -35,7 +35,7 @@ from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.feddyn import FedDynServer
 from fedzmg.algorithms.fedsam import unit_ascent
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, ServerRule, WrapperKind
+from fedzmg.contract import Algorithm, ClientRule, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.rule import Number, choice, number
 from fedzmg.tree import State, Tree
@@ -110,19 +110,7 @@ class FedSpeedAll(DualSteps):
         return Upload(delta), self.corrected(context, delta)
 
 
-def _info(name: str, client: ClientRule, server: ServerRule, whose: str) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        Algorithm(name, client, server, weights="uniform"),
-        summary=f"proximal steps on perturbed gradients, corrections of {whose}",
-        source="Sun et al. 2023",
-        client_keeps=1,
-        server_keeps=1 if isinstance(server, FedDynServer) else 0,
-        inferred="the default perturbation; equations from a port",
-    )
-
-
-FAMILY = "second gradients"
 ALGORITHMS = (
-    _info("fedspeed", FedSpeed(alpha=0.9), Average(), "the cohort"),
-    _info("fedspeed:all", FedSpeedAll(alpha=0.9), FedDynServer(), "all clients"),
+    Algorithm("fedspeed", FedSpeed(alpha=0.9), Average(), weights="uniform"),
+    Algorithm("fedspeed:all", FedSpeedAll(alpha=0.9), FedDynServer(), weights="uniform"),
 )

@@ -18,10 +18,9 @@ a coordinate that never moved stays.
 from dataclasses import dataclass
 from typing import final
 
-from fedzmg.algorithms.fedadam import CORRECTED, PRINTED, REDDI, TFF
-from fedzmg.algorithms.fedavg import sgd_with
+from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, averaged, correction, direction, no_moments
-from fedzmg.contract import Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -75,8 +74,7 @@ class ReddiYogi(ServerRule):
         return params - self.lr * direction(state, self.tau), state
 
 
-FAMILY = "plain clients, server optimizers"
 ALGORITHMS = (
-    sgd_with("fedyogi", Yogi(), f"{CORRECTED} Yogi as in TFF", f"{REDDI}, {TFF}", 2),
-    sgd_with("fedyogi:reddi", ReddiYogi(), f"server Yogi {PRINTED}", REDDI, 2),
+    Algorithm("fedyogi", SGD(lr=0.1), Yogi()),
+    Algorithm("fedyogi:reddi", SGD(lr=0.1), ReddiYogi()),
 )

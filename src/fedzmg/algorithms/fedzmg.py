@@ -29,7 +29,7 @@ from typing import Self, final, get_args
 
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, choice
+from fedzmg.contract import Algorithm, Layout, choice
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext
 from fedzmg.tree import Tree
@@ -89,17 +89,7 @@ class ZeroMean(GradientWrapper):
 
 CLIENT = ZeroMean(SGD(lr=0.1, momentum=0.9, decay=5e-4))
 
-FAMILY = "zero-mean gradients on the clients"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedzmg", CLIENT, Average()),
-        summary="zero-mean client gradients, momentum, decoupled decay; server average",
-        source="Zantalis, Zervas, Koulouras 2026",
-    ),
-    AlgorithmInfo(
-        Algorithm("fedzmg-adam", CLIENT, Adam()),
-        summary="FedZMG's clients with FedAdam's server",
-        source="named as future work by Zantalis et al. 2026",
-        server_keeps=2,
-    ),
+    Algorithm("fedzmg", CLIENT, Average()),
+    Algorithm("fedzmg-adam", CLIENT, Adam()),
 )

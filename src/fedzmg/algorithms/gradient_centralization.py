@@ -29,7 +29,7 @@ from typing import final
 
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, number
+from fedzmg.contract import Algorithm, Number, number
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import Projected, Wrapper
@@ -54,21 +54,8 @@ PLAIN = CoupledDecay(SGD(lr=0.1, momentum=0.9), l2=1e-5)
 CENTRED = ZeroMean(PLAIN, embedding_axis="dim", biases="centred")
 SERVER = Projected(Average(), embedding_axis="dim", biases="centred")
 
-FAMILY = "gradient centralization"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("local-gc", CENTRED, Average(), weights="uniform"),
-        summary="centred client gradients, momentum, coupled decay; uniform server average",
-        source="Seo et al. 2025; Yong et al. 2020",
-    ),
-    AlgorithmInfo(
-        Algorithm("global-gc", PLAIN, SERVER, weights="uniform"),
-        summary="SGD with momentum and coupled decay; the server centres the averaged update",
-        source="Seo et al. 2025; Yong et al. 2020",
-    ),
-    AlgorithmInfo(
-        Algorithm("gc-fed", replace(CENTRED, project="all_but_last"), SERVER, weights="uniform"),
-        summary="clients centre all layers but the last, the server centres the averaged update",
-        source="Seo et al. 2025",
-    ),
+    Algorithm("local-gc", CENTRED, Average(), weights="uniform"),
+    Algorithm("global-gc", PLAIN, SERVER, weights="uniform"),
+    Algorithm("gc-fed", replace(CENTRED, project="all_but_last"), SERVER, weights="uniform"),
 )

@@ -21,25 +21,13 @@ from fedzmg.algorithms.fedadagrad import Adagrad
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedyogi import Yogi
 from fedzmg.algorithms.fedzmg import CLIENT
-from fedzmg.contract import Algorithm, AlgorithmInfo, ServerRule
+from fedzmg.contract import Algorithm
 from fedzmg.wrappers.wrapper import Projected
 
-
-def _info(name: str, server: ServerRule, words: str, keeps: float) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        Algorithm(name, CLIENT, server),
-        summary=f"FedZMG's clients with {words}",
-        source="named as future work by Zantalis et al. 2026",
-        server_keeps=keeps,
-    )
-
-
-ZERO_MEAN = "server, its step zero-mean"
-FAMILY = "zero-mean gradients on the clients"
 ALGORITHMS = (
-    _info("fedzmg-adam:projected", Projected(Adam()), f"FedAdam's {ZERO_MEAN}", 2),
-    _info("fedzmg-yogi", Yogi(), "FedYogi's server", 2),
-    _info("fedzmg-yogi:projected", Projected(Yogi()), f"FedYogi's {ZERO_MEAN}", 2),
-    _info("fedzmg-adagrad", Adagrad(), "FedAdagrad's server", 1),
-    _info("fedzmg-adagrad:projected", Projected(Adagrad()), f"FedAdagrad's {ZERO_MEAN}", 1),
+    Algorithm("fedzmg-adam:projected", CLIENT, Projected(Adam())),
+    Algorithm("fedzmg-yogi", CLIENT, Yogi()),
+    Algorithm("fedzmg-yogi:projected", CLIENT, Projected(Yogi())),
+    Algorithm("fedzmg-adagrad", CLIENT, Adagrad()),
+    Algorithm("fedzmg-adagrad:projected", CLIENT, Projected(Adagrad())),
 )

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal, final, get_args
 
 from fedzmg.algorithms.moments import AverageSharedState, SharedStateClient
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, choice, number
+from fedzmg.contract import Algorithm, Number, choice, number
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
 
@@ -60,22 +60,9 @@ class AverageMomentum(AverageSharedState):
         return params.zeros()
 
 
-def _info(algorithm: Algorithm, summary: str, source: str) -> AlgorithmInfo:
-    return AlgorithmInfo(algorithm, summary=summary, source=source, down=2, up=2, server_keeps=1)
-
-
 AVERAGING = SharedMomentum(momentum=0.9, form="averaging")
 
-FAMILY = "shared optimizer state"
 ALGORITHMS = (
-    _info(
-        Algorithm("mfl", SharedMomentum(), AverageMomentum()),
-        "clients continue the server's heavy-ball momentum; model and momentum averaged",
-        "Liu et al. 2020",
-    ),
-    _info(
-        Algorithm("mfl:averaging", AVERAGING, AverageMomentum(), weights="uniform"),
-        "MFL with averaging momentum and equal weights",
-        "Mills et al. 2022",
-    ),
+    Algorithm("mfl", SharedMomentum(), AverageMomentum()),
+    Algorithm("mfl:averaging", AVERAGING, AverageMomentum(), weights="uniform"),
 )

@@ -23,7 +23,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -74,14 +74,4 @@ class MimeLiteServer(ServerRule):
         return params - self.lr * cohort.delta, momentum
 
 
-FAMILY = "corrected clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("mimelite", MimeLite(), MimeLiteServer(), weights="uniform"),
-        summary="local SGD with the server's momentum, frozen during the round",
-        source="Karimireddy et al. 2021",
-        down=2,
-        up=2,
-        server_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("mimelite", MimeLite(), MimeLiteServer(), weights="uniform"),)

@@ -26,7 +26,7 @@ import torch
 
 from fedzmg.algorithms.fedcm import FedCM, FedCMServer
 from fedzmg.algorithms.fedsam import SAM
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule
+from fedzmg.contract import Algorithm
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import Wrapper
@@ -45,19 +45,7 @@ class ColdStart(Wrapper):
         return self.inner.mixed_step(alpha, context, params, grad), scratch
 
 
-def _info(name: str, client: ClientRule, first: str) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        Algorithm(name, SAM(client), FedCMServer(), weights="uniform"),
-        summary=f"FedSAM's gradients mixed with the last cohort's direction{first}",
-        source="Qu et al. 2022",
-        down=2,
-        server_keeps=1,
-        inferred="the scale of the server's step",
-    )
-
-
-FAMILY = "second gradients"
 ALGORITHMS = (
-    _info("mofedsam", FedCM(), "; server average"),
-    _info("mofedsam:cold-start", ColdStart(FedCM()), ", but not in the first round"),
+    Algorithm("mofedsam", SAM(FedCM()), FedCMServer(), weights="uniform"),
+    Algorithm("mofedsam:cold-start", SAM(ColdStart(FedCM())), FedCMServer(), weights="uniform"),
 )

@@ -32,7 +32,7 @@ from torch import Tensor
 from fedzmg.algorithms.ditto import OwnModel, no_own_model
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.fedntd import per_example
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, Number, chain, number
+from fedzmg.contract import Algorithm, ClientRule, Need, Number, chain, number
 from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext, Result
 from fedzmg.tree import State, Tree
@@ -89,12 +89,4 @@ class Moon(Wrapper):
         return upload, context.memory.replaced(params)
 
 
-FAMILY = "own losses on the clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("moon", Moon(SGD(lr=0.1)), Average()),
-        summary="local SGD that keeps features near the global model's; server average",
-        source="Li, He, Song 2021",
-        client_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("moon", Moon(SGD(lr=0.1)), Average()),)

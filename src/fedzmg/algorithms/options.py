@@ -150,7 +150,8 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
     described["weights"] = "examples, uniform", "weights of clients when uploads are averaged"
     for key, what in (("personal", "stay with the client"), ("frozen", "are not trained")):
         if f"parts.{key}" in values:
-            described[f"parts.{key}"] = "first:N, last:N, norm, NAME*", f"layers that {what}"
+            patterns = "first:N, last:N, norm, batch_norm, NAME*"
+            described[f"parts.{key}"] = patterns, f"layers that {what}"
     return {
         "name": algorithm.name,
         "summary": entry.summary,

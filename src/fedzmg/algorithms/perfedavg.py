@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Need, WrapperKind
+from fedzmg.contract import Algorithm, ClientRule, Need, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
 from fedzmg.rule import Number, choice, number
 from fedzmg.tree import State, Tree
@@ -103,17 +103,7 @@ class PerFedAvg(ClientRule):
         return super().finish(context, scratch[1], scratch, steps)
 
 
-def _info(name: str, order: Order, summary: str) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        Algorithm(name, PerFedAvg(order=order), Average(), weights="uniform"),
-        summary=summary,
-        source="Fallah et al. 2020",
-        inferred="the defaults of client.alpha and client.delta",
-    )
-
-
-FAMILY = "personal models"
 ALGORITHMS = (
-    _info("perfedavg", "first", "meta-learning of a start for one step per client, first order"),
-    _info("perfedavg:hf", "hessian_free", "the same with differences of gradients (Hessian-free)"),
+    Algorithm("perfedavg", PerFedAvg(), Average(), weights="uniform"),
+    Algorithm("perfedavg:hf", PerFedAvg(order="hessian_free"), Average(), weights="uniform"),
 )

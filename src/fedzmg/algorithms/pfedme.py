@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.ditto import OwnModelClient
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, choice, number, whole
+from fedzmg.contract import Algorithm, Number, choice, number, whole
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -69,12 +69,4 @@ class PFedMe(OwnModelClient):
         return Upload(context.params - scratch[0]), context.memory.replaced(scratch[2])
 
 
-FAMILY = "personal models"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("pfedme", PFedMe(), Average()),
-        summary="clients train Moreau envelopes with personal proximal models",
-        source="T. Dinh et al. 2020",
-        client_keeps=1,
-    ),
-)
+ALGORITHMS = (Algorithm("pfedme", PFedMe(), Average()),)

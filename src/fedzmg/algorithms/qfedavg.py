@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedexp import client_rate, first_rate, squared_norm
-from fedzmg.contract import Algorithm, AlgorithmInfo, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import PartsAware
@@ -122,12 +122,4 @@ class FairAverage(ServerRule):
         return params - cohort.delta / (1 + damping / first), Scales(first, loss)
 
 
-FAMILY = "fair clients"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("qfedavg", LossWeighted(SGD(lr=0.1)), FairAverage(), weights="uniform"),
-        summary="local SGD; server average weighted by a power of the clients' losses",
-        source="Li et al. 2020 (q-FFL)",
-        inferred="the default of client.q, which is Flower's",
-    ),
-)
+ALGORITHMS = (Algorithm("qfedavg", LossWeighted(SGD(lr=0.1)), FairAverage(), weights="uniform"),)

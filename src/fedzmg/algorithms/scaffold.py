@@ -28,7 +28,7 @@ from typing import Literal, final, get_args
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, AlgorithmInfo, ClientRule, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -89,20 +89,7 @@ class ScaffoldServer(ServerRule):
         return params - self.lr * cohort.delta, state + cohort.total / cohort.population
 
 
-def _info(name: str, variate: Variate, origin: str) -> AlgorithmInfo:
-    return AlgorithmInfo(
-        Algorithm(name, Scaffold(variate=variate), ScaffoldServer(), weights="uniform"),
-        summary=f"SGD corrected by control variates from {origin}",
-        source="Karimireddy et al. 2020",
-        down=2,
-        up=2,
-        client_keeps=1,
-        server_keeps=1,
-    )
-
-
-FAMILY = "corrected clients"
 ALGORITHMS = (
-    _info("scaffold", "path", "the steps done (option II)"),
-    _info("scaffold:option-1", "start", "full gradients (option I)"),
+    Algorithm("scaffold", Scaffold(), ScaffoldServer(), weights="uniform"),
+    Algorithm("scaffold:option-1", Scaffold(variate="start"), ScaffoldServer(), weights="uniform"),
 )

@@ -27,6 +27,7 @@ from fedzmg.seeds import stream
 from fedzmg.simulation import Device, RoundReport, Trial, resolve_device, simulate
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, num_bytes, row, tree_map
+from fedzmg.wrappers.parts import pick, shown_trained
 
 CLIENTS, EXAMPLES, DRIFTING = 50, 256, 10
 LEARNING_RATE = 0.05
@@ -237,7 +238,8 @@ def _uploads(
     task: Task, rule: ClientRule, entries: Sequence[ClientBatch], params: Tree, weights: Floats
 ) -> Iterator[Part]:
     """Yield what clients upload, computed on the device and in the precision of ``params``."""
-    fitted = rule.for_layout(task.model.layout)
+    trained = task.model.layout.keys() - task.model.statistics
+    fitted = shown_trained(rule.for_layout(task.model.layout), task.model.layout)
     leaf = next(iter(params.values()))
     device, dtype = leaf.device, leaf.dtype
     program = Program(
@@ -249,7 +251,7 @@ def _uploads(
         path: torch.tensor([value], dtype=dtype, device=device)
         for path, value in numbers(fitted).items()
     }
-    own = params.map(lambda leaf: leaf[None])
+    own, memory = params.map(lambda leaf: leaf[None]), fitted.init_memory(params)
     sent = Broadcast(own, (), values, torch.ones(1, dtype=torch.int64, device=device))
     # Each client holds model, scratch, gradient and update at once.
     width = max(2, min(MOST_CLIENTS, MEMORY // (4 * num_bytes(params))))
@@ -257,13 +259,14 @@ def _uploads(
         batch = list(entries[first : first + width])
         with onednn(ONEDNN_BY_DEFAULT), rounding("float32"):
             try:
-                chunks = list(Vectorized(program).train(batch, sent, ()))
+                chunks = list(Vectorized(program).train(batch, sent, memory))
             except InputError:  # the model cannot be vectorized over clients
-                chunks = list(Sequential(program).train(batch, sent, ()))
+                chunks = list(Sequential(program).train(batch, sent, memory))
         for chunk in chunks:
             positions = first + np.array(chunk.batches)
             upload = chunk.outcomes.upload
-            yield row(upload.average or upload.delta, chunk.rows), weights[positions]
+            found = pick(upload.average or upload.delta, trained)
+            yield row(found, chunk.rows), weights[positions]
 
 
 def centred(task: Task) -> Task | None:
@@ -313,5 +316,5 @@ def in_order_of_use(task: Task, params: Tree) -> Layout:
     with torch.enable_grad():
         loss = task.loss(task.model.evaluate(own, task.prepare(x, dtype)), y).sum()
         torch.autograd.backward(loss)
-    layout = task.model.layout
+    layout = {n: info for n, info in task.model.layout.items() if info.role != "statistics"}
     return {name: layout[name] for name in dict.fromkeys([*reversed(seen), *layout])}

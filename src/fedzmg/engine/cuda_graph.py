@@ -90,7 +90,7 @@ def _inductor(graph: Any, inputs: Any) -> Any:
 WARM_UPS = 2
 """Runs before a capture: libraries set themselves up, the compiler compiles."""
 MOST_LOSSES = 16
-_LOSSES: dict[Any, Callable[..., Tensor]] = {}
+_LOSSES: dict[Any, Callable[..., tuple[Tensor, Tree]]] = {}
 """Compiled losses by everything that they depend on, the last used one at the end."""
 
 
@@ -125,7 +125,7 @@ class ClientState(NamedTuple):
 class _Code(NamedTuple):
     """The parts of a step, which are compiled one at a time."""
 
-    loss: Callable[..., Tensor]
+    loss: Callable[..., tuple[Tensor, Tree]]
     next_point: Callable[..., Any]
     advance: Callable[..., None]
 
@@ -312,15 +312,17 @@ def _code(program: Program) -> _Code:
         program.dtype,
     )
     keyed, mapped = objective.model.needs_key, local.mapped_losses(program)
+    dependent = objective.model.norms.dependent
 
     def losses(
         params: dict[str, Tensor], plan: Plan, time: Tensor, x: Inputs, y: Tensor, *own: Any
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tree]:
         at = time.reshape(1)
         indices = plan.indices.index_select(1, at).squeeze(1)
         weights = plan.weights.index_select(1, at).squeeze(1)
         key = plan.keys.index_select(1, at).squeeze(1) if keyed else ()
-        batch = Batch(prepare(row(x, indices), dtype), y[indices], weights, key)
+        real = weights > 0 if dependent else ()
+        batch = Batch(prepare(row(x, indices), dtype), y[indices], weights, key, real)
         # Compiled layers swap themselves: the compiler cannot trace all that the mode sees.
         swaps = contextlib.nullcontext() if torch.compiler.is_compiling() else MappedLayers()
         with swaps:

@@ -42,22 +42,25 @@ class Work(NamedTuple):
 
 
 def eager_gradient(
-    loss: Callable[[Tree, BatchT], Tensor], params: Tree, batch: BatchT
+    loss: Callable[[Tree, BatchT], Tensor | tuple[Tensor, Tree]], params: Tree, batch: BatchT
 ) -> tuple[Tensor, Tree]:
     """Compute losses (one per mapped client) and each one's gradient for its own parameters.
+
+    A loss may come with running statistics after the batch, which stand in for their gradient.
 
     Clients share no parameter, so one backward pass of the summed loss gives every client's
     gradient. This avoids ``torch.func.grad``, whose eager overhead is larger than a small model.
     """
     tracked = params.map(lambda leaf: leaf.detach().requires_grad_())
-    losses = loss(tracked, batch)
+    found = loss(tracked, batch)
+    losses, moved = found if isinstance(found, tuple) else (found, Tree({}))
     total = losses.sum() if losses.ndim else losses
     grads = torch.autograd.grad(total, list(tracked.values()), allow_unused=True)
     filled = [
         torch.zeros_like(leaf) if grad is None else grad
         for leaf, grad in zip(params.values(), grads, strict=True)
     ]
-    return losses.detach(), Tree(dict(zip(params, filled, strict=True)))
+    return losses.detach(), Tree(dict(zip(params, filled, strict=True)) | dict(moved.items()))
 
 
 def add_full_pass(
@@ -99,17 +102,18 @@ def keep(active: Tensor, new: T, old: T) -> T:
 
 def client_loss(
     rule: ClientRule, objective: Objective, context: ClientContext, params: Tree, batch: Batch
-) -> Tensor:
-    """Compute the rule's own loss of a batch."""
+) -> tuple[Tensor, Tree]:
+    """Compute the rule's own loss of a batch, and running statistics after it."""
     compute = objective.with_features if "features" in rule.needs else objective.without_features
-    outputs, features = compute(params, batch.x, batch.key, train=True)
+    moved: dict[str, Tensor] = {}
+    outputs, features = compute(params, batch, moved)
     with torch.no_grad():
         models = [model.map(Tensor.detach) for model in rule.references(context)]
-        others = [compute(model, batch.x) for model in models]
+        others = [compute(model, batch) for model in models]
     references = tuple(zip(*others, strict=True)) or ((), ())
     losses = objective.loss(outputs, batch.y)
     own = BatchOutputs(losses, outputs, batch.y, features, *references)
-    return (rule.loss(context, own) * batch.weights).sum()
+    return (rule.loss(context, own) * batch.weights).sum(), Tree(moved)
 
 
 def next_point(
@@ -253,17 +257,17 @@ class Program:
         return ClientContext(*known, examples, asked)
 
 
-def mapped_losses(program: Program) -> Callable[..., Tensor]:
+def mapped_losses(program: Program) -> Callable[..., tuple[Tensor, Tree]]:
     """Build the function of all clients' losses; their own ones need numbers and context."""
     rule, objective = program.rule, program.objective
     if not rule.own_loss:
         return torch.vmap(objective.train)
 
-    def one(rule: ClientRule, *own: Any) -> Tensor:
+    def one(rule: ClientRule, *own: Any) -> tuple[Tensor, Tree]:
         return client_loss(rule, objective, *own)
 
-    def mapped(params: Tree, batch: Batch, numbers: Any, context: Any) -> Tensor:
-        found: Tensor = map_rule(rule, one, numbers, context, params, batch)
+    def mapped(params: Tree, batch: Batch, numbers: Any, context: Any) -> tuple[Tensor, Tree]:
+        found: tuple[Tensor, Tree] = map_rule(rule, one, numbers, context, params, batch)
         return found
 
     return mapped
@@ -334,7 +338,7 @@ class Sequential:
         if program.objective.model.renormalizes:  # not the server's own parameters
             work = work._replace(params=work.params.map(torch.clone))
 
-        def loss_of(params: Tree, examples: Batch) -> Tensor:
+        def loss_of(params: Tree, examples: Batch) -> tuple[Tensor, Tree]:
             if rule.own_loss:
                 return client_loss(rule, program.objective, context, params, examples)
             return program.objective.train(params, examples)

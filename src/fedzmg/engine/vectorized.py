@@ -179,8 +179,9 @@ class Vectorized:
 
     def _batch(self, plan: Plan, t: int) -> Batch:
         x, y = self.program.batch_inputs(plan.indices[:, t])
-        key = plan.keys[:, t].contiguous() if self.program.objective.model.needs_key else ()
-        return Batch(x, y, plan.weights[:, t].contiguous(), key)
+        model, weights = self.program.objective.model, plan.weights[:, t].contiguous()
+        key = plan.keys[:, t].contiguous() if model.needs_key else ()
+        return Batch(x, y, weights, key, weights > 0 if model.norms.dependent else ())
 
     def _close_epoch(
         self, batches: Sequence[ClientBatch], numbers: dict[str, Tensor], work: Work, closes: Tensor
@@ -241,14 +242,16 @@ def compiled_step(program: Program) -> MappedStep:
     def one(
         rule: ClientRule, context: Any, params: Tree, scratch: Any, batch: Batch, active: Tensor
     ) -> tuple[Tensor, Tree, State]:
-        def loss_of(tensors: dict[str, Tensor]) -> Tensor:
+        def loss_of(tensors: dict[str, Tensor]) -> tuple[Tensor, Tree]:
             if rule.own_loss:
                 return local.client_loss(rule, program.objective, context, Tree(tensors), batch)
             return program.objective.train(Tree(tensors), batch)
 
         def gradient(point: Tree) -> tuple[Tensor, Tree]:
-            grad, loss = torch.func.grad_and_value(loss_of)(dict(point.items()))
-            return loss, Tree(grad)
+            grad, (loss, moved) = torch.func.grad_and_value(loss_of, has_aux=True)(
+                dict(point.items())
+            )
+            return loss, Tree({**grad, **moved})
 
         def apply(function: Callable[..., Any], *own: Any) -> Any:
             return function(rule, *own)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedzmg.contract import Layout
 from fedzmg.errors import CannotMap, InputError
+from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
 from fedzmg.models.keyed import NO_KEY, KeyedFunctions
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
@@ -100,13 +100,6 @@ def check_module(module: nn.Module) -> None:
         raise InputError(f"the model is the class {module.__name__}: give {module.__name__}(...)")
     if not isinstance(module, nn.Module):
         raise InputError(f"the model is a {type(module).__name__}: give an nn.Module")
-    for prefix, child in module.named_modules():
-        if isinstance(child, _BatchNorm):
-            kind = type(child).__name__
-            raise InputError(
-                f"layer {prefix or 'model'!r} is a {kind} with running statistics, which average "
-                "badly over clients: use nn.GroupNorm"
-            )
 
 
 def _depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
@@ -132,20 +125,31 @@ class FunctionalModel:
 
     The module is copied and never changed. Trainable parameters enter as a tree, parameters with
     ``requires_grad=False`` and buffers stay constant, random numbers depend on the step's key.
+    Running statistics are in the tree, too, unless ``batch_norm`` is ``frozen`` or ``batch``.
 
     Raises:
-        InputError: for batch normalisation, or nothing to train.
+        InputError: for nothing to train.
     """
 
     def __init__(
-        self, module: nn.Module, axes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        module: nn.Module,
+        axes: Mapping[str, tuple[int, ...]] | None = None,
+        batch_norm: BatchNormPolicy = "average",
     ) -> None:
         check_module(module)
-        self.layout: Layout = layout_of(module, axes)
-        if not self.layout:
+        trained = layout_of(module, axes)
+        if not trained:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
+        self.batch_norm = batch_norm
+        self.layout: Layout = with_statistics(module, trained, batch_norm)
+        self.statistics = tuple(name for name in self.layout if name not in trained)
+        """Names of the running statistics in the tree."""
+        self._last = list(trained)[-1].rpartition(".")[0]
+        """Name of the last layer with parameters."""
         self.source, self.module = _copied(module), _copied(module)
         self.layer_keys = swap_layers(self.module)
+        self.norms = NormLayers(self.module, batch_norm)
         self.renormalizes = any(getattr(m, "max_norm", None) for m in module.modules())
         """Passes change parameters in place: those of embeddings with ``max_norm``."""
         self._replaced: dict[str, Any] | None = None
@@ -157,24 +161,24 @@ class FunctionalModel:
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
-        # Constants are in memory once: a base model may be much larger than what is trained.
-        own = self.module.parameters
-        self._training, self._evaluating = (
-            Call(copy.deepcopy(self.module, {id(p): p for p in own()}).train(m), self._functions())
-            for m in (True, False)
-        )
+        self._training = Call(self._copy(training=True), self._functions())
+        self._evaluating = Call(self._copy(training=False), self._functions())
         if self._halves is not None:
             self.split_head()
+
+    def _copy(self, *, training: bool) -> nn.Module:
+        # Constants are in memory once: a base model may be much larger than what is trained.
+        shared = {id(p): p for p in self.module.parameters()}
+        return self.norms.set_mode(copy.deepcopy(self.module, shared), training=training)
 
     def _functions(self) -> KeyedFunctions | None:
         return None if self._replaced is None else KeyedFunctions(**self._replaced)
 
     def split_head(self) -> None:
         """Prepare to compute the inputs of the last layer apart from its outputs."""
-        name = list(self.layout)[-1].rpartition(".")[0]
-        bodies = {}
+        name, bodies = self._last, {}
         for training in (True, False):
-            body = copy.deepcopy(self.module).train(training)
+            body = self._copy(training=training)
             if name:
                 body.set_submodule(name, nn.Identity())
             bodies[training] = Call(body if name else nn.Identity(), self._functions())
@@ -187,38 +191,71 @@ class FunctionalModel:
 
     def params(self) -> Tree:
         """Copy the module's own trainable parameters."""
-        named = dict(self.module.named_parameters())
-        return Tree({name: named[name].detach().clone() for name in self.layout})
+        named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        params = {name: named[name].detach().clone() for name in self.layout}
+        # A count of batches is a whole number in torch.
+        counts = [n for n in self.statistics if not params[n].is_floating_point()]
+        return Tree(params | {name: params[name].float() for name in counts})
 
     def frozen(self) -> list[Tensor]:
         """Return the parameters and buffers that are not trained."""
         named = self.module.named_parameters()
         frozen = [p.detach() for name, p in named if name not in self.layout]
-        return frozen + list(_buffers(self.module).values())
+        return frozen + list(_buffers(self.module).values()) + self.norms.constants
 
-    def train(self, params: Tree, x: Inputs, key: Tensor | tuple[()] = ()) -> Tensor:
-        """Compute outputs with dropout on; ``key`` is the step's key."""
-        inputs: dict[str, Tensor] = dict(params.items())
+    def train(
+        self,
+        params: Tree,
+        x: Inputs,
+        key: Tensor | tuple[()] = (),
+        real: Tensor | tuple[()] = (),
+        moved: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Compute outputs with dropout on.
+
+        ``key`` is the step's key, ``real`` has flags of the examples that are not padding, and
+        ``moved`` receives the running statistics after this batch.
+        """
+        return self._training(self._inputs(params, key, real, {} if moved is None else moved), x)
+
+    def _inputs(
+        self,
+        params: Mapping[str, Tensor],
+        key: Tensor | tuple[()],
+        real: Tensor | tuple[()],
+        moved: dict[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        """Return the tensors of a pass; in training with copies of statistics, for ``moved``."""
+        inputs = dict(params.items())
+        inputs |= {name: inputs[name].detach() for name in self.statistics if name in inputs}
+        if moved is not None:
+            moved |= {name: inputs[name].clone() for name in self.statistics if name in inputs}
+            inputs |= moved
         if isinstance(key, Tensor):
             inputs |= dict.fromkeys(self.layer_keys, key)
-        return self._training(inputs, x)
+        if isinstance(real, Tensor):
+            inputs |= dict.fromkeys(self.norms.flags, real)
+        return inputs
 
-    def evaluate(self, params: Tree, x: Inputs) -> Tensor:
+    def evaluate(self, params: Tree, x: Inputs, real: Tensor | tuple[()] = ()) -> Tensor:
         """Compute outputs with dropout off."""
         if self.renormalizes:
             params = params.map(torch.clone)
-        return self._evaluating(dict(params.items()), x)
+        return self._evaluating(self._inputs(params, (), real, None), x)
 
     def features(
-        self, params: Tree, x: Inputs, key: Tensor | tuple[()] = (), *, train: bool = False
+        self,
+        params: Tree,
+        x: Inputs,
+        key: Tensor | tuple[()] = (),
+        real: Tensor | tuple[()] = (),
+        moved: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Compute the inputs of the last layer."""
+        """Compute the inputs of the last layer; in training if ``moved`` is given."""
         assert self._halves is not None, "split_head comes first"
         name, _, bodies = self._halves
-        inputs = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != name}
-        if isinstance(key, Tensor):
-            inputs |= dict.fromkeys(self.layer_keys, key)
-        return bodies[train](inputs, x)
+        body = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != name}
+        return bodies[moved is not None](self._inputs(body, key, real, moved), x)
 
     def head(self, params: Tree, features: Tensor) -> Tensor:
         """Compute outputs from the inputs of the last layer."""
@@ -229,6 +266,8 @@ class FunctionalModel:
 
     def check_features(self, params: Tree, x: Inputs) -> None:
         """Prepare to compute features; reject a model whose outputs are not its last layer's."""
+        if any(name.rpartition(".")[0] == self._last for name in self.statistics):
+            raise InputError(f"features end at {self._last!r}, a BatchNorm: put a dense layer last")
         self.split_head()
         with torch.no_grad():
             outputs = self.evaluate(params, x)
@@ -239,10 +278,9 @@ class FunctionalModel:
             except RuntimeError:
                 same = False
         if not same:
-            name = list(self.layout)[-1].rpartition(".")[0]
             raise InputError(
-                f"features are the inputs of the model's last layer with parameters ({name!r}), "
-                "whose outputs are not the model's: put it last"
+                "features are the inputs of the model's last layer with parameters "
+                f"({self._last!r}), whose outputs are not the model's: put it last"
             )
 
     def try_out(self, params: Tree, x: Inputs) -> Tensor:
@@ -272,11 +310,17 @@ class FunctionalModel:
                     f"buffer {name!r} changes in training and has no place in an average of "
                     "models: leave it out"
                 )
-        if _depends_on_batch((trained, outputs), (alone, lone), len(leaves(x)[0])):
-            self.loop_reason = "outputs for an example depend on the other examples of its batch"
+        # Batch statistics couple examples on purpose, and know which are padding.
+        coupled = self.norms.dependent, self.norms.always_dependent
+        pairs = (trained, alone), (outputs, lone)
+        for pair, known in zip(pairs, coupled, strict=True):
+            if not known and _depends_on_batch(*pair, len(leaves(x)[0])):
+                reason = "outputs for an example depend on the other examples of its batch"
+                self.loop_reason = reason
         for layer, source in zip(_keyed(self.module), self._training.keyed, strict=True):
             layer.axes = source.axes
         self._learn(modes[0].found | modes[1].found, modes[0].axes)
+        self.loop_reason = self.norms.unmapped or self.loop_reason
         return outputs
 
     def _learn(self, found: set[str], axes: tuple[int, ...]) -> None:
@@ -305,9 +349,10 @@ def _keyed(module: nn.Module) -> list[KeyedLayer]:
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return buffers other than those of random layers."""
-    keyed = {id(b) for layer in _keyed(module) for b in layer.buffers()}
-    return {name: b for name, b in module.named_buffers() if id(b) not in keyed}
+    """Return buffers other than keys of random layers and statistics."""
+    own = (*_keyed(module), *dict(norms_of(module)).values())
+    known = {id(b) for layer in own for b in layer.buffers()}
+    return {name: b for name, b in module.named_buffers() if id(b) not in known}
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedzmg.contract import Layout
@@ -29,7 +30,7 @@ module came with, for a pretrained start. Or a function ``(module, generator)`` 
 module's own parameters in place."""
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
 """The last layer inside ``nn.MultiheadAttention``, whose bias starts at zero."""
 
@@ -50,6 +51,9 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
             f"initializer {scheme!r}: unknown parameters start from the model's values in every "
             f"seed: {listed(varied)}; init=FUNCTION (module, generator) draws them"
         )
+    for name in model.statistics:
+        start = float(name.endswith("running_var"))
+        named[name] = nn.Parameter(torch.full(module.get_buffer(name).shape, start))
     return Tree({name: named[name].detach().clone() for name in model.layout})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -26,6 +25,8 @@ class Batch(NamedTuple):
     y: Tensor
     weights: Tensor
     key: Tensor | tuple[()]
+    real: Tensor | tuple[()] = ()
+    """Flags of examples that are not padding, if the model needs them."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +38,38 @@ class Objective:
     layers_in: torch.dtype | None = None
     """Compute layers in this precision on a GPU; parameters and losses keep theirs."""
 
-    def train(self, params: Tree, batch: Batch) -> Tensor:
-        """Compute the weighted loss of a batch, dropout on."""
-        return self._weighted(self._outputs(self.model.train, params, batch.x, batch.key), batch)
+    def train(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        """Compute the weighted loss of a batch, dropout on, and running statistics after it."""
+        moved: dict[str, Tensor] = {}
+        outputs, _ = self.without_features(params, batch, moved)
+        return self._weighted(outputs, batch), Tree(moved)
 
     def eval_loss(self, params: Tree, batch: Batch) -> Tensor:
         """Compute the weighted loss of a batch, dropout off."""
-        return self._weighted(self.outputs(params, batch.x), batch)
+        return self._weighted(self.outputs(params, batch.x, batch.real), batch)
 
-    def outputs(self, params: Tree, x: Inputs) -> Tensor:
+    def outputs(self, params: Tree, x: Inputs, real: Tensor | tuple[()] = ()) -> Tensor:
         """Compute predictions, dropout off."""
-        return self._outputs(self.model.evaluate, params, x)
+        return self._outputs(self.model.evaluate, params, x, real)
 
     def without_features(
-        self, params: Tree, x: Inputs, key: Tensor | tuple[()] = (), *, train: bool = False
+        self, params: Tree, batch: Batch, moved: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, tuple[()]]:
-        """Compute outputs, dropout off unless in training, and nothing in place of features."""
-        if train:
-            return self._outputs(self.model.train, params, x, key), ()
-        return self.outputs(params, x), ()
+        """Compute outputs, and nothing in place of features; in training if ``moved`` is given.
+
+        It receives the running statistics after the batch.
+        """
+        if moved is None:
+            return self.outputs(params, batch.x, batch.real), ()
+        given = params, batch.x, batch.key, batch.real, moved
+        return self._outputs(self.model.train, *given), ()
 
     def with_features(
-        self, params: Tree, x: Inputs, key: Tensor | tuple[()] = (), *, train: bool = False
+        self, params: Tree, batch: Batch, moved: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute outputs, dropout off unless in training, and inputs of the last layer."""
-        inputs = self._outputs(functools.partial(self.model.features, train=train), params, x, key)
+        """Compute outputs and inputs of the last layer; in training if ``moved`` is given."""
+        key = () if moved is None else batch.key
+        inputs = self._outputs(self.model.features, params, batch.x, key, batch.real, moved)
         return self._outputs(self.model.head, params, inputs), inputs
 
     def _outputs(self, model: Callable[..., Tensor], *inputs: object) -> Tensor:

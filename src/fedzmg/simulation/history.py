@@ -12,6 +12,7 @@ from torch import nn
 
 from fedzmg.data.federated import Examples
 from fedzmg.evaluation import evaluate_by_owner
+from fedzmg.models.batch_norm import forget_statistics
 from fedzmg.models.functional import module_to
 from fedzmg.models.objective import Objective
 from fedzmg.seeds import stream
@@ -108,7 +109,7 @@ def measure(
     positions, counts = (
         torch.from_numpy(a).to(device) for a in (watched.positions, watched.counts)
     )
-    chunk, found = 500, None
+    chunk, found = task.examples_at_once, None
     while found is None:
         try:
             found = evaluate_by_owner(
@@ -231,7 +232,9 @@ class History:
         """Return the trained model: a module in eval mode, in the precision it was trained in."""
         dtype = next(iter(self.params.values())).dtype
         module = module_to(self.task.model.source, torch.device("cpu"), dtype)
-        named = dict(module.named_parameters())
+        if self.task.model.batch_norm == "batch":
+            forget_statistics(module)
+        named = dict(module.named_parameters()) | dict(module.named_buffers())
         with torch.no_grad():
             for name, value in self.params.items():
                 named[name].copy_(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
@@ -17,10 +17,11 @@ from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream
 from fedzmg.engine.local import Broadcast, Sequential
 from fedzmg.engine.vectorized import Vectorized
-from fedzmg.evaluation import total
+from fedzmg.evaluation import CHUNK, total
 from fedzmg.messages import ClientContext, Result, Stepped, Upload
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.tree import Inputs, State, Tree, row
+from fedzmg.wrappers.parts import filled, pick
 from fedzmg.wrappers.wrapper import rate_of
 
 if TYPE_CHECKING:
@@ -46,13 +47,15 @@ class FineTune(ClientRule):
     """Plain SGD on the model that a client keeps in its memory."""
 
     lr: Number = number(0.1, above=0, doc="learning rate")
+    statistics: tuple[str, ...] = field(default=(), metadata={"derived": True})
+    """Running statistics, which arrive in place of a gradient."""
 
     def start(self, context: ClientContext) -> Tree:
         model: Tree = context.memory
         return model
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        return params - self.lr * grad, scratch
+        return filled(pick(grad, self.statistics), params - self.lr * grad), scratch
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         return Upload(Tree({})), params
@@ -112,7 +115,8 @@ def _fine_tuned(
     trained = chosen.algorithm.client
     own = (getattr(rule, "fine_tuning_rate", None) for rule in chain(trained))
     rate = next(filter(None, own), None) or rate_of(trained) or 0.1
-    program = replace(simulation.program, rule=FineTune(), longest=0)
+    rule = FineTune(statistics=simulation.task.model.statistics)
+    program = replace(simulation.program, rule=rule, longest=0)
     batching = replace(simulation.task.protocol.batching, epochs=epochs)
     offsets = simulation.task.train.offsets
     batches = []
@@ -142,14 +146,18 @@ def _evaluate(
     program, metric = simulation.program, simulation.task.metric
 
     def one(params: Tree, x: Inputs, y: Tensor, counts: Tensor) -> Tensor:
-        values = metric.function(program.objective.outputs(params, x), y).double()
+        real = counts if program.objective.model.norms.always_dependent else ()
+        values = metric.function(program.objective.outputs(params, x, real), y)
         if metric.pooled:
             return values
+        values = values.double()
         return total(torch.where(counts if values.ndim == 1 else counts[:, None], values, 0.0))
 
+    chunk = simulation.task.examples_at_once
+    at_once = EXAMPLES if chunk == CHUNK else max(1, chunk // WIDTH)
     found = []
     with torch.no_grad(), MappedLayers():
-        for positions, counts in _padded(own):
+        for positions, counts in _padded(own, at_once):
             at = torch.from_numpy(positions).to(simulation.device)
             mask = torch.from_numpy(counts).to(simulation.device)
             given = models, program.prepare(row(data.x, at), program.dtype), data.y[at], mask
@@ -170,12 +178,12 @@ def _evaluate(
 
 
 def _padded(
-    own: Sequence[npt.NDArray[np.int64]],
+    own: Sequence[npt.NDArray[np.int64]], at_once: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]:
     """Yield positions of examples as rectangles, and flags of the real ones."""
     longest = max(map(len, own))
-    for first in range(0, longest, EXAMPLES):
-        width = min(EXAMPLES, longest - first)
+    for first in range(0, longest, at_once):
+        width = min(at_once, longest - first)
         parts = [part[first : first + width] for part in own]
         real = np.arange(width) < np.array([[len(part)] for part in parts])
         positions = np.full(real.shape, own[0][0])

@@ -129,6 +129,7 @@ class Simulation:
         """Trials that train no further: they have no clients, and keep their model."""
         self._evaluated_at_once = len(self.trials)
         """Models evaluated at once at most."""
+        self._examples_at_once = task.examples_at_once
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
         with self._numerics():
             self.engines.plan(
@@ -325,19 +326,22 @@ class Simulation:
         """Compute loss and metric of every trial; zeros for stopped ones."""
         active = [i for i in range(len(self.trials)) if i not in self.stopped_trials]
         chosen = row(params, active) if self.stopped_trials else params
-        objective, metric, prepare = self.program.objective, self.task.metric, self.task.prepare
+        goal = self.program.objective, self.task.metric, self.task.prepare
         while True:
-            size = self._evaluated_at_once
+            size, chunk = self._evaluated_at_once, self._examples_at_once
             try:
                 parts = [
-                    evaluate(row(chosen, slice(i, i + size)), examples, objective, metric, prepare)
+                    evaluate(row(chosen, slice(i, i + size)), examples, *goal, chunk=chunk)
                     for i in range(0, len(active), size)
                 ]
                 break
             except torch.OutOfMemoryError:
-                if size <= MIN_WIDTH:
+                if size > MIN_WIDTH:
+                    self._evaluated_at_once = max(MIN_WIDTH, -(-size // 2))
+                elif chunk > 1:
+                    self._examples_at_once = chunk // 2
+                else:
                     raise
-                self._evaluated_at_once = max(MIN_WIDTH, -(-size // 2))
                 torch.cuda.empty_cache()
         found = torch.cat(parts)
         if not self.stopped_trials:

@@ -101,13 +101,14 @@ def check_labels(data: Examples, outputs: Any, loss: LossFunction, what: str) ->
             f"{given}, and the model gives a tensor of shape {shape}: give one whole number per "
             f"prediction{column}, or pass another loss and metric"
         )
+    ignored = "" if loss is cross_entropy else ", negative ones are ignored"
     classes, low = shape[axis], y.min() if loss is cross_entropy else y.new_zeros(())
     for label in (int(low), int(high)):
         # Negative targets of other losses are padding.
         if label >= classes or (label < 0 and loss is cross_entropy):
             raise InputError(
                 f"{what} holds the label {label} but the model has {classes} outputs "
-                f"(labels 0 to {classes - 1}): change the labels or the last layer"
+                f"(labels 0 to {classes - 1}{ignored}): change the labels or the last layer"
             )
 
 

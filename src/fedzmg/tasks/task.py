@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,9 @@ from torch import nn
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData, examples
 from fedzmg.errors import InputError, UserCodeError, check_text
-from fedzmg.evaluation import ACCURACY, Metric, check_values
+from fedzmg.evaluation import ACCURACY, CHUNK, LARGEST_OUTPUTS, Metric, check_values
 from fedzmg.metrics import loss_and_metric
+from fedzmg.models.batch_norm import BatchNormPolicy
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme, given_values
 from fedzmg.models.objective import (
@@ -83,6 +85,8 @@ class Task:
     """Personal and frozen parts of the model, besides those of the algorithm."""
 
     def __post_init__(self) -> None:
+        if self.model.batch_norm == "local" and "batch_norm" not in self.parts.personal:
+            object.__setattr__(self, "parts", self.parts | Parts(personal=("batch_norm",)))
         self.check()
 
     def check(self) -> None:
@@ -143,7 +147,7 @@ class Task:
 
     def __repr__(self) -> str:
         model, protocol = self.model, self.protocol
-        weights = sum(leaf.numel() for leaf in model.params().values())
+        weights = sum(p.numel() for n, p in model.params().items() if n not in model.statistics)
         return (
             f"<Task {self.name!r}: {len(self.train):,} clients, {self.train.examples.size:,} "
             f"training and {self.test.size:,} test examples of {self.test.kind()}; "
@@ -161,14 +165,25 @@ class Task:
         names = [getattr(f, "__qualname__", repr(f)) for f in (self.loss, self.prepare, self.init)]
         names += [self.metric.name, repr(self.model.module), repr(dict(self.model.layout))]
         names += [repr(self.parts)] if self.parts else []
+        names += [self.model.batch_norm] if self.model.batch_norm != "average" else []
         # Memory addresses in a repr differ between processes.
         digest.update(re.sub(r" at 0x[0-9a-fA-F]+", "", "\x1f".join(names)).encode())
         return digest.hexdigest()
 
     @property
     def model_bytes(self) -> int:
-        """Size of the trainable model in bytes."""
+        """Size of the trainable model in bytes, running statistics included."""
         return num_bytes(self.model.params())
+
+    @functools.cached_property
+    def examples_at_once(self) -> int:
+        """Examples that are evaluated at once: fewer if their outputs are large."""
+        params = self.model.params()
+        dtype = next(iter(params.values())).dtype
+        x, _ = tree_map(torch.clone, row(self.test, slice(1))).to(self.test.y.device, dtype)
+        with torch.no_grad():
+            size = num_bytes(self.model.evaluate(params, self.prepare(x, dtype)))
+        return max(1, min(CHUNK, LARGEST_OUTPUTS // max(1, size)))
 
     @property
     def objective(self) -> Objective:
@@ -194,6 +209,7 @@ class Task:
         axes: Mapping[str, tuple[int, ...]] | None = None,
         client_names: Sequence[Any] | None = None,
         parts: Parts | None = None,
+        batch_norm: BatchNormPolicy = "average",
         **protocol: Any,
     ) -> Task:
         """Build a task from a module and arrays.
@@ -219,6 +235,9 @@ class Task:
             axes: input axes by parameter name or pattern, in place of the layer's own.
             client_names: all client ids, if order or completeness matters.
             parts: personal and frozen parts of the model, ``Parts(personal=("last:1",))``.
+            batch_norm: statistics of BatchNorm layers: ``"average"`` (they travel and are
+                averaged), ``"local"`` (the layers stay with the client), ``"frozen"`` (constants)
+                or ``"batch"`` (of the batch, in evaluation, too).
             **protocol: fields of :class:`Protocol`, such as ``cohort=5``.
 
         Raises:
@@ -227,7 +246,7 @@ class Task:
         tuning = None if tune is None else examples(*as_pair(tune, "tune"), what="tuning data")
         train = FederatedData.from_arrays(x, y, clients, client_names)
         owners = None if test_clients is None else find_owners(test_clients, train.names)
-        made = FunctionalModel(model, axes)
+        made = FunctionalModel(model, axes, batch_norm)
         loss, metric = loss_and_metric(loss, metric)
         return cls(
             name, made, replace(train, examples=whole_labels(train.examples, loss)),
@@ -287,6 +306,7 @@ class Task:
         tune: Columns | None = None,
         prepare: PrepareFunction | None = None,
         axes: Mapping[str, tuple[int, ...]] | None = None,
+        batch_norm: BatchNormPolicy = "average",
         **options: Any,
     ) -> Task:
         """Build a task from a module and columns read by ``fedzmg.data.formats``.
@@ -318,7 +338,7 @@ class Task:
         loss, metric = loss_and_metric(
             options.pop("loss", cross_entropy), options.pop("metric", None)
         )
-        made = FunctionalModel(model, axes)
+        made = FunctionalModel(model, axes, batch_norm)
         return cls(
             name=options.pop("name", "custom"),
             model=made,

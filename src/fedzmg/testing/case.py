@@ -32,24 +32,26 @@ TOLERANCE = 1e-9
 class _Network(nn.Module):
     """A convolution, dropout and a dense layer: kernels of two ranks, biases, randomness."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, norm: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(1, 3, 3, padding=1)
+        # BatchNorm takes a bias back: its gradient is noise, which some rules take the sign of.
+        self.conv = nn.Conv1d(1, 3, 3, padding=1, bias=not norm)
+        self.norm = nn.BatchNorm1d(3) if norm else nn.Identity()
         self.drop = nn.Dropout(0.3)
         self.dense = nn.Linear(3 * 6, 4)
 
     def forward(self, x: Tensor) -> Any:
-        return self.dense(self.drop(torch.relu(self.conv(x[:, None])).flatten(1)))
+        return self.dense(self.drop(torch.relu(self.norm(self.conv(x[:, None]))).flatten(1)))
 
 
 @cache
-def task(sizes: tuple[int, ...] = SIZES, **protocol: object) -> Task:
-    """Make a federation of clients of some sizes, with random labels."""
+def task(sizes: tuple[int, ...] = SIZES, *, norm: bool = False, **protocol: object) -> Task:
+    """Make a federation of clients of some sizes, with random labels; or with batch norm."""
     rng = np.random.default_rng(5)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     x, y = rng.normal(size=(len(owner), 6)) + 0.5, rng.integers(0, 4, len(owner))
     settings: dict[str, Any] = {"batch_size": 4, "epochs": 2, "cohort": 4, "rounds": 3, **protocol}
-    return Task.from_arrays(_Network(), x, y, owner, test=(x, y), **settings)
+    return Task.from_arrays(_Network(norm=norm), x, y, owner, test=(x, y), **settings)
 
 
 def with_inputs(problem: Task, change: Callable[[Tensor], Tensor], client: int | None) -> Task:
@@ -101,11 +103,16 @@ def run_of(sim: Simulation, rounds: int = 2) -> Run:
 class Case:
     """One algorithm under test, with trainings that several properties need."""
 
-    def __init__(self, algorithm: Algorithm | AlgorithmInfo) -> None:
+    def __init__(self, algorithm: Algorithm | AlgorithmInfo, *, norm: bool = False) -> None:
         self.info = algorithm if isinstance(algorithm, AlgorithmInfo) else None
         """Declared traffic and state; None: not declared."""
         self.algorithm = algorithm if isinstance(algorithm, Algorithm) else algorithm.algorithm
+        self._norm = norm or "batch_norm" in self.algorithm.parts.personal
         self._runs: dict[str, Run] = {}
+
+    def task(self, *sizes: tuple[int, ...], **protocol: object) -> Task:
+        """Make a federation; with BatchNorm if the algorithm needs it."""
+        return task(*sizes, norm=self._norm, **protocol)
 
     def trials(self) -> list[Trial]:
         """Return a pack that differs in seeds and in every number."""
@@ -138,7 +145,7 @@ class Case:
     ) -> Simulation:
         """Begin to train the pack, or chosen trials of it."""
         return Simulation(
-            problem or task(),
+            problem or self.task(),
             chosen or self.trials(),
             rounds=4,
             device=CPU,
@@ -155,7 +162,7 @@ class Case:
 
     def packed_rules(self) -> tuple[list[PackedRule], Tree]:
         """Return client rule, server rule and models of the pack, for a dry run."""
-        problem, trials = task(), self.trials()
+        problem, trials = self.task(), self.trials()
         shared = shared_algorithm(problem, trials)
         known = problem.model.layout, problem.parts, len(problem.train)
         fitted = [fit(trial.algorithm, *known) for trial in trials]

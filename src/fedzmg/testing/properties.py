@@ -20,7 +20,6 @@ from fedzmg.testing.case import (
     ChangedPlanner,
     distance,
     run_of,
-    task,
     with_inputs,
 )
 from fedzmg.testing.result import Violation
@@ -87,7 +86,7 @@ def _engines_agree(case: Case) -> str:
     first, reference = (snapshot.params for snapshot in case.run("sequential").snapshots)
     if distance(reference, first)[0] <= 1e-6:
         raise Violation("the algorithm does nothing: the second round did not change the model")
-    reverse = ChangedPlanner(task(), case.algorithm, lambda batches: batches[::-1])
+    reverse = ChangedPlanner(case.task(), case.algorithm, lambda batches: batches[::-1])
     chunked = case.simulation(EnginePlanner("vectorized", chunk=3), planner=reverse)
     # The second round reads the client memory that the first one wrote.
     others = {
@@ -144,7 +143,7 @@ def _equal_bits(one: tuple[Any, Any], two: tuple[Any, Any], what: str) -> None:
 
 
 def _one_client_suffices(case: Case) -> str:
-    problem = task((5,), cohort=1)
+    problem = case.task((5,), cohort=1)
     loop, mapped = (
         run_of(case.simulation(engine, problem)).snapshots[-1].params for engine in ENGINES
     )
@@ -153,7 +152,7 @@ def _one_client_suffices(case: Case) -> str:
 
 def _useless_uploads_change_nothing(case: Case) -> str:
     """Clients without examples or without a full batch, and NaN in an upload."""
-    base = task(keep_partial=False, cohort=7, epochs=1)
+    base = case.task(keep_partial=False, cohort=7, epochs=1)
     # Clients of 3, 1 and 2 examples hold no full batch of 4, and the last one holds nothing.
     offsets = np.append(base.train.offsets, base.train.offsets[-1])
     data = replace(base.train, offsets=offsets, names=(*base.train.names, "empty"))
@@ -175,7 +174,7 @@ def _useless_uploads_change_nothing(case: Case) -> str:
 
 
 def _lost_round_changes_nothing(case: Case) -> str:
-    sim = case.simulation(problem=with_inputs(task(), lambda x: x * torch.nan, None))
+    sim = case.simulation(problem=with_inputs(case.task(), lambda x: x * torch.nan, None))
     before = sim.snapshot
     records = run_of(sim, 3).records
     for part in ("params", "state"):
@@ -189,10 +188,12 @@ def _lost_round_changes_nothing(case: Case) -> str:
 
 def _traffic_and_state_are_as_declared(case: Case) -> str:
     """Multiples of the model, or of its shared part; memory of a part of the model is left out."""
-    sim, cohort = case.simulation(), task().protocol.cohort
-    model = num_bytes(travelling(sim.program.rule, task().model.params()))
+    sim, cohort = case.simulation(), case.task().protocol.cohort
+    model = num_bytes(travelling(sim.program.rule, case.task().model.params()))
     # In float32, which the multiples are declared for: messages may be integers.
-    [history] = simulate(task(), case.trials()[:1], rounds=1, engine="sequential", device="cpu")
+    [history] = simulate(
+        case.task(), case.trials()[:1], rounds=1, engine="sequential", device="cpu"
+    )
     record = history.records[0]
 
     def size(state: object) -> float:
@@ -201,7 +202,7 @@ def _traffic_and_state_are_as_declared(case: Case) -> str:
         if isinstance(state, tuple | Tree):
             return sum(map(size, state.values() if isinstance(state, Tree) else state))
         # One number per client counts as a scalar.
-        if not isinstance(state, Tensor) or state.shape[1:] in ((), (len(task().train),)):
+        if not isinstance(state, Tensor) or state.shape[1:] in ((), (len(case.task().train),)):
             return 0
         return state[0].numel()
 
@@ -227,7 +228,7 @@ def _traffic_and_state_are_as_declared(case: Case) -> str:
 
 def _step_compiles_as_one_graph(case: Case) -> str:
     # Equal clients: every width would be traced anew, and one of them shows that it can be.
-    even = task((4,) * 7)
+    even = case.task((4,) * 7)
     traced = case.simulation(EnginePlanner("compiled", backend="eager"), even)
     mapped = case.simulation(problem=even)
     models = [run_of(sim, 1).snapshots[-1].params for sim in (mapped, traced)]

@@ -3,31 +3,44 @@
 A client trains its personal parameters together with the shared ones, keeps them in its memory and
 uploads the shared ones alone. Frozen parameters keep their initial values: they are no part of any
 gradient, momentum or decay. A client that was never sampled has the initial personal parameters.
+
+Running statistics arrive in place of a gradient, once per step: with the first gradient of a batch.
+They travel as a difference, like shared parameters, and their mean is added whatever the server
+rule is; those of personal layers stay in the client's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, Layout, Parts, chain
+from fedzmg.contract import Algorithm, ClientRule, Layout, Parts, chain
 from fedzmg.messages import BatchOutputs, ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.parts import Split
-from fedzmg.tree import State, Tree, map_trees
+from fedzmg.tree import State, Tree, map_trees, num_bytes
 from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
 
 
 def fit(algorithm: Algorithm, layout: Layout, parts: Parts, population: int) -> Algorithm:
     """Return an algorithm whose rules know a model's layout and its parts; a task may add some."""
-    fitted, parts = algorithm.for_layout(layout, population), algorithm.parts | parts
-    if not parts:
+    trained = {name: info for name, info in layout.items() if info.role != "statistics"}
+    fitted, parts = algorithm.for_layout(trained, population), algorithm.parts | parts
+    if not parts and len(trained) == len(layout):
         return fitted
     split = parts.split(layout)
-    client = PartsClient(fitted.client.for_parts(split.personal), split)
-    return replace(fitted, client=client, server=PartsServer(fitted.server, split))
+    client = fitted.client.for_parts(split.personal) if parts else fitted.client
+    server = PartsServer(fitted.server, split)
+    return replace(fitted, client=PartsClient(client, split), server=server)
+
+
+def shown_trained(rule: ClientRule, layout: Layout) -> ClientRule:
+    """Return a client rule that sees no running statistics."""
+    split = Parts().split(layout)
+    return PartsClient(rule, split) if split.averaged else rule
 
 
 def pick(tree: Tree, names: Iterable[str]) -> Tree:
@@ -51,10 +64,21 @@ class PartsClient(Wrapper):
 
     @property
     def is_personal(self) -> bool:
-        return bool(self.split.personal) or self.inner.is_personal
+        return bool(self.split.personal or self.split.own) or self.inner.is_personal
 
     def _trained(self, tree: Tree) -> Tree:
         return pick(tree, (*self.split.shared, *self.split.personal))
+
+    def _kept(self, tree: Tree) -> Tree:
+        return pick(tree, (*self.split.personal, *self.split.own))
+
+    def _statistics(self, tree: Tree) -> Tree:
+        return pick(tree, (*self.split.averaged, *self.split.own))
+
+    @property
+    def _waits(self) -> bool:
+        """Statistics arrive before the step; the state then holds them, and flags them as new."""
+        return self.gradients_per_step > 1 and bool(self.split.averaged or self.split.own)
 
     def _inside(self, context: ClientContext) -> ClientContext:
         """Return the context of the rule inside.
@@ -78,20 +102,24 @@ class PartsClient(Wrapper):
         return context._replace(params=params, memory=memory, shared=shared)
 
     def init_memory(self, params: Tree) -> State:
-        trained = self._trained(params)
-        return pick(trained, self.split.personal), self.inner.init_memory(trained)
+        return self._kept(params), self.inner.init_memory(self._trained(params))
 
     def start(self, context: ClientContext) -> Tree:
-        return filled(self.inner.start(self._inside(context)), context.params)
+        own = filled(context.memory[0], context.params)
+        return filled(self.inner.start(self._inside(context)), own)
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         if isinstance(full_pass, FullPass):
             full_pass = full_pass._replace(grad=self._trained(full_pass.grad))
-        return self.inner.begin(self._inside(context), full_pass)
+        scratch = self.inner.begin(self._inside(context), full_pass)
+        if not self._waits:
+            return scratch
+        return scratch, self._statistics(context.params), torch.zeros_like(context.round)
 
     def references(self, context: ClientContext) -> tuple[Tree, ...]:
         models = self.inner.references(self._inside(context))
-        return tuple(filled(model, context.params) for model in models)
+        own = filled(context.memory[0], context.params)
+        return tuple(filled(model, own) for model in models)
 
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
         return self.inner.loss(self._inside(context), batch)
@@ -99,29 +127,63 @@ class PartsClient(Wrapper):
     def next_point(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> Stepped:
-        own = self._inside(context), self._trained(params), scratch, self._trained(grad)
-        point, scratch = self.inner.next_point(*own)
-        return filled(point, params), scratch
+        inside, *waiting = scratch if self._waits else (scratch,)
+        own = self._inside(context), self._trained(params), inside, self._trained(grad)
+        point, inside = self.inner.next_point(*own)
+        if not waiting:
+            return filled(point, params), inside
+        return filled(point, params), (inside, *self._first(waiting, grad))
+
+    def _first(self, waiting: Sequence[Any], grad: Tree) -> tuple[Tree, Tensor]:
+        """Return the statistics of a batch's first gradient."""
+        before, arrived = waiting
+        new = self._statistics(grad)
+        kept = {n: torch.where(arrived > 0, before[n], leaf) for n, leaf in new.items()}
+        return Tree(kept), torch.ones_like(arrived)
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        own = self._inside(context), self._trained(params), scratch, self._trained(grad)
-        moved, scratch = self.inner.step(*own)
-        return filled(moved, params), scratch
+        inside, *waiting = scratch if self._waits else (scratch,)
+        own = self._inside(context), self._trained(params), inside, self._trained(grad)
+        moved, inside = self.inner.step(*own)
+        if not waiting:
+            return filled(moved, filled(self._statistics(grad), params)), inside
+        statistics, arrived = self._first(waiting, grad)
+        state = inside, statistics, torch.zeros_like(arrived)
+        return filled(moved, filled(statistics, params)), state
+
+    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
+        if not self._waits:
+            return self.inner.end_epoch(scratch, loss)
+        inside, *waiting = scratch
+        inside, continues = self.inner.end_epoch(inside, loss)
+        return (inside, *waiting), continues
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        trained = self._trained(params)
-        upload, memory = self.inner.finish(self._inside(context), trained, scratch, steps)
+        trained, inside = self._trained(params), scratch[0] if self._waits else scratch
+        upload, memory = self.inner.finish(self._inside(context), trained, inside, steps)
 
         def without_personal(tree: Tree) -> Tree:
             return pick(tree, self.split.shared) if set(tree) == set(trained) else tree
 
         travels: Upload = map_trees(without_personal, upload)
-        return travels, (pick(trained, self.split.personal), memory)
+        if averaged := self.split.averaged:
+            moves = pick(context.params, averaged) - pick(params, averaged)
+            delta = {**moves, **travels.delta}
+            ordered = Tree({name: delta[name] for name in params if name in delta})
+            travels = travels._replace(delta=ordered)
+        return travels, (self._kept(params), memory)
+
+    def wire(self, upload: Upload) -> State | int:
+        if not self.split.averaged:
+            return self.inner.wire(upload)
+        moves = pick(upload.delta, self.split.averaged)
+        sent = self.inner.wire(upload._replace(delta=pick(upload.delta, self.split.shared)))
+        return sent + num_bytes(moves) if isinstance(sent, int) else (sent, moves)
 
     def personal_model(self, params: Tree, memory: State) -> Tree:
-        personal, inside = memory
-        own = filled(personal, self._trained(params))
-        return filled(self.inner.personal_model(own, inside), params)
+        kept, inside = memory
+        own = filled(kept, self._trained(params))
+        return filled(self.inner.personal_model(own, inside), filled(kept, params))
 
 
 @final
@@ -141,11 +203,18 @@ class PartsServer(ServerWrapper):
         return filled(self.inner.send(self._shared(params), state), params)
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
+        averaged = pick(params, self.split.averaged)
+        if averaged:
+            averaged = averaged - pick(cohort.delta, averaged)
+            cohort = cohort._replace(delta=self._shared(cohort.delta))
         moved, state = self.inner.update(self._shared(params), state, cohort)
-        return filled(moved, params), state
+        # A small variance may round to less than nothing.
+        known = {n: v.clamp(min=0) if n.endswith("var") else v for n, v in averaged.items()}
+        return filled(moved, filled(Tree(known), params)), state
 
 
 def travelling(rule: Any, params: Tree) -> Tree:
     """Return the parameters that travel between this rule's side and the other one."""
-    parts = isinstance(rule, PartsClient | PartsServer)
-    return pick(params, rule.split.shared) if parts else params
+    if not isinstance(rule, PartsClient | PartsServer):
+        return params
+    return pick(params, (*rule.split.shared, *rule.split.averaged))

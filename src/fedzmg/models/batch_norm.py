@@ -1,0 +1,184 @@
+"""Batch normalisation over clients: masked batch statistics, and running ones as leaves of a model.
+
+Running statistics are parameters that are not trained. A training pass receives copies of them,
+which layers change in place as torch's do, and the engine takes the copies over after the step. An
+engine that pads batches passes flags of the real examples; padding never enters a statistic. A
+batch with a single value per channel, which torch refuses, is normalised to zero and leaves the
+running statistics as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from fedzmg.errors import InputError, unknown
+from fedzmg.parts import BATCH_NORM
+from fedzmg.rule import Layout, ParamInfo
+
+BatchNormPolicy = Literal["average", "local", "frozen", "batch"]
+"""``average``: running statistics travel and are averaged. ``local``: statistics and parameters of
+the layers stay with the client. ``frozen``: statistics are constants, in training, too. ``batch``:
+the statistics of the batch, in evaluation, too."""
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class _Masked(_BatchNorm):
+    """Batch normalisation whose statistics leave out padding."""
+
+    real: Tensor
+    """Flags of the examples that are not padding; empty: there is no padding."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        if not self.training and self.running_mean is not None:
+            assert self.running_var is not None
+            return self._scaled(input, self.running_mean, self.running_var).to(input.dtype)
+        if not len(self.real) and input.numel() > input.shape[1]:
+            return _BatchNorm.forward(self, input)
+        real = self.real if len(self.real) else input.new_ones(len(input), dtype=torch.bool)
+        return self._masked(input, real.reshape(-1, *[1] * (input.ndim - 1))).to(input.dtype)
+
+    def _masked(self, x: Tensor, real: Tensor) -> Tensor:
+        """Normalise by the statistics of the real examples; move the running ones."""
+        x = torch.where(real, x.float() if x.dtype in _HALVES else x, 0)
+        axes, wide = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+        count = (real.sum() * x[0, 0].numel()).to(x.dtype)
+        # A client without examples in this step gets numbers that are finite and never used.
+        total = count.clamp(min=1)
+        mean = x.sum(axes) / total
+        centred = x - mean.reshape(wide)
+        var = torch.where(real, centred, 0).square().sum(axes) / total
+        if self.running_mean is not None:
+            self._move(mean.detach(), (var * total / (total - 1).clamp(min=1)).detach(), count > 1)
+        return self._scaled(centred, None, var)
+
+    def _scaled(self, x: Tensor, mean: Tensor | None, var: Tensor) -> Tensor:
+        """Return a batch minus its mean, by its deviation, times weight plus bias."""
+        wide = (-1, *[1] * (x.ndim - 2))
+        scale = (var + self.eps).rsqrt()
+        scale = scale if self.weight is None else scale * self.weight
+        shift = self.bias if mean is None else -mean * scale
+        if mean is not None and self.bias is not None:
+            shift = shift + self.bias
+        out = x * scale.reshape(wide)
+        return out if shift is None else out + shift.reshape(wide)
+
+    def _move(self, mean: Tensor, var: Tensor, moves: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        share: float | Tensor | None = self.momentum
+        if share is None:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(moves.to(self.num_batches_tracked.dtype))
+            share = 1 / self.num_batches_tracked.clamp(min=1)
+        for old, new in ((self.running_mean, mean), (self.running_var, var)):
+            old.copy_(torch.where(moves, (1 - share) * old + share * new, old))
+
+
+class BatchNorm1d(_Masked, nn.BatchNorm1d):
+    """Replacement of ``nn.BatchNorm1d``."""
+
+
+class BatchNorm2d(_Masked, nn.BatchNorm2d):
+    """Replacement of ``nn.BatchNorm2d``."""
+
+
+class BatchNorm3d(_Masked, nn.BatchNorm3d):
+    """Replacement of ``nn.BatchNorm3d``."""
+
+
+class SyncBatchNorm(_Masked, nn.SyncBatchNorm):
+    """Replacement of ``nn.SyncBatchNorm``, whose other processes are not there."""
+
+
+_SWAPS: dict[type[nn.Module], type[_Masked]] = {
+    getattr(nn, kind.__name__): kind
+    for kind in (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
+}
+"""Replacements by exact type: a user's subclass keeps its forward pass."""
+
+
+def norms_of(module: nn.Module) -> Iterator[tuple[str, _NormBase]]:
+    """Yield layers that normalise by statistics of batches, or keep running statistics."""
+    for prefix, child in module.named_modules():
+        tracks = isinstance(child, _NormBase) and child.running_mean is not None
+        if tracks or isinstance(child, _BatchNorm):
+            yield prefix, child
+
+
+def forget_statistics(module: nn.Module) -> None:
+    """Let layers use the statistics of the batch, in evaluation, too."""
+    for _, norm in list(norms_of(module)):
+        norm.track_running_stats = False
+        norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+
+
+def with_statistics(module: nn.Module, layout: Layout, policy: BatchNormPolicy) -> Layout:
+    """Return a layout with the running statistics, after the parameters of their layers."""
+    if policy not in get_args(BatchNormPolicy):
+        raise unknown("batch_norm", str(policy), get_args(BatchNormPolicy))
+    norms = dict(norms_of(module))
+    if not norms:
+        if policy != "average":
+            raise InputError(f"batch_norm = {policy!r}: the model has no BatchNorm layer")
+        return layout
+    found: dict[str, ParamInfo] = {}
+    for prefix, child in module.named_modules():
+        norm, dot = norms.get(prefix), f"{prefix}." if prefix else ""
+        for name in (f"{dot}{own}" for own in child._parameters):
+            if name in layout:
+                known = ParamInfo("norm", (), BATCH_NORM)
+                found[name] = layout[name] if norm is None else known
+        if norm is not None and policy in ("average", "local"):
+            own = ["running_mean", "running_var"] if norm.running_mean is not None else []
+            if own and norm.momentum is None:  # the share of a batch depends on their number
+                own.append("num_batches_tracked")
+            found |= {f"{dot}{name}": ParamInfo("statistics", (), BATCH_NORM) for name in own}
+    return found
+
+
+class NormLayers:
+    """The layers of a private module with statistics of batches, prepared for a policy."""
+
+    def __init__(self, module: nn.Module, policy: BatchNormPolicy) -> None:
+        self._policy = policy
+        self.constants: list[Tensor] = []
+        """Statistics that stay as they are."""
+        self.dependent = self.always_dependent = False
+        """Outputs of an example depend on the others of its batch: in training; and always."""
+        self.flags: list[str] = []
+        """Buffers that take the flags of real examples."""
+        self.unmapped = ""
+        """Reason to train client by client: a layer cannot leave out padding."""
+        norms = dict(norms_of(module))
+        if policy == "batch":
+            forget_statistics(module)
+        for prefix, norm in norms.items():
+            if policy == "frozen":
+                self.constants += norm.buffers()
+            known = type(norm) in _SWAPS
+            if known:
+                norm.__class__ = _SWAPS[type(norm)]
+                norm.register_buffer("real", torch.ones(0, dtype=torch.bool), persistent=False)
+                self.flags.append(f"{prefix}.real".lstrip("."))
+            if policy == "frozen" and norm.running_mean is not None:
+                continue
+            self.dependent = True
+            self.always_dependent |= norm.running_mean is None
+            if not known:
+                kind = type(norm).__name__
+                self.unmapped = f"layer {prefix or 'model'!r} ({kind}) cannot leave out padding"
+
+    def set_mode(self, module: nn.Module, *, training: bool) -> nn.Module:
+        """Switch a copy of the module to training or evaluation."""
+        module.train(training)
+        for _, norm in norms_of(module) if self._policy == "frozen" else ():
+            norm.eval()
+        return module
