@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from fedzmg import Task, Trial, simulate
+from fedzmg import Task, Trial, cli, simulate
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.errors import CannotMap, InputError
 from fedzmg.simulation import Simulation
@@ -306,3 +306,19 @@ def test_a_buffer_that_changes_in_training_is_rejected() -> None:
     module.register_buffer("steps", torch.zeros(()))
     with pytest.raises(InputError, match="'steps'"):
         federation(module, VECTORS)
+
+
+def test_the_command_line_shows_the_users_traceback_below_our_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_m: Any, _x: Tensor) -> Tensor:
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr(cli, "app", lambda **_: federation(dense(fails), VECTORS))
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2
+    assert first.startswith("fedzmg: error:")
+    assert any("in fails" in line for line in rest)
+    assert rest[-1] == "ZeroDivisionError: mine"
