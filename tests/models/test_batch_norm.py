@@ -313,6 +313,27 @@ def test_engines_agree_under_every_policy(policy: BatchNormPolicy) -> None:
     assert history.records[0].bytes_down == history.records[0].bytes_up == 3 * sent
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", POLICIES)
+def test_graphs_on_a_gpu_agree_with_the_loop(policy: BatchNormPolicy) -> None:
+    own, models = task(batch_norm=policy), []
+    for engine in ("sequential", "cuda_graph", "compiled_cuda_graph"):
+        trials, device = [Trial.of("fedzmg", client_lr=0.05)], torch.device("cuda")
+        sim = Simulation(
+            own,
+            trials,
+            rounds=2,
+            device=device,
+            dtype=torch.float64,
+            engine=engine,  # type: ignore[arg-type]
+        )
+        for _ in range(2):
+            sim.run_round()
+        models.append(model_of(sim))
+    for other in models[1:]:
+        assert_close(models[0], other)
+
+
 def test_frozen_statistics_are_those_of_the_module() -> None:
     net = module()
     with torch.no_grad():
