@@ -286,7 +286,7 @@ def measure(name: str, device: torch.device, turns: int, rounds: int) -> dict[st
     except Exception as error:
         line = next(iter(str(error).splitlines()), "")
         return {"works": f"{type(error).__name__}: {line}"}
-    weights = sum(leaf.numel() for leaf in task.model.params().values())
+    weights = sum(leaf.numel() for leaf in task.model.source.parameters())
     return {"works": "yes", "parameters": weights, "plain": found["plain"], **found["auto"]}
 
 

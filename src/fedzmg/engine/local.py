@@ -177,6 +177,11 @@ def count(
     return Work(params, scratch, steps, work.loss + part, epoch_steps, total, work.active)
 
 
+def move(work: Work, loss: Tensor, params: Tree, scratch: State) -> Work:
+    """Replace the model after a step, if nobody reads the tallies of an epoch."""
+    return work._replace(params=params, scratch=scratch, total_loss=work.total_loss + loss)
+
+
 def close_epoch(
     rule: ClientRule, work: Work, closes: Tensor, full_loss: Tensor | None = None
 ) -> Work:
@@ -363,12 +368,8 @@ class Sequential:
                 name = program.data.names[batch.client]
                 error.add_note(f"client {name!r}, local step {t + 1}, engine 'sequential'")
                 raise
-            if not rule.uses_epoch_end:  # nobody reads the other tallies before the end
-                total = work.total_loss + loss
-                work = work._replace(params=params, scratch=scratch, total_loss=total)
-                continue
-            work = count(work, loss, params, scratch)
-            if stream.closes[t]:
+            work = (count if rule.uses_epoch_end else move)(work, loss, params, scratch)
+            if rule.uses_epoch_end and stream.closes[t]:
                 full = rule.full_pass == "epochs"
                 seen = self._full_pass(batch, work.params).loss if full else None
                 work = close_epoch(rule, work, torch.ones_like(work.active), seen)
