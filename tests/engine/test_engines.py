@@ -98,7 +98,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_choosing_takes_a_small_share_and_never_a_slower_path(passes: Any) -> None:
-    """Seconds are counted by a fake clock; the loop is as fast as a plain one."""
+    """Seconds are counted by a fake clock; no path may be slower than the loop."""
     built = simulation("sequential")
     probe = built.probe()
     steps = probe.client_steps

@@ -4,7 +4,7 @@ The path is measured on one trial's round, whatever the number of trials. On a C
 the same path alone and in a pack, so its bits are the same. On a GPU they are not anyway, and the
 number of trials decides whether compiling pays. The choice is recorded with a run and kept when it
 resumes, because another path changes the last bits. Measuring takes a small share of the training:
-on a CPU a short one is trained by the loop, which is as fast as plain PyTorch, without measuring.
+on a CPU a short one is trained by the loop, without measuring.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ def choose_on_gpu(
 
 def unmapped(problem: CannotMap | str) -> EngineChoice:
     """Return the loop for a model that cannot be mapped over clients."""
-    cost = "clients train one after another, about as fast as in plain PyTorch"
+    cost = "clients train one after another, at about the speed of a plain PyTorch loop"
     return EngineChoice("sequential", f"{problem}; {cost}", True, fallback=True)
 
 
