@@ -161,6 +161,7 @@ class Recorder:
         self.cohorts: list[Cohort] = []
         for owner, name, kept in (
             (local, "count", self.works),
+            (local, "move", self.works),
             (local, "add_full_pass", self.losses),
             (Merger, "cohort", self.cohorts),
         ):

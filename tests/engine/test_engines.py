@@ -111,11 +111,13 @@ def test_choosing_takes_a_small_share_and_never_a_slower_path(passes: Any) -> No
         }
         spent = passes(costs)
         choice = choose.choose_on_cpu(built.program, probe, count)
-        assert sum(spent) <= 0.05 * count * steps, (count, mapped, without)
         path = choice.path.replace("compiled", "vectorized")
+        # Less than twice as fast; more is not known before it is measured.
+        training = count * steps * max(0.5, costs[path, True])
+        assert sum(spent) <= 0.05 * training, (count, mapped, without)
         assert costs[path, choice.onednn] <= 1.0
         if not spent:
-            assert count * steps < 300
+            assert count * steps < 600
             assert path == "sequential"
         if count >= 1000:  # enough to try everything
             expected = "vectorized" if mapped * choose.MAPPED_SPEEDUP < 1 else "sequential"

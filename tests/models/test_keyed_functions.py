@@ -45,6 +45,9 @@ DRAWS: dict[str, tuple[Callable[[int], Tensor], float, float]] = {
     "randint-range": (lambda n: torch.randint(3, 8, size=(n, COLUMNS)).double(), 5.0, 2.0),
     "dropout": (lambda n: F.dropout(zeros(n, COLUMNS) + 1, 0.25), 1.0, 1 / 3),
     "in-place": (lambda n: F.dropout(zeros(n, COLUMNS) + 1, 0.25, inplace=True), 1.0, 1 / 3),
+    "dropout-of-torch": (
+        lambda n: torch.dropout(zeros(n, COLUMNS) + 1, 0.25, train=True), 1.0, 1 / 3
+    ),
     "dropout1d": (lambda n: F.dropout1d(zeros(n, COLUMNS, 3) + 1, 0.25), 1.0, 1 / 3),
     "dropout2d": (lambda n: F.dropout2d(zeros(n, COLUMNS, 1, 2) + 1, 0.25), 1.0, 1 / 3),
     "dropout3d": (lambda n: F.dropout3d(zeros(n, COLUMNS, 1, 1, 1) + 1, 0.25), 1.0, 1 / 3),

@@ -115,6 +115,7 @@ def test_a_is_drawn_from_the_seed_and_weights_are_kept() -> None:
     [
         ({"rank": 0}, "rank = 0"),
         ({"alpha": -1}, "alpha = -1"),
+        ({"dropout": 1.5}, "dropout = 1.5"),
         ({"targets": ("hidden", "no*")}, "'no*'"),
     ],
 )

@@ -35,9 +35,8 @@ CHOOSING_SHARE = 0.04
 MAPPED_SPEEDUP = 1.1
 """Speed-up over the loop that mapping on a CPU needs to be chosen; it takes more memory."""
 CLEAR_SPEEDUP = 1.25
-"""Speed-up without oneDNN that is needed to turn it off: its kernels slow down least on a busy CPU.
-"""
-CLEAR_RATIO = 1.5
+"""Speed-up without oneDNN that is needed to turn it off; its kernels suffer least from others."""
+CLEAR_RATIO = 2.0
 """Distance from a tie at which one timed pass of each path decides."""
 IMPLAUSIBLE = 1.25
 """Slow-down of the map's first step at which it is not timed if the share does not suffice."""
@@ -49,8 +48,7 @@ PROBE_STEPS, MOST_STEPS = 2, 8
 CPU_COMPILE_SECONDS = 40.0
 """Time to compile a step on two cores (measured: 18 to 77 s, the longest on a busy machine)."""
 CPU_COMPILE_GAIN = 0.8
-"""Share that compiling saves of the time of a mapped step that does not grow with the number of
-clients (measured: MLP 0.83, CNN 1.0)."""
+"""Share that compiling saves of a mapped step's time for no clients (measured: 0.83 and 1.0)."""
 COMPILE_SECONDS = 30.0
 """Time to compile a step for a GPU."""
 GRAPH_COMPILE_GAIN = 0.6
@@ -249,34 +247,30 @@ class _Timings:
 def choose_on_cpu(
     program: Program, probe: Probe, rounds_left: int, chunk: int | None = None
 ) -> EngineChoice:
-    """Time the loop and the map on this CPU, for a small share of the training, and choose.
-
-    The loop runs one client, the map as many of a cohort as the share allows.
-    """
+    """Time the loop on one client and the map on as many as a share of the training allows."""
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
     planned = rounds_left * probe.client_steps
     budget = CHOOSING_SHARE * planned
     clients = min(len(probe.batches), chunk or len(probe.batches))
-    # One step to warm up and PROBE_STEPS timed ones, of the loop's client and of the mapped ones.
-    width = min(clients, int(budget / (1 + PROBE_STEPS)) - 1)
+    # A step to warm up and PROBE_STEPS timed ones, of the loop's client and of the mapped ones, in
+    # half of the share: mapping may halve the time of the training.
+    width = min(clients, int(budget / 2 / (1 + PROBE_STEPS)) - 1)
     if width < MIN_WIDTH:
         few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
         return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
-    most = min(MOST_STEPS, int(budget / (1 + width)) - 1)
+    most = min(MOST_STEPS, int(budget / 2 / (1 + width)) - 1)
     steps = max(PROBE_STEPS, most) if width == clients else PROBE_STEPS
     short = probe.first_steps(steps)
-    parts: dict[PathName, Probe] = {
-        "sequential": short.longest(1),
-        "vectorized": short.longest(width),
-    }
+    parts: dict[PathName, Probe]
+    parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
     timings = _Timings(program, parts, chunk)
     loop = timings.time("sequential")
     budget *= loop  # in seconds
     try:
         first = timings.warm_up("vectorized")
-        pass_seconds = first * parts["vectorized"].client_steps
-        if first > IMPLAUSIBLE * loop and timings.spent + pass_seconds > budget:
+        ends = timings.spent + first * parts["vectorized"].client_steps
+        if first > IMPLAUSIBLE * loop and ends > budget:
             return EngineChoice("sequential", f"{timings}, vectorized {1e3 * first:.3g} ms", True)
         mapped = timings.time("vectorized")
     except CannotMap as error:
@@ -285,6 +279,7 @@ def choose_on_cpu(
         if clients > MIN_WIDTH:
             raise  # a smaller chunk follows
         return EngineChoice("sequential", "the memory does not suffice for two clients", True)
+    budget = budget * min(loop, mapped) / loop
     each = timings.cost("sequential") + timings.cost("vectorized")
     # Paths alternate, so that a busy moment of the machine slows both of them down.
     for _ in range(TIMED_PASSES - 1):
@@ -293,29 +288,24 @@ def choose_on_cpu(
             break
         loop, mapped = timings.time("sequential"), timings.time("vectorized")
     path: PathName = "vectorized" if loop > MAPPED_SPEEDUP * mapped else "sequential"
-    enabled = True
     for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
-        if timings.spent + 3 * timings.cost(path) > budget:
-            enabled = True
-            break
-        enabled = timings.time(path) <= CLEAR_SPEEDUP * timings.time(path, False)
+        enabled = timings.spent + 3 * timings.cost(path) > budget or (
+            timings.time(path) <= CLEAR_SPEEDUP * timings.time(path, False)
+        )
         if enabled:
             break
-    saved = 0.0
-    if path == "vectorized" and can_compile(program.device):
-        saved = _compile_saves(program, parts[path], mapped, probe.steps * rounds_left, enabled)
-    if saved > 2 * CPU_COMPILE_SECONDS:
-        return EngineChoice("compiled", f"{timings}; compiling should save {saved:.0f} s", enabled)
-    return EngineChoice(path, str(timings), enabled)
+    if path == "sequential" or not can_compile(program.device):
+        return EngineChoice(path, str(timings), enabled)
+    saved = _compile_saves(program, parts[path], mapped, probe.steps * rounds_left, enabled)
+    if saved <= 2 * CPU_COMPILE_SECONDS:
+        return EngineChoice(path, str(timings), enabled)
+    return EngineChoice("compiled", f"{timings}; compiling should save {saved:.0f} s", enabled)
 
 
 def _compile_saves(
     program: Program, part: Probe, mapped: float, steps: int, enabled: bool
 ) -> float:
-    """Estimate the seconds that compiling saves: most of the time that is the same for any width.
-
-    It is measured only for a training that is long enough.
-    """
+    """Estimate what compiling saves: most of the seconds that are the same for any width."""
     clients = len(part.batches)
     most = CPU_COMPILE_GAIN * mapped * clients * steps
     if most < 2 * CPU_COMPILE_SECONDS or clients < 2 * MIN_WIDTH:
@@ -368,11 +358,13 @@ def can_compile(device: torch.device) -> bool:
 
 
 def _pass_seconds(engine: Engine, probe: Probe) -> float:
-    began = time.perf_counter()
+    began, processor = time.perf_counter(), time.process_time()
     deque(engine.train(*probe), maxlen=0)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+        return time.perf_counter() - began
+    # The process's own time leaves out waiting for other processes on a busy machine.
+    return min(time.perf_counter() - began, time.process_time() - processor)
 
 
 def clients_that_fit(program: Program, probe: Probe, updates: int = 0) -> int | None:

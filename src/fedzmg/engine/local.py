@@ -177,6 +177,11 @@ def count(
     return Work(params, scratch, steps, work.loss + part, epoch_steps, total, work.active)
 
 
+def move(work: Work, loss: Tensor, params: Tree, scratch: State) -> Work:
+    """Replace the model after a step, if nobody reads the tallies of an epoch."""
+    return work._replace(params=params, scratch=scratch, total_loss=work.total_loss + loss)
+
+
 def close_epoch(
     rule: ClientRule, work: Work, closes: Tensor, full_loss: Tensor | None = None
 ) -> Work:
@@ -230,7 +235,11 @@ class Program:
     def batch_inputs(self, indices: Tensor) -> Examples:
         """Gather examples by position and convert stored inputs to model inputs."""
         x, y = self.data.examples
-        return Examples(self.prepare(row(x, indices), self.dtype), y[indices])
+        if indices.ndim == 1 and isinstance(x, Tensor):  # three times as fast as indexing
+            x, y = x.index_select(0, indices), y.index_select(0, indices)
+        else:
+            x, y = row((x, y), indices)
+        return Examples(self.prepare(x, self.dtype), y)
 
     def facts(self, batches: Sequence[ClientBatch]) -> list[list[int]]:
         """Return numbers of examples; if the rule needs more, also clients, keys and steps."""
@@ -322,8 +331,7 @@ class Sequential:
                 for i in part
             ]
             computed = sum(len(batches[i].stream) for i in part)
-            alone = len(outcomes) == 1  # a view: the model may be large
-            all_ = row(outcomes[0], None) if alone else stack(outcomes)
+            all_ = stack(outcomes) if len(outcomes) > 1 else row(outcomes[0], None)
             yield Chunk(part, list(range(len(part))), all_, computed)
 
     def _train_one(self, batch: ClientBatch, broadcast: Broadcast, memory: State) -> Outcome:
@@ -360,13 +368,8 @@ class Sequential:
                 name = program.data.names[batch.client]
                 error.add_note(f"client {name!r}, local step {t + 1}, engine 'sequential'")
                 raise
-            if not rule.uses_epoch_end:  # nobody reads the other tallies before the end
-                work = work._replace(
-                    params=params, scratch=scratch, total_loss=work.total_loss + loss
-                )
-                continue
-            work = count(work, loss, params, scratch)
-            if stream.closes[t]:
+            work = (count if rule.uses_epoch_end else move)(work, loss, params, scratch)
+            if rule.uses_epoch_end and stream.closes[t]:
                 full = rule.full_pass == "epochs"
                 seen = self._full_pass(batch, work.params).loss if full else None
                 work = close_epoch(rule, work, torch.ones_like(work.active), seen)
@@ -378,7 +381,7 @@ class Sequential:
 
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
-        program, model = self.program, self.program.objective.model
+        program, keyed = self.program, self.program.objective.model.needs_key
         indices = torch.from_numpy(stream.indices).to(program.device)
         kind: Any = {"dtype": program.dtype, "device": program.device}
         weights: dict[int, Tensor] = {}
@@ -386,16 +389,12 @@ class Sequential:
             x, y = program.batch_inputs(indices[t, :real])
             if real not in weights:
                 weights[real] = torch.full((real,), 1 / (divisor or real), **kind)
-            keyed = model.needs_key
             key = torch.tensor(int(stream.keys[t]), device=program.device) if keyed else ()
             yield Batch(x, y, weights[real], key)
 
     def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
-        program = self.program
+        program, loss = self.program, next(iter(params.values())).new_zeros(())
         first = int(program.data.offsets[batch.client])
         stream = full_pass(program.full_pass_size, first, batch.examples)
-        parts = self._batches(stream, batch.examples)
-        loss = next(iter(params.values())).new_zeros(())
-        return add_full_pass(
-            program.objective.eval_loss, params, parts, loss, program.rule.full_pass
-        )
+        parts, timing = self._batches(stream, batch.examples), program.rule.full_pass
+        return add_full_pass(program.objective.eval_loss, params, parts, loss, timing)

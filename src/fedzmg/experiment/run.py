@@ -87,9 +87,7 @@ def run_pack(
     # Finished runs are only read: they need no lock and may be read-only. A lock that a killed
     # process left is taken over and removed.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
-    # On a GPU the width of a pack changes the last bits.
-    in_one_pack = first.deterministic and resolve_device(first.device).type == "cuda"
-    together = in_one_pack and not all(job.complete for job in jobs)
+    together = _must_stay_together(first) and not all(job.complete for job in jobs)
     to_hold = {
         i: job.directory
         for i, job in enumerate(jobs)
@@ -190,6 +188,11 @@ def _open_job(
         with training.named_write_errors(directory.path):
             directory.repair(job.position)
     return job
+
+
+def _must_stay_together(spec: RunSpec) -> bool:
+    """Return whether a pack must not split: on a GPU its width changes the last bits."""
+    return spec.deterministic and resolve_device(spec.device).type == "cuda"
 
 
 class RunStorage(training.TrainingStorage):

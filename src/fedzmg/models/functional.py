@@ -308,7 +308,7 @@ class FunctionalModel:
             if name in buffers and not torch.equal(buffer, buffers[name]):
                 raise InputError(
                     f"buffer {name!r} changes in training and has no place in an average of "
-                    "models: leave it out"
+                    "models: leave it out (spectral norm: torch.nn.utils.parametrizations)"
                 )
         # Batch statistics couple examples on purpose, and know which are padding.
         coupled = self.norms.dependent, self.norms.always_dependent

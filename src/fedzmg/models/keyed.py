@@ -170,10 +170,12 @@ def _dropout(form: Callable[..., Tensor], channels: bool, unbatched: int = 0) ->
         p: float = 0.5,
         training: bool = True,
         inplace: bool = False,
+        *,
+        train: bool = True,
     ) -> Tensor:
         if not 0 <= p <= 1:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-        if not training or p == 0:
+        if not training or not train or p == 0:
             return input
         first = 1 if input.ndim == unbatched else 2
         shape = (*input.shape[:first], *[1] * (input.ndim - first)) if channels else input.shape
@@ -314,6 +316,8 @@ _REPLACED: dict[Any, Callable[..., Tensor]] = {
     torch.feature_dropout: _dropout(drop, channels=True),
     F.alpha_dropout: _dropout(_drop_alpha, channels=False),
     F.feature_alpha_dropout: _dropout(_drop_alpha, channels=True),
+    torch.alpha_dropout: _dropout(_drop_alpha, channels=False),
+    torch.feature_alpha_dropout: _dropout(_drop_alpha, channels=True),
     torch.rand: _made(_uniform, torch.empty),
     torch.rand_like: _made(_uniform, torch.empty_like),
     torch.randn: _made(_normal, torch.empty),

@@ -86,10 +86,13 @@ def add_lora(
     Raises:
         InputError: for a value out of range, or a pattern without a layer.
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise InputError(f"rank = {rank!r}: expected a whole number of at least 1")
-    if not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
-        raise InputError(f"alpha = {alpha!r}: expected a number above 0")
+    for name, value, valid, expected in (
+        ("rank", rank, type(rank) is int and rank >= 1, "a whole number of at least 1"),
+        ("alpha", alpha, 0 < alpha < math.inf, "a number above 0"),
+        ("dropout", dropout, 0 <= dropout < 1, "a number of at least 0 and below 1"),
+    ):
+        if not valid:
+            raise InputError(f"{name} = {value!r}: expected {expected}")
     adapted = copy.deepcopy(model).requires_grad_(False)
     for name in _targets(adapted, [targets] if isinstance(targets, str) else targets):
         _adapt(adapted.get_submodule(name), name, rank, alpha / rank, dropout, merge, seed)
@@ -98,20 +101,18 @@ def add_lora(
 
 def _targets(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """Return the layers that get adapters, and reject a pattern without one."""
-    held = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
-    inside = {child for m in held for child in m.modules()}  # it never calls them
-    # By exact type: the forward pass of a user's subclass must not be replaced.
-    usable = {
-        name: layer
+    # By exact type: a user's subclass keeps its forward pass, and nn.MultiheadAttention never
+    # calls the layer inside.
+    usable = [
+        name
         for name, layer in model.named_modules()
-        if (type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1))
-        and layer not in inside
-    }
+        if type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
+    ]
     found: dict[str, None] = {}
     for pattern in patterns:
         matching = [name for name in usable if fnmatchcase(name, pattern)]
         if not matching:
-            known = ", ".join(list(usable)[:4]) or "none"
+            known = ", ".join(usable[:4]) or "none"
             raise InputError(
                 f"targets: {pattern!r} matches no nn.Linear or nn.Conv2d of the model ({known}"
                 f"{', ...' if len(usable) > 4 else ''})"
