@@ -208,11 +208,11 @@ def test_models_that_do_not_fit_together_are_evaluated_in_parts(
     roomy, tight = simulation("vectorized", trials=7), simulation("vectorized", trials=7)
     whole, asked = rounds.evaluate, list[int]()
 
-    def narrow(params: Tree, *rest: object) -> torch.Tensor:
+    def narrow(params: Tree, *rest: object, **chunk: int) -> torch.Tensor:
         asked.append(len(next(iter(params.values()))))
         if asked[-1] > 2:
             raise torch.OutOfMemoryError("no room")
-        return whole(params, *rest)  # type: ignore[arg-type]
+        return whole(params, *rest, **chunk)  # type: ignore[arg-type]
 
     expected, later = roomy.run_round().records, roomy.run_round().records
     monkeypatch.setattr(rounds, "evaluate", narrow)

@@ -17,7 +17,7 @@ import fedzmg
 from conftest import write_study
 from fedzmg.errors import InputError
 from fedzmg.evaluation import ACCURACY
-from fedzmg.models.layout import _warn_once
+from fedzmg.models.layout import warn_once
 from fedzmg.report import figures
 from fedzmg.results import reading
 from fedzmg.results.study_result import study_result
@@ -69,7 +69,7 @@ def test_text_of_any_kind_is_printed_without_control_characters(
     assert text.count("[red]") >= 9
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _warn_once(EVIL)
+        warn_once(EVIL)
     assert raw(str(caught[0].message) + str(InputError(EVIL))) == set()
 
 

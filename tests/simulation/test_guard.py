@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedzmg import Federation, InputError, Task, Trial, simulate
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, full_pass
+from fedzmg.engine import aggregate
 from fedzmg.engine.aggregate import FEWEST, OUTLIER, Merger
 from fedzmg.engine.local import Chunk, Outcome
 from fedzmg.experiment.grids.grid import run_grid, warnings
@@ -110,7 +111,8 @@ class NoRead(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("guard", [False, True])
-def test_merge_reads_nothing_back(guard: bool) -> None:
+def test_merge_reads_nothing_back(guard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate, "_is_at_hand", lambda _: False)  # as on a GPU
     stream, norms = full_pass(1, 0, 1), [1.0, 2.0, math.nan, 1e9, 3.0]
     merger = Merger(
         [ClientBatch(0, i, 1, stream) for i in range(5)], 1, by_examples=True, guard=guard

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.engine.choose import EnginePlanner
+from fedzmg.models.layout import warn_once
 from fedzmg.simulation import Simulation
 from fedzmg.tasks import inputs
 from golden_problems import Net
@@ -101,7 +102,7 @@ def test_default_conversion_suits_the_model(module: Any, x: Any, expected: Any) 
 def test_probabilities_as_outputs_are_warned_of_once(
     last: nn.Module, recwarn: pytest.WarningsRecorder
 ) -> None:
-    inputs._warn_once.cache_clear()
+    warn_once.cache_clear()
     for _ in range(2):
         Task.from_arrays(nn.Sequential(nn.Linear(4, 3), last), X, Y, WHO, test=(X, Y), cohort=2)
     # The cross-entropy of log-probabilities is that of the logits.

@@ -59,6 +59,11 @@ class _Uploads(NamedTuple):
     weights: Tensor
 
 
+def _is_at_hand(values: Tensor) -> bool:
+    """Tell whether the host can read values without waiting for a device."""
+    return values.device.type == "cpu"
+
+
 class Merger:
     """Adds the uploads of one round, chunk by chunk; :meth:`finish` follows the last one.
 
@@ -152,7 +157,7 @@ class Merger:
         # Zero times a value that is not finite is not zero, so such a row is blanked first. To ask
         # a GPU whether there is one would wait for it.
         for part in (averaged, total):
-            if part.shape[1] and (part.is_cuda or not bool(finite.all())):
+            if part.shape[1] and not (_is_at_hand(part) and bool(finite.all())):
                 part.masked_fill_(~finite[:, None], 0)
         device = finite.device
         order = torch.tensor(chunk.rows).to(device, non_blocking=True)

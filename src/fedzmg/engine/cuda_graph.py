@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import types
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from fedzmg.engine.local import Program, Work
 from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
+from fedzmg.models.layout import warn_once
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Inputs, State, Tree, leaves, row, tree_map
 
@@ -64,9 +64,7 @@ def compile_apart(
                 return compiled(*args, **kwargs)
             except torch._dynamo.exc.TorchDynamoException as error:
                 reason = str(error).splitlines()[0]
-                warnings.warn(
-                    f"a step runs without the compiler, which stopped: {reason}", stacklevel=2
-                )
+                warn_once(f"a step runs without the compiler, which stopped: {reason}")
                 compiled = None
         return (eager or function)(*args, **kwargs)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from fedzmg.data.columns import Columns, Owners
 from fedzmg.data.federated import Examples, examples, number_clients
 from fedzmg.errors import InputError
 from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.layout import warn_once
 from fedzmg.models.objective import (
     LossFunction,
     PrepareFunction,
@@ -126,18 +125,15 @@ def warn_of_probabilities(module: nn.Module, outputs: Any, loss: LossFunction) -
         sums = outputs.sum(axis)
         found = outputs.ndim > 1 and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
         if found or last in (nn.Softmax, nn.Sigmoid):
-            _warn_once("softmax or sigmoid", loss.__name__)
+            _warn("softmax or sigmoid", loss.__name__)
     elif loss is binary_cross_entropy and last in (nn.Softmax, nn.Sigmoid):
-        _warn_once(last.__name__.lower(), loss.__name__)
+        _warn(last.__name__.lower(), loss.__name__)
 
 
-@functools.cache
-def _warn_once(function: str, loss: str) -> None:
-    warnings.warn(
+def _warn(function: str, loss: str) -> None:
+    warn_once(
         f"the model's outputs are probabilities (a {function} at its end), but {loss} expects "
-        "logits and learns slowly from these: remove the last layer",
-        UserWarning,
-        stacklevel=6,
+        "logits and learns slowly from these: remove the last layer"
     )
 
 
