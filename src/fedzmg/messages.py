@@ -4,8 +4,6 @@ Sign of a client's result, everywhere: ``delta = w_global - w_local``, a pseudo-
 "Nothing" is ``()``, never ``None``, so that every value maps over clients.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Federated data: columns with client offsets, partitions, and the batch plan of a round."""
 
-from __future__ import annotations
-
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.partition import (

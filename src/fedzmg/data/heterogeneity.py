@@ -5,8 +5,6 @@ volume counts examples; for text a class is a character and the volume counts ch
 Logarithms are natural, standard deviations over clients divide by ``n - 1``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A partition is the client of every example; ``UNUSED`` marks examples without a 
 takes a name and options, and records everything needed to repeat the partition.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping

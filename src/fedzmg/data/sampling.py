@@ -1,7 +1,5 @@
 """Samplers: the clients of every round, as a function of (seed, round, client)."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

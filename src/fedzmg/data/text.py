@@ -3,8 +3,6 @@
 All clients are processed at once: texts lie end to end, and offsets mark the clients.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np

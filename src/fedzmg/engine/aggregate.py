@@ -10,8 +10,6 @@ known only after the last chunk, so a guard that rejects outliers keeps all rows
 an aggregator, which takes the place of the mean.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from math import nan

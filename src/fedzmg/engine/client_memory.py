@@ -8,8 +8,6 @@ younger. A checkpoint has a digest of these slots, so that a changed byte is not
 Slots are in sparse files. Only the cohort's share is ever in memory and on the device.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

@@ -8,8 +8,6 @@ A width of one takes other kernels than a width of two or more and would change 
 a lone client trains beside a copy of itself whose result is dropped.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Plain ``nn.Module`` models, and what the engines need to know about a model."""
 
-from __future__ import annotations
-
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.layers import GRU, RandomFlip, RandomShift
 from fedzmg.models.layout import layout_of

@@ -7,8 +7,6 @@ batch with a single value per channel, which torch refuses, is normalised to zer
 running statistics as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """Initial weights by address: a function of the seed and the parameter's name."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

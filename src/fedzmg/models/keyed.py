@@ -3,8 +3,6 @@
 Random numbers depend on the step's key, the number of the call and the position in the tensor.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

@@ -10,8 +10,6 @@ Layers that torch cannot map over clients, or maps by a slow loop, change their 
 computes the same from operations that do map. Parameters and names stay.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

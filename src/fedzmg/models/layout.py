@@ -6,8 +6,6 @@ transposed convolution swaps its first two axes, and a bias is never projected. 
 unknown module is not projected, and :func:`warn_of_unknown` names it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

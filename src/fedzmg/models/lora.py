@@ -9,8 +9,6 @@ train side by side, the weights are in memory once, and only adapters have a cli
 ['0.lora_A.weight', '0.lora_B.weight', '2.lora_A.weight', '2.lora_B.weight']
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import re

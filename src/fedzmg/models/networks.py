@@ -6,8 +6,6 @@ its entries start alike in law and are projected over all of them, so training i
 Start the paper's networks with ``init="keras"``.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The objective of a client: a model and a loss, as functions of one batch; common losses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias

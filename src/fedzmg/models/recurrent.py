@@ -3,8 +3,6 @@
 Parameters, their names and outputs are torch's. In a loop over clients torch's kernels run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@
 history each. A trial's history does not depend on its neighbours.
 """
 
-from __future__ import annotations
-
 from fedzmg.engine.choose import EngineName, EnginePlanner
 from fedzmg.simulation.history import ClientMetrics, History, Record
 from fedzmg.simulation.planner import RoundPlanner

@@ -5,8 +5,6 @@ about something else. Methods are mapped, as in an engine: numbers have no value
 could branch on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

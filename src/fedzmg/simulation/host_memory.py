@@ -1,7 +1,5 @@
 """Memory of the process on a CPU."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import sys

@@ -1,7 +1,5 @@
 """Values of a task that rules may ask for: label counts, and features of the model."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

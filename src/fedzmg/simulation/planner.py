@@ -1,7 +1,5 @@
 """Plan of every round of a pack: cohorts and batches, from the seeds alone."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Names of the rule, method, file and line behind a mistake, and values in few words."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from types import TracebackType

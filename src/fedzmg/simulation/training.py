@@ -1,7 +1,5 @@
 """Train trials from the first round to the last, on a chosen device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args

@@ -1,7 +1,5 @@
 """Tasks: data, model, loss and metric that belong together, as presets or brought by a user."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Their metric is the squared distance to the optimum. The model is one column of 
 projection per column and one of the whole vector are the same.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

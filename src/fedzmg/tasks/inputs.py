@@ -1,7 +1,5 @@
 """Inputs and labels that people have: stored types, labels of other forms, datasets per client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

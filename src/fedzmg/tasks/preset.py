@@ -4,8 +4,6 @@ A field declared with :func:`decision` is an option (``--set preset.centring=ima
 without a description identifies the preset.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect

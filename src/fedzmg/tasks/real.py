@@ -1,7 +1,5 @@
 """Tasks on real data: ``digits`` and ``plays``, which ship with the package, and the paper's."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, replace

@@ -17,8 +17,6 @@ its bound, and clears a gradient whose norm overflows; ``clip_grad_value_`` repl
 Degenerate cases: below the bound nothing changes, bit for bit.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import final

@@ -9,8 +9,6 @@ They travel as a difference, like shared parameters, and their mean is added wha
 rule is; those of personal layers stay in the client's memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final

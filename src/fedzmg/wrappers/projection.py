@@ -3,8 +3,6 @@
 Clients project gradients with it (FedZMG, Gradient Centralization), servers project steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 

@@ -17,8 +17,6 @@ divide by a learning rate of zero fail. ``floor = 0`` asks for zero.
 Degenerate cases: ``constant`` is the rule inside bit for bit, and so is every first round.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal, TypeVar, final, get_args

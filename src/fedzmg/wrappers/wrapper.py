@@ -6,8 +6,6 @@ momentum, decay and step. Projection is linear, so projecting before or after a 
 the same if the variate is projected too.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields, replace
 from typing import Self, final, get_args

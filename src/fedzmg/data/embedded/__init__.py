@@ -3,8 +3,6 @@
 ``ORIGIN.md`` in this folder documents their sources and selection.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

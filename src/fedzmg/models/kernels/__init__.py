@@ -1,7 +1,5 @@
 """Kernels of layers, whose choice changes speed and the last bits, never the result."""
 
-from __future__ import annotations
-
 from fedzmg.models.kernels.layers import ONEDNN_BY_DEFAULT, MappedLayers, onednn
 from fedzmg.models.kernels.precision import PRECISIONS, rounding
 

@@ -5,8 +5,6 @@ cuDNN has fast kernels for some shapes and very slow ones for others. Our own ke
 alternative. The faster one is measured once per shape, and cached.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

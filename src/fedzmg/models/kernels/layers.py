@@ -8,8 +8,6 @@ Each form was found by measurement on small models (``benchmarks/engines.py``):
 * Random bits are one operator: the compiler would repeat the value of every ``x ^ (x >> n)``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import platform
 from collections.abc import Callable, Iterator

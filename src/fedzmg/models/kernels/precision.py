@@ -5,8 +5,6 @@ products and convolutions to 10 bits of mantissa, ``bf16`` computes layers in bf
 float32. Inside :func:`same_bits` no kernel is chosen by measurement and every sum keeps its order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

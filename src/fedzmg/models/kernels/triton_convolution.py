@@ -7,8 +7,6 @@ shift. Three products make a training step; the one for the inputs is the forwar
 weights.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -6,8 +6,6 @@ reads them once and applies the gates on chip. Going back, the gradient of the w
 product after the last time step, not a sum carried through all of them.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
