@@ -112,12 +112,19 @@ def test_get_takes_a_mirror(
     assert "is here already" in fedzmg("data", "get", "chars74k").err
 
 
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), ValueError("Error calling function `f`: KeyboardInterrupt: ")]
+)
 def test_ctrl_c_leaves_nothing_half_done(
-    fedzmg: Any, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fedzmg: Any,
+    files: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
 ) -> None:
     def press(_: Downloads, label: str, total: int | None) -> None:
         if label == "reading test":
-            raise KeyboardInterrupt
+            raise error
 
     monkeypatch.setattr(Downloads, "begin", press)
     done = fedzmg("data", "import", "chars74k", *files)

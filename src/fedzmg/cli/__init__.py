@@ -39,7 +39,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except Interrupted as error:  # typer would reduce it to an exit code
             done = f" after round {error.done} of {error.rounds}; nothing is lost"
-            _interrupted(f"{done}, run the same command again to continue")
+            _interrupted(f"{done},")
 
 
 app = typer.Typer(
@@ -87,7 +87,7 @@ def main() -> None:
         traceback.print_exception(error.__cause__)
         sys.exit(1)
     except KeyboardInterrupt:
-        _interrupted("; run the same command again to continue")
+        _interrupted()
     except (OSError, UnicodeEncodeError) as error:
         path, reason = (getattr(error, key, None) for key in ("filename", "strerror"))
         remedy = "check the name, permissions and free space"
@@ -98,6 +98,8 @@ def main() -> None:
             raise
         _fail(f"out of memory {error}: use a smaller cohort or model, or a larger machine")
     except Exception as error:
+        if "KeyboardInterrupt" in str(error):  # pydantic replaces Ctrl-C by an error of its own
+            _interrupted()
         # Usage errors, of click or of the copy that newer versions of typer carry along.
         if not hasattr(error, "format_message"):
             raise
@@ -105,8 +107,9 @@ def main() -> None:
         _fail(re.sub(r"(Did you mean [^?]*\?)(\s+\1)+", r"\1", error.format_message()))
 
 
-def _interrupted(message: str) -> NoReturn:
-    print_text(f"\nfedzmg: interrupted{message}", err=True)
+def _interrupted(done: str = ";") -> NoReturn:
+    message = f"\nfedzmg: interrupted{done} run the same command again to continue"
+    print_text(message, err=True)
     sys.exit(INTERRUPTED)
 
 
