@@ -25,6 +25,7 @@ from engines import mlp_task
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.bench import environment
+from fedzmg.errors import InputError
 from fedzmg.simulation import Simulation, Trial
 
 
@@ -47,7 +48,12 @@ def main() -> None:
     arguments = parser.parse_args()
     task = tasks.get(arguments.task) if arguments.task else mlp_task()
     names = dict.fromkeys(["fedavg", *arguments.algorithms])
-    runs = {name: local_training(name, task) for name in names}
+    runs = {}
+    for name in names:
+        try:
+            runs[name] = local_training(name, task)
+        except InputError as error:  # such as FedBN on a model without BatchNorm
+            print(f"left out: {name} ({error})")
     for repeat in range(arguments.rounds + 2):
         for simulation, times in runs.values():
             probe = simulation.probe()
