@@ -24,9 +24,6 @@ the layers stay with the client. ``frozen``: statistics are constants, in traini
 the statistics of the batch, in evaluation, too."""
 
 
-_HALVES = (torch.float16, torch.bfloat16)
-
-
 class _Masked(_BatchNorm):
     """Batch normalisation whose statistics leave out padding."""
 
@@ -45,7 +42,7 @@ class _Masked(_BatchNorm):
 
     def _masked(self, x: Tensor, real: Tensor) -> Tensor:
         """Normalise by the statistics of the real examples; move the running ones."""
-        x = torch.where(real, x.float() if x.dtype in _HALVES else x, 0)
+        x = torch.where(real, x.float() if x.dtype.itemsize < 4 else x, 0)
         axes, wide = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
         count = (real.sum() * x[0, 0].numel()).to(x.dtype)
         # A client without examples in this step gets numbers that are finite and never used.
@@ -80,27 +77,12 @@ class _Masked(_BatchNorm):
             old.copy_(torch.where(moves, (1 - share) * old + share * new, old))
 
 
-class BatchNorm1d(_Masked, nn.BatchNorm1d):
-    """Replacement of ``nn.BatchNorm1d``."""
-
-
-class BatchNorm2d(_Masked, nn.BatchNorm2d):
-    """Replacement of ``nn.BatchNorm2d``."""
-
-
-class BatchNorm3d(_Masked, nn.BatchNorm3d):
-    """Replacement of ``nn.BatchNorm3d``."""
-
-
-class SyncBatchNorm(_Masked, nn.SyncBatchNorm):
-    """Replacement of ``nn.SyncBatchNorm``, whose other processes are not there."""
-
-
-_SWAPS: dict[type[nn.Module], type[_Masked]] = {
-    getattr(nn, kind.__name__): kind
-    for kind in (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
+_SWAPS: dict[type[nn.Module], type] = {
+    kind: type(kind.__name__, (_Masked, kind), {})
+    for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 }
 """Replacements by exact type: a user's subclass keeps its forward pass."""
+BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm = _SWAPS.values()
 
 
 def norms_of(module: nn.Module) -> Iterator[tuple[str, _NormBase]]:

@@ -147,7 +147,7 @@ def mapped() -> bool:
     return torch.compiler.is_compiling() or maybe_current_level() is not None
 
 
-def drop(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
+def _drop(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
     """Zero elements and scale the others."""
     return torch.where(zeroed, torch.zeros_like(x), x / (1 - p))
 
@@ -163,7 +163,7 @@ def _dropout(form: Callable[..., Tensor], channels: bool, unbatched: int = 0) ->
     """Build dropout of elements or whole channels; ``unbatched`` axes are one example."""
 
     def replaced(
-        mode: KeyedFunctions,
+        mode: Draws,
         input: Tensor,
         p: float = 0.5,
         training: bool = True,
@@ -184,6 +184,9 @@ def _dropout(form: Callable[..., Tensor], channels: bool, unbatched: int = 0) ->
         return input.copy_(out) if inplace else out
 
     return replaced
+
+
+dropout = _dropout(_drop, channels=False)
 
 
 def _uniform(mode: KeyedFunctions, like: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -301,21 +304,20 @@ def attention(
         # A position that may read nothing gets zeros, and its gradient is not NaN.
         alone = (scores == -math.inf).all(-1, keepdim=True)
         weights = scores.masked_fill(alone, 0).softmax(-1).masked_fill(alone, 0)
-    return _REPLACED[F.dropout](mode, weights, dropout_p) @ value
+    return dropout(mode, weights, dropout_p) @ value
 
 
 _REPLACED: dict[Any, Callable[..., Tensor]] = {
     F.scaled_dot_product_attention: attention,
-    F.dropout: _dropout(drop, channels=False),
-    torch.dropout: _dropout(drop, channels=False),
-    F.dropout1d: _dropout(drop, channels=True, unbatched=2),
-    F.dropout2d: _dropout(drop, channels=True),
-    F.dropout3d: _dropout(drop, channels=True, unbatched=4),
-    torch.feature_dropout: _dropout(drop, channels=True),
-    F.alpha_dropout: _dropout(_drop_alpha, channels=False),
-    F.feature_alpha_dropout: _dropout(_drop_alpha, channels=True),
-    torch.alpha_dropout: _dropout(_drop_alpha, channels=False),
-    torch.feature_alpha_dropout: _dropout(_drop_alpha, channels=True),
+    **dict.fromkeys((F.dropout, torch.dropout), dropout),
+    F.dropout1d: _dropout(_drop, channels=True, unbatched=2),
+    F.dropout3d: _dropout(_drop, channels=True, unbatched=4),
+    **dict.fromkeys((F.dropout2d, torch.feature_dropout), _dropout(_drop, channels=True)),
+    **dict.fromkeys((F.alpha_dropout, torch.alpha_dropout), _dropout(_drop_alpha, channels=False)),
+    **dict.fromkeys(
+        (F.feature_alpha_dropout, torch.feature_alpha_dropout),
+        _dropout(_drop_alpha, channels=True),
+    ),
     torch.rand: _made(_uniform, torch.empty),
     torch.rand_like: _made(_uniform, torch.empty_like),
     torch.randn: _made(_normal, torch.empty),

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrizations
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import layers
 from fedzmg.models.kernels.layers import RANGE
-from fedzmg.models.keyed import Draws, drop, mapped
+from fedzmg.models.keyed import Draws, dropout, mapped
 from fedzmg.models.recurrent import RECURRENT, scan
 
 POWER_ITERATIONS = 15
@@ -51,12 +51,7 @@ class KeyedDropout(KeyedLayer):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        if self.p == 1:
-            return x * 0
-        zeroed = self.draw(x.shape, x.device, below=int(self.p * RANGE))
-        return drop(x, zeroed, self.p)
+        return dropout(self, x, self.p, self.training)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, layer={self.layer}"

@@ -18,17 +18,19 @@ States = tuple[Tensor, ...]
 """Hidden state, and the cell of an LSTM."""
 
 
-def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> Tensor:
+def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> tuple[Tensor]:
     """Compute the next state; both products hold the gates reset, update, new."""
     reset_in, update_in, new_in = from_input.chunk(3, -1)
     reset_h, update_h, new_h = from_hidden.chunk(3, -1)
     reset = torch.sigmoid(reset_in + reset_h)
     update = torch.sigmoid(update_in + update_h)
     new = torch.tanh(new_in + reset * new_h)
-    return new + update * (hidden - new)
+    return (new + update * (hidden - new),)
 
 
-def _lstm(from_input: Tensor, from_hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+def _lstm(
+    from_input: Tensor, from_hidden: Tensor, _: Tensor, cell: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute the next state and cell; both products hold the gates write, keep, new, show."""
     write, keep, new, show = torch.add(from_input, from_hidden).chunk(4, -1)
     cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
@@ -36,8 +38,8 @@ def _lstm(from_input: Tensor, from_hidden: Tensor, cell: Tensor) -> tuple[Tensor
 
 
 _NEXT: dict[str, Callable[..., States]] = {
-    "GRU": lambda x, h, hidden: (_gru(x, h, hidden),),
-    "LSTM": lambda x, h, _, cell: _lstm(x, h, cell),
+    "GRU": _gru,
+    "LSTM": _lstm,
     "RNN_TANH": lambda x, h, _: (torch.tanh(x + h),),
     "RNN_RELU": lambda x, h, _: (torch.relu(x + h),),
 }
@@ -126,53 +128,27 @@ class Recurrent(nn.RNNBase):
         return torch.cat(outs, -1), tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
 
 
-class RNN(Recurrent, nn.RNN):
-    """``nn.RNN`` that maps over clients."""
+class Cell(nn.RNNCellBase):
+    """Common part of the cells."""
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """Compute the next state, and the cell of an LSTM."""
+        kind = type(self).__name__.removesuffix("Cell")
+        if isinstance(self, nn.RNNCell):
+            kind += f"_{self.nonlinearity.upper()}"
+        lstm = kind == "LSTM"
+        if hx is None:
+            zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
+            hx = (zeros, zeros) if lstm else zeros
+        states: States = hx if lstm else (hx,)
+        from_input = F.linear(input, self.weight_ih, self.bias_ih)
+        from_hidden = F.linear(states[0], self.weight_hh, self.bias_hh)
+        after = _NEXT[kind](from_input, from_hidden, *states)
+        return after if lstm else after[0]
 
 
-class LSTM(Recurrent, nn.LSTM):
-    """``nn.LSTM`` that maps over clients."""
-
-
-class GRU(Recurrent, nn.GRU):
-    """``nn.GRU`` that maps over clients."""
-
-
-class GRUCell(nn.GRUCell):
-    """``nn.GRUCell`` of matrix products."""
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        hidden = _zeros(self, input) if hx is None else hx
-        return _gru(*_products(self, input, hidden), hidden)
-
-
-class LSTMCell(nn.LSTMCell):
-    """``nn.LSTMCell`` of matrix products."""
-
-    def forward(
-        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        hidden, cell = (_zeros(self, input), _zeros(self, input)) if hx is None else hx
-        return _lstm(*_products(self, input, hidden), cell)
-
-
-class RNNCell(nn.RNNCell):
-    """``nn.RNNCell`` of matrix products."""
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        total = torch.add(*_products(self, input, _zeros(self, input) if hx is None else hx))
-        return torch.relu(total) if self.nonlinearity == "relu" else torch.tanh(total)
-
-
-def _products(cell: nn.RNNCellBase, input: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    return (
-        F.linear(input, cell.weight_ih, cell.bias_ih),
-        F.linear(hidden, cell.weight_hh, cell.bias_hh),
-    )
-
-
-def _zeros(cell: nn.RNNCellBase, input: Tensor) -> Tensor:
-    return input.new_zeros(*input.shape[:-1], cell.hidden_size)
-
-
-RECURRENT: tuple[type[nn.Module], ...] = (GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell)
+RECURRENT = GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell = tuple(
+    type(kind.__name__, (Cell if issubclass(kind, nn.RNNCellBase) else Recurrent, kind), {})
+    for kind in (nn.GRU, nn.GRUCell, nn.LSTM, nn.LSTMCell, nn.RNN, nn.RNNCell)
+)
+"""Replacements of torch's classes that map over clients."""

@@ -10,6 +10,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -129,7 +130,7 @@ def _round(
 ) -> None:
     """Call every method of a round; ``rows`` is the shape of a number."""
     client, server, *aggregators = rules
-    mine, theirs = (r.rule if isinstance(r, PackedRule) else r for r in (client, server))
+    mine, theirs, *others = (r.rule if isinstance(r, PackedRule) else r for r in rules)
     some = next(iter(params.values()))
 
     def count(value: int, *shape: int) -> Tensor:
@@ -140,38 +141,44 @@ def _round(
     state = call(server, "init", _state, params)
     shared = call(server, "share", _state, state)
     memory = call(client, "init_memory", _state, params)
-    sent = call(server, "send", _like_params, params, state)
+    sent = call(server, "send", _like(itemgetter(0)), params, state)
     known = {name: one for name in ("client", "key", "steps") if name in mine.needs}
     if "label_counts" in mine.needs:
         known["label_counts"] = count(EXAMPLES // 2, 2)
     asked = Asked(**known) if known else ()
     context = ClientContext(sent, shared, memory, one, count(EXAMPLES), asked)
-    begin = call(client, "start", _like_context, context)
+    begin = call(client, "start", _like(lambda args: args[0].params), context)
     full_pass: FullPass | tuple[()] = ()
     if mine.full_pass != "never":
         full_pass = FullPass(loss, grads if mine.full_pass == "start" else Tree({}))
     later = call(client, "begin", _state, context, full_pass)
+    stepped = _like(itemgetter(slice(1, 3)))
     for _ in range(mine.gradients_per_step - 1):
-        _, later = call(client, "next_point", _stepped, context, begin, later, grads)
-    moved, after = call(client, "step", _stepped, context, begin, later, grads)
+        _, later = call(client, "next_point", stepped, context, begin, later, grads)
+    moved, after = call(client, "step", stepped, context, begin, later, grads)
     if mine.uses_epoch_end:
         after, _ = call(client, "end_epoch", _ended, after, loss)
     upload, kept = call(client, "finish", _sent, context, moved, after, one)
     if mine.is_personal:
-        call(client, "personal_model", _like_params, params, kept)
+        call(client, "personal_model", _like(itemgetter(0)), params, kept)
     # The cohort has one client with a row.
     weights = torch.ones((*rows, 1), dtype=torch.float64, device=some.device)
-    for aggregator in aggregators:
-        _check_mergeable(mine, aggregator, upload)
-        merging = aggregator.rule if isinstance(aggregator, PackedRule) else aggregator
+    for aggregator, merging in zip(aggregators, others, strict=True):
+        for name in ("average", "total", "each", "weight"):
+            if leaves(getattr(upload, name)):
+                raise InputError(
+                    f"{type(culprit(mine)).__name__} uploads more than an update ({name}), which "
+                    f"{type(culprit(merging)).__name__} cannot merge: leave federation.aggregator "
+                    "out"
+                )
         number = max(merging.fewest, SIZE)
         flat = torch.cat([leaf.reshape(*rows, 1, -1) for leaf in upload.delta.values()], -1)
         given = Rows(torch.cat([flat] * number, -2), torch.cat([weights] * number, -1))
-        call(
-            aggregator, "aggregate", _merged, given, call(aggregator, "init", _state, upload.delta)
-        )
+        merged = _like(lambda args: (args[0].deltas[0], args[1]))
+        first = call(aggregator, "init", _state, upload.delta)
+        call(aggregator, "aggregate", merged, given, first)
     if theirs.own_weights:
-        call(server, "weigh", _weighted, state, count(0, 1), weights)
+        call(server, "weigh", _like(itemgetter(2)), state, count(0, 1), weights)
     # Averages are floating point numbers whatever was uploaded.
     floats = tree_map(lambda leaf: leaf.to(some.dtype), upload)
     named = "client" in theirs.needs
@@ -182,18 +189,7 @@ def _round(
         clients=count(0, 1) if named else (),
         key=one if "key" in theirs.needs else (),
     )
-    call(server, "update", _updated, params, state, cohort)
-
-
-def _check_mergeable(client: Rule, aggregator: Any, upload: Upload) -> None:
-    """Refuse uploads that aggregators do not take."""
-    rule = aggregator.rule if isinstance(aggregator, PackedRule) else aggregator
-    for name in ("average", "total", "each", "weight"):
-        if leaves(getattr(upload, name)):
-            raise InputError(
-                f"{type(culprit(client)).__name__} uploads more than an update ({name}), which "
-                f"{type(culprit(rule)).__name__} cannot merge: leave federation.aggregator out"
-            )
+    call(server, "update", _like(itemgetter(slice(2))), params, state, cohort)
 
 
 @contextlib.contextmanager
@@ -234,22 +230,15 @@ def _check_call(packed: PackedRule, method: str, args: Any, value: Any, before: 
         if not all(np.array_equal(a, b) for a, b in zip(old, new, strict=True)):
             raise InputError(_randomness(where(rule, method), owner))
     results = value[0] if method in ("step", "finish", "update") else ()
-    if not _is_nan(value) and all(map(math.isfinite, _sums(results))):
+    # The sum of a tensor is finite only if its elements are.
+    finite = all(math.isfinite(float(leaf.sum())) for leaf in leaves(results))
+    if finite and not any(bool(leaf.isnan().any()) for leaf in leaves(value)):
         return
     if all(float(leaf.abs().max()) < _MODERATE for leaf in leaves((args, packed.numbers))):
         raise InputError(
             f"{where(rule, method)} returned NaN or infinity for finite arguments: look for a "
             "division by zero or the square root of a negative number"
         )
-
-
-def _sums(value: Any) -> list[float]:
-    """Return the sum of every tensor, which is finite only if its elements are."""
-    return [float(leaf.sum()) for leaf in leaves(value)]
-
-
-def _is_nan(value: Any) -> bool:
-    return any(bool(leaf.isnan().any()) for leaf in leaves(value))
 
 
 def _randomness(place: str, owner: str) -> str:
@@ -269,16 +258,9 @@ def _state(rule: Rule, method: str, value: Any, _: Any) -> Any:
     )
 
 
-def _like_params(rule: Rule, method: str, value: Any, args: Any) -> Any:
-    return _same(rule, method, value, args[0])
-
-
-def _like_context(rule: Rule, method: str, value: Any, args: Any) -> Any:
-    return _same(rule, method, value, args[0].params)
-
-
-def _stepped(rule: Rule, method: str, value: Any, args: Any) -> Any:
-    return _same(rule, method, value, args[1:3])
+def _like(wanted: Callable[[Any], Any]) -> _Check:
+    """Build a check that a value has the form of some arguments."""
+    return lambda rule, method, value, args: _same(rule, method, value, wanted(args))
 
 
 def _ended(rule: Rule, method: str, value: Any, args: Any) -> Any:
@@ -297,19 +279,6 @@ def _sent(rule: Rule, method: str, value: Any, args: Any) -> Any:
     _same(rule, method, value, (wanted, context.memory))
     _state(rule, method, upload[1:], ())
     return value
-
-
-def _merged(rule: Rule, method: str, value: Any, args: Any) -> Any:
-    rows, state = args
-    return _same(rule, method, value, (rows.deltas[0], state))
-
-
-def _weighted(rule: Rule, method: str, value: Any, args: Any) -> Any:
-    return _same(rule, method, value, args[2])
-
-
-def _updated(rule: Rule, method: str, value: Any, args: Any) -> Any:
-    return _same(rule, method, value, args[:2])
 
 
 def _same(rule: Rule, method: str, value: Any, wanted: Any) -> Any:
