@@ -111,11 +111,11 @@ class Digits(Preset):
         return digits_cnn()
 
     def build(self) -> Task:
-        *data, owners = self.drawn(self.clients, self.alpha, self.partition_seed)
+        train, tune, test, owners = self.drawn(self.clients, self.alpha, self.partition_seed)
         # Only changed fields are recorded: names of run directories depend on nothing else.
         preset = {o.name: o.value for o in self.decisions() if o.value != o.default}
         return self.assembled(
-            *data, prepare=unit_pixels, init="keras", preset=preset, test_owners=owners
+            train, tune, test, prepare=unit_pixels, init="keras", preset=preset, test_owners=owners
         )
 
 
