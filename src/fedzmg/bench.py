@@ -27,8 +27,7 @@ from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
 from fedzmg.models.objective import Batch
 from fedzmg.provenance import provenance
 from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial
-from fedzmg.tasks.inputs import unit_pixels
-from fedzmg.tasks.real import token_ids
+from fedzmg.tasks.inputs import token_ids, unit_pixels
 from fedzmg.tasks.task import Task
 from fedzmg.tree import leaves, num_bytes, row
 from fedzmg.wrappers.parts import fit

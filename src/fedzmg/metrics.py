@@ -18,37 +18,32 @@ from fedzmg.models import objective
 from fedzmg.models.objective import LOSSES, LossFunction
 
 
-def _binary_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return logits and targets as examples x positions x labels; None for exclusive classes."""
-    if outputs.numel() != targets.numel():
-        return None
-    pair = outputs, targets.reshape(outputs.shape)
-    if outputs.ndim > 3:
-        pair = pair[0].movedim(1, -1), pair[1].movedim(1, -1)
-    labels = pair[0].shape[-1] if outputs.ndim > 1 else 1
-    return pair[0].reshape(len(outputs), -1, labels), pair[1].reshape(len(outputs), -1, labels)
-
-
 def _class_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits as examples x positions x classes, and a label per position."""
     last = outputs.movedim(1, -1) if outputs.ndim > 3 else outputs
     return last.reshape(len(last), -1, last.shape[-1]), targets.reshape(len(targets), -1)
 
 
-def _decisions(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return predicted, wanted and valid labels: truth values, examples x positions x labels."""
-    if columns := _binary_columns(outputs, targets):
-        logits, labels = columns
-        return logits > 0, labels > 0, labels >= 0
-    logits, labels = _class_columns(outputs, targets)
-    classes = torch.arange(logits.shape[-1], device=logits.device)
-    labels = labels[..., None]
-    return logits.argmax(-1, keepdim=True) == classes, labels == classes, labels >= 0
+def _label_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Return logits, wanted and valid labels as examples x positions x labels; True: exclusive."""
+    if exclusive := outputs.numel() != targets.numel():
+        logits, labels = _class_columns(outputs, targets)
+        labels = labels[..., None]
+        wanted = labels == torch.arange(logits.shape[-1], device=logits.device)
+        return logits, wanted, labels >= 0, exclusive
+    logits, labels = (
+        _class_columns(values if values.ndim > 1 else values[:, None], targets)[0]
+        for values in (outputs, targets.reshape(outputs.shape))
+    )
+    return logits, labels > 0, labels >= 0, exclusive
 
 
 def confusion(outputs: Tensor, targets: Tensor) -> Tensor:
     """Count true positives, false positives and false negatives of each label, by example."""
-    predicted, wanted, valid = _decisions(outputs, targets)
+    logits, wanted, valid, exclusive = _label_columns(outputs, targets)
+    best = logits.argmax(-1, keepdim=True)
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    predicted = best == classes if exclusive else logits > 0
     cases = predicted & wanted, predicted & ~wanted & valid, ~predicted & wanted
     return torch.cat([case.sum(1) for case in cases], -1)
 
@@ -64,10 +59,6 @@ def _f1(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
     return 2 * true / (2 * true + false + missed).clamp(min=1)
 
 
-def _iou(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
-    return true / (true + false + missed).clamp(min=1)
-
-
 def macro_f1(counts: Tensor) -> Tensor:
     """Compute the mean F1 of the labels that occur."""
     return _macro(counts, _f1)
@@ -80,7 +71,7 @@ def micro_f1(counts: Tensor) -> Tensor:
 
 def mean_iou(counts: Tensor) -> Tensor:
     """Compute the mean intersection over union of the labels that occur."""
-    return _macro(counts, _iou)
+    return _macro(counts, lambda right, *wrong: right / (right + sum(wrong)).clamp(min=1))
 
 
 def ratio(sums: Tensor) -> Tensor:
@@ -148,18 +139,13 @@ def _squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def scores(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return a score and a truth value for each label (-1: ignored) of each example."""
-    if columns := _binary_columns(outputs, targets):
-        logits, labels = columns
-    else:
-        logits, ids = _class_columns(outputs, targets)
-        count = logits.shape[-1]
-        classes = torch.arange(count, device=logits.device)
-        labels = torch.where(ids[..., None] >= 0, (ids[..., None] == classes).long(), -1)
-        if count == 2:
-            logits, labels = logits[..., 1:] - logits[..., :1], labels[..., 1:]
-        else:
-            logits = logits.softmax(-1)
-    return torch.cat([logits.flatten(1), labels.flatten(1).to(logits.dtype)], -1)
+    logits, wanted, valid, exclusive = _label_columns(outputs, targets)
+    labels = torch.where(valid, wanted.to(logits.dtype), -1)
+    if exclusive and logits.shape[-1] == 2:
+        logits, labels = logits[..., 1:] - logits[..., :1], labels[..., 1:]
+    elif exclusive:
+        logits = logits.softmax(-1)
+    return torch.cat([logits.flatten(1), labels.flatten(1)], -1)
 
 
 def area_under_curve(rows: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def test_all_forms_train_to_the_same_model(form: str) -> None:
         (linear, X, inputs.as_real),
         (linear, X > 2, inputs.as_real),
         (lambda: flat(255), X.astype(np.uint8), inputs.as_stored),
-        (embedded, X.astype(np.uint8), inputs.as_ids),
+        (embedded, X.astype(np.uint8), inputs.token_ids),
         (embedded, X, inputs.as_stored),
         (linear, X.astype(np.float16), inputs.as_stored),
     ],

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedzmg.data.columns import group, kind_of
+from fedzmg.data.columns import Owners, group, kind_of
 from fedzmg.errors import InputError
 from fedzmg.tree import Inputs, leaves, row, tree_map
 
@@ -131,15 +131,13 @@ class FederatedData:
     def from_arrays(
         cls, x: Any, y: Any, clients: Any, names: Sequence[Any] | None = None
     ) -> FederatedData:
-        """Group examples by a client id each.
+        """Group examples by a client id each, any sortable values, or by owners of sorted rows.
 
-        Args:
-            x: inputs, one per example.
-            y: targets, one per example.
-            clients: the client id of every example, any sortable values.
-            names: all client ids, if their order or completeness matters.
+        ``names`` are all client ids, if their order or completeness matters.
         """
         data = examples(x, y, what="training data")
+        if isinstance(clients, Owners):
+            return cls(data, clients.offsets, clients.names)
         present, owner = number_clients(clients)
         if len(owner) != data.size:
             raise InputError(

@@ -30,13 +30,9 @@ Reference = Literal["pooled", "global"]
 def label_counts(
     labels: npt.ArrayLike, owners: npt.ArrayLike, *, classes: int, clients: int | None = None
 ) -> Counts:
-    """Count each class at each client, ``[clients, classes]``.
+    """Count each class at each client, ``[clients, classes]``; negative owners are left out.
 
-    Args:
-        labels: class of every example, or vocabulary id of every character.
-        owners: client of every example as a partition gives it; a negative one is left out.
-        classes: number of classes.
-        clients: number of clients, if the last ones may own nothing.
+    ``labels`` may be vocabulary ids of characters. Give ``clients`` if the last may own nothing.
     """
     label, owner = np.asarray(labels), np.asarray(owners)
     whole = all(array.dtype.kind in "iu" for array in (label, owner)) or label.size == 0
@@ -141,17 +137,10 @@ def describe(
     ``summary`` (mean and standard deviation of :data:`MEASURES`; one client has no deviation), and
     ``total`` (the number of all clients).
 
-    Args:
-        counts: class counts of all clients, ``[clients, classes]``.
-        names: name of every client.
-        unit: meaning of the counts.
-        entropy: divide by the logarithm of all ``classes`` or of those ``present`` at the client.
-        reference: the divergence is from the ``pooled`` clients that are described, as in the
-            paper, or from the ``global`` distribution of all clients.
-        sample: number of random clients to measure; None for all.
-        seed: seed of the sample.
-        labels: name of every class; their numbers if not given.
-        name: the dataset, for titles.
+    ``counts`` has the shape ``[clients, classes]``; classes without ``labels`` are named by their
+    numbers. ``entropy`` is as in :func:`entropy`. The divergence is from the ``pooled`` clients
+    that are described, as in the paper, or from the ``global`` distribution of all clients.
+    ``sample`` random clients are measured, by default all. ``name`` is the dataset, for titles.
     """
     table = np.asarray(counts)
     given = {"unit": (unit, Unit), "entropy": (entropy, EntropyBase)}

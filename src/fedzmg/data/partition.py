@@ -161,16 +161,8 @@ def pachinko(
     fine labels from Dirichlet(leaf), among those that still have examples. Then it takes
     ``per_client`` random examples, one coarse label and one fine label at a time; a label that
     runs out is deleted and its level renormalised. Later clients find fewer labels and are more
-    skewed. Left-over examples are ``UNUSED``.
-
-    Args:
-        fine: label of every example.
-        coarse: coarse label of every example; each fine label lies below one coarse label.
-        clients: number of clients.
-        per_client: examples of each client.
-        root: concentration over the coarse labels; small means strong skew.
-        leaf: concentration over the fine labels of a coarse label.
-        seed: seed of every draw.
+    skewed. Left-over examples are ``UNUSED``. Each fine label lies below one coarse label. Small
+    ``root`` and ``leaf`` mean strong skew.
     """
     fine = _check(fine, clients, per_client=per_client, root=root, leaf=leaf)
     above_each = np.asarray(coarse)
@@ -287,11 +279,7 @@ def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns,
     """Split each client's rows at random into training rows and a share of test rows.
 
     Every client keeps at least one row to train on. Rows without clients are split as one client's.
-
-    Args:
-        columns: all rows.
-        share: share of each client's rows, between 0 and 1, rounded to whole rows.
-        seed: seed of the random choice.
+    The share, between 0 and 1, is rounded to whole rows of each client.
     """
     if not isinstance(columns, Columns):
         raise InputError(f"columns is a {type(columns).__name__}: pass the result of a reader")
@@ -360,15 +348,10 @@ def make(
     seed: int = 0,
     **options: Any,
 ) -> Partition:
-    """Make a partition by name.
+    """Make a partition by its name in :data:`PARTITIONS`, with its own options, e.g. ``alpha``.
 
-    Args:
-        name: a name of ``PARTITIONS``.
-        labels: label of every example; for ``natural``, its client id.
-        clients: number of clients; ``natural`` finds it by itself.
-        coarse: coarse label of every example, which only ``pachinko`` uses.
-        seed: seed of every random choice.
-        options: the partition's own options, e.g. ``alpha``.
+    For ``natural``, ``labels`` are client ids, and the number of clients is found by itself. Only
+    ``pachinko`` uses ``coarse``, a coarse label of every example.
     """
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)

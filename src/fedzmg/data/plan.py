@@ -7,8 +7,9 @@ function of (seed, round, client), made on the host before the round runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,18 +110,17 @@ class LocalWork:
 
     def most_steps(self, count: int) -> int:
         """Return the largest number of steps of a client; of a function, a guess."""
-        bounds = self._amount if isinstance(self._amount, tuple) else (self._amount,)
-        return self._steps(None if callable(bounds[-1]) else bounds[-1], count)
+        return self._steps(max, count)
 
     def mean_steps(self, count: int) -> int:
         """Return the steps of a client with the mean amount of work; of a function, a guess."""
-        amount = self._amount
-        if isinstance(amount, tuple):
-            amount = sum(amount) / 2
-        return self._steps(None if callable(amount) else amount, count)
+        return self._steps(fmean, count)
 
-    def _steps(self, amount: float | None, count: int) -> int:
-        return self._usual.steps(count) if amount is None else self._fitted(amount, count)[1]
+    def _steps(self, choose: Callable[[tuple[float, ...]], float], count: int) -> int:
+        if self._amount is None or callable(self._amount):
+            return self._usual.steps(count)
+        bounds = self._amount if isinstance(self._amount, tuple) else (self._amount,)
+        return self._fitted(choose(bounds), count)[1]
 
     def _fitted(self, amount: float, count: int) -> tuple[Batching, int]:
         """Return whole epochs that contain an amount of work, and the steps to take of them."""

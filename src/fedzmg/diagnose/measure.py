@@ -115,9 +115,7 @@ def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
     bias and one ``m`` per layer, by least squares over units and clients; the rest is lost. The
     layer after an embedding can undo the shift, and nothing is lost.
 
-    Args:
-        parts: gradients, see :data:`Part`; weights need not sum to one.
-        layout: roles and input axes of the parameters; layers are measured in its order.
+    Weights of ``parts`` need not sum to one. Layers are measured in the order of ``layout``.
     """
     sums, weight = _summed(parts, layout)
     energies = {name: torch.cat(one.energy).numpy() for name, one in sums.items()}

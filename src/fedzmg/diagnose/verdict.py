@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedzmg.diagnose.measure import Layer, Measurement
+from fedzmg.diagnose.measure import Layer, Measurement, Pair
 from fedzmg.results.formatting import NONE
 
 Expectation = Literal["gain", "little", "loss", "unclear"]
@@ -155,9 +155,7 @@ def when(point: Mapping[str, Any]) -> str:
 
 def ratio(pair: Mapping[str, Any] | None) -> float | None:
     """Return after over before; None if there was nothing before."""
-    if not pair or pair["after"] is None or not pair["before"]:
-        return None
-    return float(pair["after"] / pair["before"])
+    return Pair(**pair).kept if pair else None
 
 
 def percent(value: float | None) -> str:

@@ -18,11 +18,8 @@ def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None
     """Centre the gradients of a model in place: call it between ``backward`` and any ``step``.
 
     With clipping, clip first and centre afterwards if the step must be zero-mean; with a scaler,
-    unscale first only if something else needs it: centring commutes with a factor.
-
-    Args:
-        model: any module; parameters without a gradient are skipped.
-        axes: input axes of parameters of your own modules, by name.
+    unscale first only if something else needs it: centring commutes with a factor. Parameters
+    without a gradient are skipped. ``axes`` are input axes by name, for parameters of your own.
 
     >>> layer = nn.Linear(2, 1)
     >>> layer(torch.tensor([[3.0, 5.0]])).sum().backward()

@@ -76,12 +76,9 @@ def input_axes(params: Any, axes: Mapping[str, Axes] | None = None) -> dict[str,
     """Return the axes over which each parameter is centred, by path, such as ``Dense_0/kernel``.
 
     Dense kernels ``(in, out)`` have axis 0, convolutions ``(height, width, in, out)`` axes 0, 1, 2,
-    embeddings ``(vocabulary, features)`` axis 0. Vectors and scalars are never centred.
-
-    Args:
-        params: parameters of Flax or Haiku, or gradients of the same structure.
-        axes: for parameters with unknown or misleading names; ``()`` leaves one alone.
-            Those of another part of ``optax.multi_transform`` may be among them.
+    embeddings ``(vocabulary, features)`` axis 0. Vectors and scalars are never centred. Give
+    ``axes`` for unknown or misleading names; ``()`` leaves one alone. Those of another part of
+    ``optax.multi_transform`` may be among them.
     """
     trees, masked = _installed("jax.tree_util"), _installed("optax").MaskedNode
     leaves = trees.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, masked))
@@ -104,10 +101,7 @@ def zero_mean(axes: Mapping[str, Axes] | None = None) -> Any:
 
     Put it first in a chain for FedZMG, or last, before the decay, behind an optimizer that scales
     every entry by its own history, such as ``optax.scale_by_adam()``. Means of half precision are
-    taken in float32.
-
-    Args:
-        axes: input axes by path, for parameters that :func:`input_axes` cannot tell.
+    taken in float32. ``axes`` are those of :func:`input_axes`.
     """
     optax, trees = _installed("optax"), _installed("jax.tree_util")
 
@@ -117,8 +111,7 @@ def zero_mean(axes: Mapping[str, Axes] | None = None) -> Any:
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:  # noqa: ARG001
         chosen = input_axes(updates, axes)
-        centred = trees.tree_map_with_path(lambda p, g: _centred(g, chosen[_name(p)]), updates)
-        return centred, state
+        return trees.tree_map_with_path(lambda p, g: _centred(g, chosen[_name(p)]), updates), state
 
     return optax.GradientTransformation(init, update)
 

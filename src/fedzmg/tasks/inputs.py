@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedzmg.data.columns import Columns, Owners
-from fedzmg.data.federated import Examples, examples, number_clients
+from fedzmg.data.columns import Array, Columns, Owners
+from fedzmg.data.federated import Examples, number_clients
 from fedzmg.errors import InputError
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.layout import warn_once
@@ -43,8 +43,8 @@ def as_real(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def as_ids(x: Tensor, _: torch.dtype) -> Tensor:
-    """Convert small whole numbers to token ids."""
+def token_ids(x: Tensor, _: torch.dtype) -> Tensor:
+    """Convert small whole numbers to the ids that an embedding reads."""
     return x.long()
 
 
@@ -58,7 +58,7 @@ def default_prepare(model: FunctionalModel, x: Inputs) -> PrepareFunction:
         return as_stored
     params = model.params()
     dtype = next(iter(params.values())).dtype
-    for prepare in (as_stored, as_ids, unit_pixels if x.dtype == torch.uint8 else as_real):
+    for prepare in (as_stored, token_ids, unit_pixels if x.dtype == torch.uint8 else as_real):
         try:
             with torch.no_grad():
                 model.evaluate(params, prepare(x[:2].clone(), dtype))
@@ -91,48 +91,36 @@ def check_labels(data: Examples, outputs: Any, loss: LossFunction, what: str) ->
         return
     if y.is_floating_point() or y.ndim != len(shape) - 1:
         given = f"{what} has {y.dtype} labels of shape {tuple(y.shape)}"
-        if y.shape[1:] == shape[1:] and _one_hot(y):
+        one_hot = y.shape[1:] == shape[1:] and bool(((y == 0) | (y == 1)).all())
+        if one_hot and bool((y.sum(1) == 1).all()):
             raise InputError(f"{given}, which are one-hot: pass class numbers, y.argmax(1)")
         column = " (y.squeeze(1))" if y.ndim == len(shape) == 2 and y.shape[1] == 1 else ""
         raise InputError(
             f"{given}, and the model gives a tensor of shape {shape}: give one whole number per "
             f"prediction{column}, or pass another loss and metric"
         )
-    ignored = "" if loss is cross_entropy else ", negative ones are ignored"
-    classes, low = shape[axis], y.min() if loss is cross_entropy else y.new_zeros(())
-    for label in (int(low), int(high)):
-        # Negative targets of other losses are padding.
-        if label >= classes or (label < 0 and loss is cross_entropy):
+    classes, padded = shape[axis], loss is not cross_entropy  # negative targets are padding
+    ignored = ", negative ones are ignored" if padded else ""
+    for label in (int(y.min()), int(high)):
+        if label >= classes or (label < 0 and not padded):
             raise InputError(
                 f"{what} holds the label {label} but the model has {classes} outputs "
                 f"(labels 0 to {classes - 1}{ignored}): change the labels or the last layer"
             )
 
 
-def _one_hot(y: Tensor) -> bool:
-    return bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all())
-
-
 def warn_of_probabilities(module: nn.Module, outputs: Any, loss: LossFunction) -> None:
     """Warn of a model that ends in softmax or sigmoid, which the loss applies once more."""
     if not isinstance(outputs, Tensor) or not (outputs.ge(0) & outputs.le(1)).all():
         return
-    last = type(list(module.modules())[-1])
-    axis = class_axis(loss)
-    if axis is not None:
-        sums = outputs.sum(axis)
-        found = outputs.ndim > 1 and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
-        if found or last in (nn.Softmax, nn.Sigmoid):
-            _warn("softmax or sigmoid", loss.__name__)
-    elif loss is binary_cross_entropy and last in (nn.Softmax, nn.Sigmoid):
-        _warn(last.__name__.lower(), loss.__name__)
-
-
-def _warn(function: str, loss: str) -> None:
-    warn_once(
-        f"the model's outputs are probabilities (a {function} at its end), but {loss} expects "
-        "logits and learns slowly from these: remove the last layer"
-    )
+    found = isinstance(list(module.modules())[-1], nn.Softmax | nn.Sigmoid)
+    if (axis := class_axis(loss)) is not None and outputs.ndim > 1:
+        found = found or bool((outputs.sum(axis) - 1).abs().le(1e-3).all())
+    if found and (axis is not None or loss is binary_cross_entropy):
+        warn_once(
+            "the model's outputs are probabilities (a softmax or sigmoid at its end), but "
+            f"{loss.__name__} expects logits and learns slowly from these: remove the last layer"
+        )
 
 
 Collate = Callable[[list[Any]], Any]
@@ -201,14 +189,16 @@ def match_clients(train: Sequence[str], test: Owners) -> npt.NDArray[np.int64]:
     return np.repeat(matched, np.diff(test.offsets))
 
 
-def find_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the position in ``train`` of each test example's client, or -1."""
+def find_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64] | None:
+    """Return the position in ``train`` of each test example's client, or -1; None without ids."""
+    if clients is None or isinstance(clients, Owners):
+        found = match_clients(train, clients or Owners((), np.zeros(1, np.int64)))
+        return found if (found >= 0).any() else None
     try:
         present, owner = number_clients(clients)
     except InputError as error:
         raise InputError(f"test_clients: {error}") from None
-    position = {name: i for i, name in enumerate(train)}
-    matched = np.array([position.get(str(name), -1) for name in present], np.int64)
+    matched = match_clients(train, Owners((*map(str, present),), np.arange(len(present) + 1)))
     if (matched < 0).all():
         raise InputError(
             f"test_clients: {str(present[0])!r} and all others are no training clients, which are "
@@ -233,7 +223,7 @@ def as_pair(given: Any, name: str) -> Sequence[Any]:
     return given
 
 
-def column_examples(columns: Columns, what: str) -> Examples:
+def column_arrays(columns: Columns, what: str) -> tuple[Array, Array]:
     """Extract inputs and targets."""
     held = columns.columns if isinstance(columns, Columns) else {}
     if not all(isinstance(held.get(name), np.ndarray) for name in "xy"):
@@ -242,4 +232,4 @@ def column_examples(columns: Columns, what: str) -> Examples:
             "expected columns x and y of numbers; read them with fedzmg.data.formats, or turn text "
             "into numbers and use Task.from_arrays"
         )
-    return examples(columns.array("x"), columns.array("y"), what=what)
+    return columns.array("x"), columns.array("y")

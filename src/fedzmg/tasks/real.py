@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -18,21 +19,16 @@ from fedzmg.data.text import VOCABULARY, Remainder, Unknown, encode, sequences
 from fedzmg.evaluation import ACCURACY
 from fedzmg.metrics import MASKED_ACCURACY
 from fedzmg.models.layers import RandomFlip, RandomShift
-from fedzmg.models.networks import (
-    CharGRU,
-    cifar100_cnn,
-    digits_cnn,
-    emnist_cnn,
-    shakespeare_gru,
-)
+from fedzmg.models.networks import CharGRU, cifar100_cnn, digits_cnn, emnist_cnn, shakespeare_gru
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
-from fedzmg.tasks.inputs import match_clients, unit_pixels
+from fedzmg.tasks.inputs import match_clients, token_ids, unit_pixels
 from fedzmg.tasks.preset import Preset, decision
 from fedzmg.tasks.protocol import Protocol
 from fedzmg.tasks.task import Task
 
 Polarity: TypeAlias = Literal["background-one", "ink-one"]
 Centring: TypeAlias = Literal["none", "image"]
+Drawn: TypeAlias = tuple[FederatedData, Examples, Examples, npt.NDArray[np.int64] | None]
 SHIFT = 4
 """Largest shift of an augmented image in each direction, in pixels."""
 PER_CLIENT = 100
@@ -47,7 +43,7 @@ TEST_EVERY = 8
 
 
 @cache
-def _digits(clients: int, alpha: float, seed: int) -> tuple[FederatedData, Examples, Examples]:
+def _digits(clients: int, alpha: float, seed: int) -> Drawn:
     """Return training, tuning and test images; partitioning takes half a second."""
     data = load_digits()
     owners = dirichlet(data.train_y, clients, alpha=alpha, seed=seed)
@@ -55,22 +51,19 @@ def _digits(clients: int, alpha: float, seed: int) -> tuple[FederatedData, Examp
         FederatedData.from_arrays(data.train_x, data.train_y, owners),
         examples(data.test_x[0::2], data.test_y[0::2]),
         examples(data.test_x[1::2], data.test_y[1::2]),
+        None,
     )
 
 
 @cache
-def _personal_digits(
-    clients: int, alpha: float, seed: int
-) -> tuple[FederatedData, Examples, Examples, Owners]:
+def _personal_digits(clients: int, alpha: float, seed: int) -> Drawn:
     """Return training, tuning and test images, of every client, and the owners of the test."""
     data = load_digits()
-    owners = np.asarray(dirichlet(data.train_y, clients, alpha=alpha, seed=seed))
+    owners = dirichlet(data.train_y, clients, alpha=alpha, seed=seed)
     order = np.argsort(owners, kind="stable")
-    order = order[owners[order] != UNUSED]
     own = owners[order]
-    position = np.arange(len(own)) - np.searchsorted(own, own)
-    parts = [order[position % 5 < 3], order[position % 5 == 3], order[position % 5 == 4]]
-    train, tune, test = parts
+    fifth = (np.arange(len(own)) - np.searchsorted(own, own)) % 5
+    train, tune, test = order[fifth < 3], order[fifth == 3], order[fifth == 4]
     x, y = data.train_x, data.train_y
     return (
         FederatedData.from_arrays(x[train], y[train], owners[train]),
@@ -112,18 +105,22 @@ class Digits(Preset):
     partition_seed: int = decision(0, "seed of the partition")
     protocol = Protocol(rounds=50, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8)
 
+    drawn = staticmethod(_digits)
+
     def network(self) -> nn.Module:
         return digits_cnn()
 
     def build(self) -> Task:
-        data = _digits(self.clients, self.alpha, self.partition_seed)
+        train, tune, test, owners = self.drawn(self.clients, self.alpha, self.partition_seed)
         # Only changed fields are recorded: names of run directories depend on nothing else.
         preset = {o.name: o.value for o in self.decisions() if o.value != o.default}
-        return self.assembled(*data, prepare=unit_pixels, init="keras", preset=preset)
+        return self.assembled(
+            train, tune, test, prepare=unit_pixels, init="keras", preset=preset, test_owners=owners
+        )
 
 
 @dataclass(frozen=True)
-class DigitsPersonal(Preset):
+class DigitsPersonal(Digits):
     """80 clients of 100 images, labels skewed by Dirichlet(0.1), each with test images of its own.
 
     Of a client's images, three fifths train, one fifth chooses learning rates and one fifth reports
@@ -131,21 +128,8 @@ class DigitsPersonal(Preset):
     evaluated after one epoch of fine-tuning. Learning rates are those tuned on ``digits``.
     """
 
-    alpha: float = decision(0.1, "label skew, Dirichlet(alpha): smaller is stronger")
-    partition_seed: int = decision(0, "seed of the partition")
-    protocol = Protocol(
-        rounds=50, cohort=10, batch_size=10, epochs=2, eval_every=2, threshold=0.8, fine_tune=1
-    )
-
-    def network(self) -> nn.Module:
-        return digits_cnn()
-
-    def build(self) -> Task:
-        train, tune, test, owners = _personal_digits(self.clients, self.alpha, self.partition_seed)
-        preset = {o.name: o.value for o in self.decisions() if o.value != o.default}
-        return self.assembled(
-            train, tune, test, prepare=unit_pixels, init="keras", preset=preset, test_owners=owners
-        )
+    protocol = replace(Digits.protocol, cohort=10, fine_tune=1)
+    drawn = staticmethod(_personal_digits)
 
 
 @dataclass(frozen=True)
@@ -299,11 +283,6 @@ class Cifar100(PaperTask):
         owners = pachinko(y, coarse, clients, per_client=PER_CLIENT, seed=seed)
         used = owners != UNUSED
         return FederatedData.from_arrays(x[used], y[used], owners[used])
-
-
-def token_ids(x: Tensor, _dtype: torch.dtype) -> Tensor:
-    """Convert ids stored as bytes to the integers that an embedding reads."""
-    return x.long()
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,7 @@ from fedzmg.metrics import loss_and_metric
 from fedzmg.models.batch_norm import BatchNormPolicy
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme, given_values
-from fedzmg.models.objective import (
-    LossFunction,
-    Objective,
-    PrepareFunction,
-    cross_entropy,
-)
+from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cross_entropy
 from fedzmg.parts import Parts
 from fedzmg.tasks.inputs import (
     Collate,
@@ -36,11 +31,10 @@ from fedzmg.tasks.inputs import (
     as_stored,
     by_client,
     check_labels,
-    column_examples,
+    column_arrays,
     default_prepare,
     describe_inputs,
     find_owners,
-    match_clients,
     read_datasets,
     unit_pixels,
     warn_of_probabilities,
@@ -210,6 +204,7 @@ class Task:
         client_names: Sequence[Any] | None = None,
         parts: Parts | None = None,
         batch_norm: BatchNormPolicy = "average",
+        notes: tuple[str, ...] = (),
         **protocol: Any,
     ) -> Task:
         """Build a task from a module and arrays.
@@ -238,6 +233,7 @@ class Task:
             batch_norm: statistics of BatchNorm layers: ``"average"`` (they travel and are
                 averaged), ``"local"`` (the layers stay with the client), ``"frozen"`` (constants)
                 or ``"batch"`` (of the batch, in evaluation, too).
+            notes: notes on the data, for reports.
             **protocol: fields of :class:`Protocol`, such as ``cohort=5``.
 
         Raises:
@@ -245,7 +241,7 @@ class Task:
         """
         tuning = None if tune is None else examples(*as_pair(tune, "tune"), what="tuning data")
         train = FederatedData.from_arrays(x, y, clients, client_names)
-        owners = None if test_clients is None else find_owners(test_clients, train.names)
+        owners = find_owners(test_clients, train.names)
         made = FunctionalModel(model, axes, batch_norm)
         loss, metric = loss_and_metric(loss, metric)
         return cls(
@@ -253,7 +249,7 @@ class Task:
             whole_labels(examples(*as_pair(test, "test"), what="test data"), loss), loss, metric,
             prepare or default_prepare(made, train.examples.x), init,
             Protocol().with_options(protocol), tuning and whole_labels(tuning, loss),
-            test_owners=owners, parts=parts or Parts(),
+            test_owners=owners, notes=notes, parts=parts or Parts(),
         )  # fmt: skip
 
     @classmethod
@@ -305,8 +301,6 @@ class Task:
         test: Columns,
         tune: Columns | None = None,
         prepare: PrepareFunction | None = None,
-        axes: Mapping[str, tuple[int, ...]] | None = None,
-        batch_norm: BatchNormPolicy = "average",
         **options: Any,
     ) -> Task:
         """Build a task from a module and columns read by ``fedzmg.data.formats``.
@@ -319,7 +313,7 @@ class Task:
         given = {"training data": train, "test data": test}
         if tune is not None:
             given["tuning data"] = tune
-        held = {what: column_examples(columns, what) for what, columns in given.items()}
+        held = {what: column_arrays(columns, what) for what, columns in given.items()}
         if train.owners is None:
             raise InputError(
                 "the training data names no clients: name their column when you read it, or make "
@@ -332,28 +326,14 @@ class Task:
                     f"the {what} has the classes {there}, the training data {here}: read the "
                     f"{what} with classes=TRAIN.classes"
                 )
-        owners = None if test.owners is None else match_clients(train.owners.names, test.owners)
-        bytes_ = held["training data"].x.dtype == torch.uint8
-        parts = {key: options.pop(key) for key in ("init", "parts") if key in options}
-        loss, metric = loss_and_metric(
-            options.pop("loss", cross_entropy), options.pop("metric", None)
-        )
-        made = FunctionalModel(model, axes, batch_norm)
-        return cls(
-            name=options.pop("name", "custom"),
-            model=made,
-            train=FederatedData(held["training data"], train.owners.offsets, train.owners.names),
-            test=held["test data"],
-            tune=held.get("tuning data"),
-            loss=loss,
-            metric=metric,
-            prepare=prepare
-            or (unit_pixels if bytes_ else default_prepare(made, held["training data"].x)),
-            protocol=Protocol().with_options(options),
-            test_owners=owners if owners is not None and (owners >= 0).any() else None,
+        x, y = held["training data"]
+        return cls.from_arrays(
+            model, x, y, train.owners, test=held["test data"], tune=held.get("tuning data"),
+            prepare=prepare or (unit_pixels if x.dtype == np.uint8 else None),
+            test_clients=test.owners, client_names=None,
             notes=tuple(dict.fromkeys(n for columns in given.values() for n in columns.notes)),
-            **parts,
-        )
+            **options,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

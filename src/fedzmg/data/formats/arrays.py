@@ -18,10 +18,8 @@ _ROLES = {"x": "x", "y": "y", "clients": "clients", "client": "clients"}
 def from_arrays(x: Any, y: Any = None, clients: Any = None) -> Columns:
     """Make columns of arrays, or of anything that NumPy makes arrays of; types stay as they are.
 
-    Args:
-        x: one row for each example: numbers of any shape, or strings.
-        y: a label for each row, whole numbers or names of classes.
-        clients: the client of each row, whole numbers or strings.
+    Rows of ``x`` are numbers of any shape, or strings; ``y`` has whole numbers or names of classes,
+    ``clients`` whole numbers or strings.
     """
     return _columns("arrays", (), x, y, clients)
 

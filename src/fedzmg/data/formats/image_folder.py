@@ -35,11 +35,8 @@ def read_image_folder(
 ) -> Columns:
     """Read a folder with one folder of images for each client.
 
-    Args:
-        paths: the one folder.
-        size: resize every image to this height and width; without it all must have one size.
-        grey: convert every image to grey (True) or colour (False); without it all must be one.
-        classes: names of labels in the order of their ids; sorted by default.
+    Images are resized to ``size``, height and width, and converted to grey (True) or colour (False)
+    as given; without these all must be alike. ``classes`` are in the order of their ids.
     """
     [root] = common.as_paths(paths, folder=True, single=True)
     with common.reading(str(root)):

@@ -170,43 +170,26 @@ def _arrow_values(column: Any) -> Array | list[Any]:
     return values
 
 
-def from_dataset(
-    dataset: Any,
-    *,
-    client: str | None,
-    label: str | None,
-    features: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
-    size: tuple[int, int] | None = None,
-    grey: bool | None = None,
-) -> Columns:
+def from_dataset(dataset: Any, *, client: str | None, label: str | None, **options: Any) -> Columns:
     """Make columns of one dataset with a client column.
 
-    ``dataset`` is a ``datasets.Dataset``, or an object that behaves like one. Other arguments are
-    those of :func:`read_table`; ``classes`` are by default the dataset's own.
+    ``dataset`` is a ``datasets.Dataset``, or an object that behaves like one. Options are those of
+    :func:`read_table`; ``classes`` are by default the dataset's own.
     """
-    decode = partial(decode_all, size=size, grey=grey)
-    return _columns({"dataset": dataset}, None, client, label, features, classes, decode)
+    return _columns({"dataset": dataset}, None, client, label, **options)
 
 
 def from_partitions(
-    partitions: Mapping[str, Any] | Sequence[Any],
-    *,
-    label: str | None,
-    features: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
-    size: tuple[int, int] | None = None,
-    grey: bool | None = None,
+    partitions: Mapping[str, Any] | Sequence[Any], *, label: str | None, **options: Any
 ) -> Columns:
     """Make columns of one dataset for each client, in the order given.
 
     ``partitions`` are datasets by name of client; those of a sequence are called 0, 1, 2, ...
-    Other arguments are those of :func:`read_table`.
+    Options are those of :func:`from_dataset`.
     """
     named = partitions if isinstance(partitions, Mapping) else dict(enumerate(partitions))
     parts = {f"client {str(name)!r}": dataset for name, dataset in named.items()}
-    decode = partial(decode_all, size=size, grey=grey)
-    return _columns(parts, [*map(str, named)], None, label, features, classes, decode)
+    return _columns(parts, [*map(str, named)], None, label, **options)
 
 
 def _values(parts: Mapping[str, Any], name: str) -> list[Any]:
@@ -230,9 +213,10 @@ def _columns(
     names: Sequence[str] | None,
     client: str | None,
     label: str | None,
-    features: Sequence[str] | None,
-    classes: Sequence[str] | None,
-    decode: Callable[..., Array],
+    features: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    grey: bool | None = None,
 ) -> Columns:
     """Join datasets by name in messages; ``names`` are their clients, if each is a client's."""
     if not parts:
@@ -267,6 +251,7 @@ def _columns(
             y += values
     chosen, read = features or (), partial(_values, parts)
     declared = _feature(first, chosen[0], "dtype") if chosen else None
+    decode = partial(decode_all, size=size, grey=grey)
     inputs = _inputs(where, chosen, read, partial(_entries, parts), decode, declared)
     return common.assemble(where, grouping, inputs, y, classes=classes)
 
