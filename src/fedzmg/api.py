@@ -34,14 +34,10 @@ COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 
 
 def register(thing: Any) -> None:
-    """Add an algorithm, a task or a plugin file to those that names refer to.
+    """Add an algorithm, a task or a Python file with ``ALGORITHMS`` or ``TASKS`` to known names.
 
     ``compare``, ``tune``, ``Trial.of``, specifications and ``verify`` then know its name. The same
     thing can be registered again; another one of the same name is an ``InputError``.
-
-    Args:
-        thing: an :class:`Algorithm` or ``AlgorithmInfo``, a :class:`Task`, or the path of a Python
-            file with a tuple ``ALGORITHMS`` or ``TASKS``.
     """
     if isinstance(thing, str | Path):
         plugins.load(thing)
@@ -87,13 +83,8 @@ def tuning_notes(
 
 def untuned(spec: Plan, objects: Collection[str] = ()) -> list[str]:
     """Return the algorithms of a plan that take their learning rate from the task or a default."""
-    return list(
-        dict.fromkeys(
-            spec.base(name)
-            for name, variant in spec.algorithms.items()
-            if "lr" not in variant.client and name not in objects
-        )
-    )
+    unset = [name for name, own in spec.algorithms.items() if "lr" not in own.client]
+    return list(dict.fromkeys(spec.base(name) for name in unset if name not in objects))
 
 
 def comparison_spec(
@@ -197,32 +188,20 @@ def tune(
 ) -> Tuned:
     """Search learning rates, or any other numbers, over every combination of the axes.
 
-    Args:
-        task: a :class:`Task` with examples set apart for this (``tune``), or a name, as for
-            :func:`compare`.
-        algorithms: as for :func:`compare`; one without an option of ``axes`` has an axis less.
-        axes: numbers to try by option, ``{"client.lr": [0.01, 0.1], "server.lr": [0.1, 1]}``.
-        seeds: how many seeds (1000, 1001, ...: none that a comparison uses by default), or which.
-        rounds: instead of the task's own number.
-        last: a score is the mean metric after so many last rounds, by default ten at most.
-        preset: fields of the named preset.
-        settings: hyper-parameters that stay as they are, by algorithm, e.g.
-            ``{"fedavg": {"client.momentum": 0.9}}``.
-        selection: ``tune`` scores on the examples set apart, ``test`` on the test examples, after
-            which a comparison on these is not an honest test.
-        engine: as for :func:`compare`.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        out: keep the search there; the same call continues what was interrupted, and
-            ``fedzmg report`` reads it.
-        progress: as for :func:`compare`.
+    Arguments and errors are those of :func:`compare`, except for:
+
+    - ``task``: a :class:`Task` needs examples that are set apart for this (``tune``).
+    - ``algorithms``: one without an option of ``axes`` has an axis less.
+    - ``axes``: numbers to try by option, ``{"client.lr": [0.01, 0.1], "server.lr": [0.1, 1]}``.
+    - ``seeds``: how many seeds (1000, 1001, ...: none that a comparison uses by default), or which.
+    - ``last``: a score is the mean metric after so many last rounds, by default ten at most.
+    - ``settings``: hyper-parameters that stay as they are.
+    - ``selection``: ``tune`` scores on the examples set apart, ``test`` on the test examples, after
+      which a comparison on these is not an honest test.
 
     Returns:
         The best options: ``compare(task, ..., settings=tuned.settings)``. ``print(tuned)`` shows
         them, and warns of those on the border of the search.
-
-    Raises:
-        InputError: for an unknown name, a value out of range, or a task without examples set apart.
-        KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
     chosen, named = _task(task, preset), named_algorithms(algorithms)
     directory = None if out is None else Path(out)

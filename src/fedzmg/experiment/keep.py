@@ -26,7 +26,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import FORMAT, LOG
 from fedzmg.storage import lock
 from fedzmg.storage.client_metrics import CLIENTS
-from fedzmg.storage.files import compressed, sync_directory, write_atomic
+from fedzmg.storage.files import compressed, naming_errors, sync_directory, write_atomic
 from fedzmg.storage.formats import write_json
 from fedzmg.storage.reading import read_file, walk
 
@@ -75,7 +75,7 @@ def keep(source: Path, to: Path) -> Kept:
         if not now.is_file() or read_file(now) != read_file(path):
             other = f"holds a copy of other results ({path.relative_to(target)} differs)"
             raise InputError(f"{to} {other}: choose another --out, or remove it")
-    try:
+    with naming_errors(to, "choose another --out"):
         target.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{target.name}.{_MARK}-{socket.gethostname()}-"
         _remove_leftovers(target.parent, prefix)
@@ -85,8 +85,6 @@ def keep(source: Path, to: Path) -> Kept:
             size = sum(_copy(path, fresh / path.relative_to(source)) for path in wanted)
             write_json(fresh / lock.KEPT, {"format": FORMAT, "from": source.as_posix()})
             _swap(fresh, target)
-    except OSError as error:
-        raise InputError(f"cannot write {to}: {error.strerror}; choose another --out") from None
     return Kept(to, len(wanted), size, sum(path.stat().st_size for path in files))
 
 

@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,22 +89,14 @@ def say_changed(
         if None not in (then, now) and then != now:
             changed.append(name)
         else:
-            files += changed_files(manifest)
+            recorded, known = manifest.get(PLUGINS, {}), _origins()
+            # Of plugins that are loaded now.
+            both = [(origin, known[name]) for name, origin in recorded.items() if name in known]
+            files += [str(old["file"]) for old, new in both if old["sha256"] != new.sha256]
     for what, verb in ((changed, "rules have"), (files, "the file has")):
         if what:
             names = ", ".join(dict.fromkeys(what))
             say(f"{names}: {verb} changed since {out} was trained; {remedy}")
-
-
-def changed_files(manifest: Mapping[str, Any]) -> list[str]:
-    """Return recorded plugin files whose content is another one now."""
-    then = manifest.get(PLUGINS, {})
-    now = _origins()
-    return [
-        str(origin["file"])
-        for name, origin in then.items()
-        if name in now and now[name].sha256 != origin["sha256"]
-    ]
 
 
 def refuse_unloaded(

@@ -110,10 +110,7 @@ class RunDirectory:
         return stored.bound_to(self.path / "spec.toml")
 
     def save(self, checkpoint: Checkpoint, before: int = 0, memory: str = "") -> None:
-        """Write a checkpoint; the newest one so far, of round ``before``, becomes the previous.
-
-        ``memory`` is the mark of the client memory.
-        """
+        """Write a checkpoint and its mark of client memory; keep the newest, of ``before``, too."""
         logs, tensors = files.log_marks(self.path, LOG), {0: checkpoint.tensors}
         found = stored.StoredCheckpoint(checkpoint.round, before, tensors, logs, {0: memory})
         path, previous = self.path / NEWEST, self.path / PREVIOUS
@@ -325,11 +322,9 @@ def export_model(run: Path, to: Path | None = None, round_: int | None = None) -
     path = to or run / "model.safetensors"
     facts = {"format": "pt", "task": spec.task, "algorithm": spec.algorithm}
     facts |= {"seed": str(spec.seed), "round": str(checkpoint.round)}
-    try:
+    with files.naming_errors(path, "choose another --to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomic(path, safetensors.torch.save(dict(checkpoint.params().items()), facts))
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another --to") from None
     return path
 
 

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -27,7 +28,7 @@ from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.simulation import Checkpoint, RoundReport, Simulation, Trial, resolve_device
 from fedzmg.storage import lock
-from fedzmg.storage.files import remove_leftovers, write_atomic
+from fedzmg.storage.files import naming_errors, remove_leftovers, write_atomic
 from fedzmg.storage.formats import RESTORE, flat, read_json, write_json
 from fedzmg.storage.lock import Hold, hold
 from fedzmg.storage.reading import check_folder
@@ -79,16 +80,10 @@ def deferred_interrupt(progress: Progress) -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextlib.contextmanager
-def named_write_errors(path: Path | None) -> Iterator[None]:
+def named_write_errors(path: Path | None) -> AbstractContextManager[None]:
     """Turn a system error into one line with the results directory; None turns nothing."""
-    try:
-        yield
-    except OSError as error:
-        if path is None:
-            raise
-        remedy = "results so far are complete, run the same command again when there is room"
-        raise InputError(f"cannot write to {path}: {error.strerror or error}; {remedy}") from None
+    remedy = "results so far are complete, run the same command again when there is room"
+    return contextlib.nullcontext() if path is None else naming_errors(f"to {path}", remedy)
 
 
 @contextlib.contextmanager

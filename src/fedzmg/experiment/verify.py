@@ -111,19 +111,10 @@ def verify(
 ) -> list[Verdict]:
     """Train the first rounds of runs again and compare every number with the log.
 
-    Args:
-        path: a run directory, a directory that holds some, or a grid.
-        rounds: number of rounds of each run.
-        runs: maximum number of runs, by name; for a grid, of algorithms.
-        task: a user's own task; by default the preset that the runs name.
-        say: receives the name of what is trained next.
-
-    Returns:
-        One verdict per run, or per algorithm of a grid; ``reproduced`` if every bit is the same.
-
-    Raises:
-        InputError: if there is no run, the data are missing, or the run needs what this machine
-            does not have.
+    ``path`` is a run directory, a directory that holds some, or a grid. The first ``runs`` are
+    verified, of a grid so many algorithms. ``task`` is a user's own; ``say`` receives the name of
+    what is trained next. ``InputError``: there is no run, or it needs data or a machine that are
+    not here.
     """
     for option, value in (("rounds", rounds), ("runs", runs)):
         if value is not None and value < 1:
@@ -132,8 +123,6 @@ def verify(
     check_folder(root)
     if (root / "grid.toml").is_file():
         return list(_verify_grid(root, rounds, runs, task, say))
-    if not root.is_dir():
-        raise InputError(f"{root} is not a directory; pass a run directory or one that holds some")
     paths = [spec.parent for spec in files_below(root.resolve(), "spec.toml")[:runs]]
     if not paths:
         raise InputError(f"{root} holds no run (spec.toml): pass the directory of a run or study")

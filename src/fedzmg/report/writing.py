@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedzmg.errors import InputError
-from fedzmg.storage.files import write_atomic
+from fedzmg.storage.files import naming_errors, write_atomic
 from fedzmg.storage.reading import read_file, strict_json
 
 LIST = "written.json"
@@ -33,7 +33,7 @@ class Cleared(NamedTuple):
 
 def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:
     """Raise InputError if a directory, which need not exist yet, cannot be written."""
-    with _writing(directory, remedy):
+    with naming_errors(directory, remedy):
         whole = directory.absolute()
         existing = next(path for path in (whole, *whole.parents) if path.exists())
         tempfile.TemporaryFile(dir=existing).close()
@@ -41,7 +41,7 @@ def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:
 
 def write(path: Path, content: bytes, remedy: str = ELSEWHERE) -> None:
     """Write a file and the directories above it; raise InputError if that is impossible."""
-    with _writing(path, remedy):
+    with naming_errors(path, remedy):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
 
@@ -127,12 +127,3 @@ def _foreign(path: Path, writer: str) -> InputError:
     return InputError(
         f"no {who} wrote {path}, and one would replace it: move it away, or {ELSEWHERE}"
     )
-
-
-@contextlib.contextmanager
-def _writing(path: Path, remedy: str) -> Iterator[None]:
-    """Turn errors of the operating system into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None

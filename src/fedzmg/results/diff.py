@@ -186,8 +186,6 @@ def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
 
 def read(top: Path) -> Iterator[Unit]:
     """Read every run below a directory and every algorithm of a grid."""
-    if not top.is_dir():
-        raise InputError(f"{top} is not a directory; give a run, a study or a grid")
     folders = sorted(walk(top))
     runs = [folder.path for folder in folders if "spec.toml" in folder.files]
     searches = [

@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedzmg.errors import InputError
@@ -120,7 +120,7 @@ class Material(NamedTuple):
     """Runs that were left out, and why."""
 
 
-def read(directories: Sequence[Path]) -> Material:
+def read(tops: Sequence[Path]) -> Material:
     """Read every run, grid and heterogeneity file below some directories."""
     runs: list[Run] = []
     contents: dict[str, list[dict[str, Any]]] = {name: [] for name in _CONTENTS}
@@ -128,10 +128,8 @@ def read(directories: Sequence[Path]) -> Material:
     labels: dict[str, tuple[str, str]] = {}
     files: list[PlanFile] = []
     notes: list[str] = []
-    names = tuple(top.resolve().name or "root" for top in directories)
-    for top, name in zip(directories, names, strict=True):
-        if not top.is_dir():
-            raise InputError(f"{top} is not a directory; give one that holds runs")
+    names = tuple(top.resolve().name or "root" for top in tops)
+    for top, name in zip(tops, names, strict=True):
         any_here = False
         for directory, below, held in walk(top):
             made = ("tables", "figures") if "written.json" in held else ()  # of an earlier report
@@ -145,7 +143,8 @@ def read(directories: Sequence[Path]) -> Material:
             if "study.toml" in held:
                 where = directory.as_posix()
                 plans[where] = read_toml(directory / "study.toml")
-                labels |= _labels(where, plans[where])
+                for label, folder in directories(plans[where]).items():
+                    labels[(directory / folder).as_posix()] = where, label
             if "spec.toml" in held:
                 run = read_run(directory, shown, notes)
                 runs += [] if run is None else [planned(run, labels)]
@@ -161,7 +160,7 @@ def read(directories: Sequence[Path]) -> Material:
     grids, described = contents.values()
     return Material(
         names,
-        tuple(top.as_posix() for top in directories),
+        tuple(top.as_posix() for top in tops),
         tuple(studies(runs, plans, notes)),
         {f"grid{i}-{slug(name_of(one))}" if grids[1:] else "grid": one
          for i, one in enumerate(grids, 1)},
@@ -203,11 +202,6 @@ def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def directories(plan: Mapping[str, Any]) -> dict[str, str]:
     """Return the directory of each algorithm of a plan, by label."""
     return {v.get("label") or name: folder_name(name) for name, v in variants(plan).items()}
-
-
-def _labels(where: str, plan: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    found = directories(plan).items()
-    return {str(PurePosixPath(where, folder)): (where, label) for label, folder in found}
 
 
 def planned(run: Run, labels: Mapping[str, tuple[str, str]]) -> Run:

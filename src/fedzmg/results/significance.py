@@ -62,9 +62,7 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> PairedTest:
 
     Differences that are all equal, up to the rounding of the scores, leave no spread to test
     against. The result is then certain equality (t = 0, p = 1) if they are zero and certain
-    difference (t = +-inf, p = 0) otherwise.
-
-    Scores are paired by position; ``level`` is that of the confidence interval.
+    difference (t = +-inf, p = 0) otherwise. ``level`` is that of the confidence interval.
     """
     # Imported late: it takes a fifth of the time to start a command.
     from scipy import stats  # type: ignore[import-untyped, unused-ignore]

@@ -23,18 +23,14 @@ class UnusualClient(NamedTuple):
     worst: int
     """Round of the largest."""
 
-    @property
-    def size(self) -> str:
-        """Size of the largest update in words."""
-        return ratio_text(self.ratio)
-
     def __str__(self) -> str:
         """Describe the largest update and what happened to all of them."""
         fates = ["rejected"] * (self.rejected > 0) + ["flagged"] * (self.flagged > 0)
         often = f" in {len(self.rounds)} rounds" * (len(self.rounds) > 1)
         remedy = "; federation.guard = true rejects such updates" * (self.flagged > 0)
         what = f"{' or '.join(fates)}{often}{remedy}"
-        return f"client {self.name}: update {self.size} in round {self.worst} ({what})"
+        size = ratio_text(self.ratio)
+        return f"client {self.name}: update {size} in round {self.worst} ({what})"
 
 
 def ratio_text(ratio: float | None) -> str:

@@ -279,9 +279,7 @@ KINDS: dict[str, Any] = {
 """Types by the name of a file."""
 
 
-@functools.cache
-def _adapter(name: str) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(KINDS[name])
+_adapter: Any = functools.cache(pydantic.TypeAdapter)
 
 
 def check_fields(path: Path, values: Mapping[str, Any], remedy: str) -> None:
@@ -289,7 +287,7 @@ def check_fields(path: Path, values: Mapping[str, Any], remedy: str) -> None:
     if path.name not in KINDS:
         return
     try:
-        _adapter(path.name).validate_python(values, strict=True)
+        _adapter(KINDS[path.name]).validate_python(values, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         key, given = ".".join(map(str, first["loc"])), repr(first.get("input"))[:60]

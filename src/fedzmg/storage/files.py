@@ -89,6 +89,15 @@ def append(path: Path, lines: bytes) -> None:
         os.fsync(file.fileno())
 
 
+@contextlib.contextmanager
+def naming_errors(path: Path | str, remedy: str) -> Iterator[None]:
+    """Turn errors of the operating system into one line with a path."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file that is either complete or absent, also after a power loss."""
     with replacing(path) as temporary:

@@ -75,6 +75,9 @@ def walk(top: Path) -> Iterator[Folder]:
         except OSError as error:
             if level and isinstance(error, FileNotFoundError):
                 continue  # removed meanwhile
+            if not path.is_dir():
+                remedy = "give a run, a study, a grid or a directory of some"
+                raise InputError(f"{path} is not a directory; {remedy}") from None
             raise InputError(f"cannot read {path}: {error.strerror}; check it") from None
         for names in (found.folders, found.files):
             names.sort()

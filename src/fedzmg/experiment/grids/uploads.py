@@ -41,16 +41,13 @@ class UploadLog:
             for trial, record in records.items()
             for action in ACTIONS
             for client, ratio in getattr(record, action)
-            if self._is_new(trial, action, client, ratio)
+            if (known := self._known.get((trial, action, client))) is None
+            or math.inf > known["ratio"] <= ratio / 10
         ]
         lines = lines[: max(MOST_LOGGED - self._lines, 0)]
         if lines:
             append_log(self._path, lines)
             self._take(lines)
-
-    def _is_new(self, trial: int, action: str, client: str, ratio: float) -> bool:
-        found = self._known.get((trial, action, client))
-        return found is None or math.inf > found["ratio"] <= ratio / 10
 
     def by_point(self, seeds: int) -> dict[int, list[dict[str, Any]]]:
         """Return the clients of every point, flagged ones first, each with its largest upload."""

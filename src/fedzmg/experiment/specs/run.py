@@ -121,6 +121,7 @@ class Experiment(Strict):
     """Optional stages of a round; none by default."""
 
     def to_toml(self) -> str:
+        """Write a TOML document that :meth:`read` reads back."""
         # Stages that are absent are not written: earlier versions read the file, too.
         return toml(self.model_dump(exclude_none=True, exclude=self._unwritten()))
 

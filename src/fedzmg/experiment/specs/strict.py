@@ -88,10 +88,6 @@ class Strict(pydantic.BaseModel):
         """Read a TOML file."""
         return cls.parse(read_toml(path, typed=True), path)
 
-    def to_toml(self) -> str:
-        """Write a TOML document that :meth:`read` reads back."""
-        return toml(self.model_dump(exclude_none=True))
-
 
 def toml(values: Mapping[str, Any], table: str = "") -> str:
     """Write values and tables as TOML; leave out empty tables unless nothing else is there.

@@ -100,7 +100,9 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     ylabel = "client, by dominant class"
     if len(order) <= _NAMED_ROWS:
-        names = [_short(report["clients"][i]["client"]) for i in order]
+        names = [report["clients"][i]["client"] for i in order]
+        # Shortened in the middle: roles of a play differ at the end.
+        names = [name if len(name) <= 18 else f"{name[:7]}…{name[-10:]}" for name in names]
         axes.set_yticks(np.arange(len(names)) + 0.5, names, fontsize=7)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -108,11 +110,6 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
     axes.set(xlabel="class", ylabel=ylabel)
     axes.tick_params(length=2)
     axes.spines[:].set_visible(False)
-
-
-def _short(name: str) -> str:
-    """Shorten a name in the middle: roles of a play differ at the end."""
-    return name if len(name) <= 18 else f"{name[:7]}…{name[-10:]}"
 
 
 def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:

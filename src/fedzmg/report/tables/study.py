@@ -10,12 +10,7 @@ from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
 from fedzmg.results.reading import Study
-from fedzmg.results.scores import (
-    RULES,
-    arrivals,
-    late_means,
-    mean_and_sd,
-)
+from fedzmg.results.scores import RULES, arrivals, late_means, mean_and_sd
 from fedzmg.results.significance import LEVEL
 from fedzmg.results.study_result import AlgorithmResult, StudyResult
 
