@@ -6,8 +6,6 @@ mapped over hundreds of clients, compiled, or in a deployed client; it never see
 batches or other clients. Behaviour is added by wrapping a rule, never by subclassing one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from abc import ABC, abstractmethod
@@ -273,7 +271,7 @@ class Algorithm:
             if needed is not None and self.weights != needed:
                 raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
 
-    def for_layout(self, layout: Layout, population: int | None = None) -> Algorithm:
+    def for_layout(self, layout: Layout, population: int | None = None) -> "Algorithm":
         """Return a copy whose rules know a model's layout.
 
         A server rule with a field ``population`` gets the number of clients there.
@@ -300,7 +298,7 @@ class Algorithm:
                         found.setdefault(f"{side}.{field.name}", (rule, field))
         return found
 
-    def with_options(self, options: Mapping[str, Any]) -> Algorithm:
+    def with_options(self, options: Mapping[str, Any]) -> "Algorithm":
         """Return a copy with fields changed: ``client.FIELD``, ``server.FIELD``, ``weights``.
 
         A field of a wrapped rule is named as if it were the wrapper's own, one of the parts

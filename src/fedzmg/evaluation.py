@@ -1,7 +1,5 @@
 """Loss and metric of many models on pooled examples, as statistics that merge by adding."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -253,7 +251,7 @@ class OverClients(NamedTuple):
     best_tenth: float
 
     @classmethod
-    def of(cls, values: npt.NDArray[np.float64], *, higher_is_better: bool = True) -> OverClients:
+    def of(cls, values: npt.NDArray[np.float64], *, higher_is_better: bool = True) -> "OverClients":
         """Describe one value per client.
 
         >>> OverClients.of(np.array([0.1, 0.5, 0.9])).worst_tenth

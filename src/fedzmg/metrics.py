@@ -4,8 +4,6 @@ Outputs are logits. Classes are on the last axis of outputs, and on axis 1 of im
 more). Outputs with as many values as targets are a logit per label. Negative targets are ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

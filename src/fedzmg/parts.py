@@ -4,8 +4,6 @@ Running statistics of normalisation layers are not trained. They belong to a cli
 is personal; all others travel and are averaged.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -64,7 +62,7 @@ class Parts:
     def __bool__(self) -> bool:
         return bool(self.personal or self.frozen)
 
-    def __or__(self, other: Parts) -> Parts:
+    def __or__(self, other: "Parts") -> "Parts":
         return Parts(self.personal + other.personal, self.frozen + other.frozen)
 
     def split(self, layout: Layout) -> Split:

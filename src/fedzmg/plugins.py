@@ -6,8 +6,6 @@ A plugin file is a Python file with a tuple ``ALGORITHMS``, ``TASKS``, ``AGGREGA
 loaded only when a user names it, never because a folder of results does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -41,7 +39,7 @@ class Origin(NamedTuple):
     """Name and version of an installed package."""
 
     @classmethod
-    def of(cls, *files: Path, distribution: str = "") -> Origin:
+    def of(cls, *files: Path, distribution: str = "") -> "Origin":
         """Hash files, of which the first gives the name."""
         content = b"".join(file.read_bytes() for file in files)
         return cls(files[0].name, hashlib.sha256(content).hexdigest(), distribution)
@@ -66,7 +64,7 @@ class Plugin(NamedTuple):
 
 _PLUGINS: dict[str, Plugin] = {}
 """Loaded plugin files by name; results record this name, so it is unique."""
-_REGISTRIES: list[Registry[Any]] = []
+_REGISTRIES: "list[Registry[Any]]" = []
 """All tables; one that is made later takes what is loaded."""
 
 
@@ -132,7 +130,7 @@ def load(path: Path | str) -> Plugin:
     return plugin
 
 
-def tables() -> list[Registry[Any]]:
+def tables() -> "list[Registry[Any]]":
     """Return the tables of everything that has names and can be extended."""
     return list(_REGISTRIES)
 

@@ -6,8 +6,6 @@ is the smallest value at which half of the weight is reached. The trimmed mean l
 smallest and the f largest values of every parameter. Both tolerate fewer than half of the clients.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar, final

@@ -9,8 +9,6 @@ values nearest to their median. Of equal scores the client with the lowest numbe
 Clients are counted, so weights are not used.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 from typing import Literal, final, get_args

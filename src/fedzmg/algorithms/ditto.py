@@ -15,8 +15,6 @@ the initial one, both models take the same number of steps, and weights are exam
 Degenerate cases: ``lam = 0`` is local training; for a large ``lam`` the personal models stay at w.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, final
@@ -43,7 +41,7 @@ class OwnModel(NamedTuple):
         """Return the model, or the given one if there is none yet."""
         return self.params.map(lambda own, new: torch.where(self.exists > 0, own, new), params)
 
-    def replaced(self, params: Tree) -> OwnModel:
+    def replaced(self, params: Tree) -> "OwnModel":
         """Return the memory of this model."""
         return OwnModel(params, torch.ones_like(self.exists))
 

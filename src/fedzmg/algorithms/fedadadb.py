@@ -23,8 +23,6 @@ Degenerate cases: the first round of ``fedadadb`` is FedAvg with server rate 1 w
 ``lr sqrt(1 - beta2) / (1 - beta1) <= |g|``; a large gamma pins every rate to the floor.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final
 

@@ -16,8 +16,6 @@ client that was never sampled has the initial layers.
 Degenerate cases: a model without BatchNorm is refused; FedAvg trains it.
 """
 
-from __future__ import annotations
-
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, AlgorithmInfo, Parts
 

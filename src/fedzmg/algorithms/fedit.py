@@ -19,8 +19,6 @@ Degenerate cases: in a model without adapters both are FedAvg. With weights that
 move (``add_lora(merge=True)``), these stay constant.
 """
 
-from __future__ import annotations
-
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, AlgorithmInfo, Parts
 

@@ -18,8 +18,6 @@ Degenerate cases: ``beta = 0`` and two classes are FedAvg. Without dropout so is
 because the term has no gradient while both models are equal.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -17,8 +17,6 @@ cohorts would need their stacks, too; they are not counted.
 Degenerate case: in a model without adapters it is FedAvg.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from typing import Self, final

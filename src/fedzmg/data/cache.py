@@ -5,8 +5,6 @@ interrupted download is resumed. A mirror replaces everything before the file's 
 ``https://mirror/data`` or a local folder. Servers are not trusted: bytes and time are limited.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -201,7 +199,7 @@ def _fetch(source: str, part: Path, size: int | None, progress: Progress) -> boo
 
 
 def _attempt(
-    source: str, part: Path, size: int | None, progress: Progress, limit: _TimeLimit
+    source: str, part: Path, size: int | None, progress: Progress, limit: "_TimeLimit"
 ) -> None:
     """Request the missing bytes once."""
     done = part.stat().st_size if part.exists() else 0

@@ -13,8 +13,6 @@ On disk they are plain ``.npy`` files, which are mapped into memory instead of r
     meta.json                 names, clients, notes and fingerprint; written last
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -111,7 +109,7 @@ class Columns:
         assert isinstance(column, Strings)
         return column
 
-    def take(self, rows: npt.NDArray[np.int64], owners: Owners | None) -> Columns:
+    def take(self, rows: npt.NDArray[np.int64], owners: Owners | None) -> "Columns":
         """Copy some rows, in the order given."""
         columns: dict[str, Column] = {}
         for name, column in self.columns.items():

@@ -1,7 +1,5 @@
 """Examples of many clients as two columns and the offsets between clients."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +26,7 @@ class Examples(NamedTuple):
         """Number of examples."""
         return len(self.y)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Examples:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Examples":
         """Copy to a device; double precision is rounded to ``dtype``, other types are kept."""
         return tree_map(
             lambda t: t.to(device, dtype if t.dtype == torch.float64 else t.dtype), self
@@ -130,7 +128,7 @@ class FederatedData:
     @classmethod
     def from_arrays(
         cls, x: Any, y: Any, clients: Any, names: Sequence[Any] | None = None
-    ) -> FederatedData:
+    ) -> "FederatedData":
         """Group examples by a client id each, any sortable values, or by owners of sorted rows.
 
         ``names`` are all client ids, if their order or completeness matters.
@@ -170,7 +168,7 @@ class FederatedData:
         """Examples per client."""
         return np.diff(self.offsets)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> FederatedData:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "FederatedData":
         """Copy to a device, as :meth:`Examples.to` does."""
         return replace(self, examples=self.examples.to(device, dtype))
 

@@ -4,8 +4,6 @@ This is the only module that knows that clients differ in size. Plans are plain 
 function of (seed, round, client), made on the host before the round runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -57,7 +55,7 @@ class Stream:
         """Number of steps."""
         return len(self.counts)
 
-    def __getitem__(self, steps: slice) -> Stream:
+    def __getitem__(self, steps: slice) -> "Stream":
         """Return some of the steps."""
         return Stream(*(getattr(self, field.name)[steps] for field in fields(self)))
 

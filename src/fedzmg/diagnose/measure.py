@@ -5,8 +5,6 @@ Gradients arrive a few clients at a time: memory does not grow with the number o
 inputs, the mean component has the energy ``d |nu|^2``. The projection removes exactly that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +37,7 @@ class ClientSpread:
     high: float | None
 
     @classmethod
-    def of(cls, values: Floats) -> ClientSpread:
+    def of(cls, values: Floats) -> "ClientSpread":
         """Summarise finite values.
 
         >>> ClientSpread.of(np.array([0.25, 0.75, np.nan]))
@@ -150,7 +148,7 @@ def spread_of(parts: Iterable[Part], layout: Layout) -> dict[str, float]:
     return {**found, WHOLE: sum(found.values())}
 
 
-def _summed(parts: Iterable[Part], layout: Layout) -> tuple[dict[str, _Sums], float]:
+def _summed(parts: Iterable[Part], layout: Layout) -> "tuple[dict[str, _Sums], float]":
     """Return sums over clients by parameter, and the sum of their weights."""
     sums, weight = {name: _Sums(axes) for name, axes in projected_axes(layout).items()}, 0.0
     for name, one in sums.items():
@@ -197,7 +195,7 @@ class _Sums:
             beta = bias.flatten(1)
             self._fit += torch.stack([(means * beta).sum(), beta.square().sum()])
 
-    def energies(self, weight: float, bias: _Sums | None, *, embedding: bool) -> dict[str, float]:
+    def energies(self, weight: float, bias: "_Sums | None", *, embedding: bool) -> dict[str, float]:
         """Compute the energies of the summed and of the averaged gradient, and of their means."""
         total, total_means, loss, means = self.sums
         found = {

@@ -7,8 +7,6 @@ resumes, because another path changes the last bits. Measuring takes a small sha
 on a CPU a short one is trained by the loop, without measuring.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import time
@@ -72,11 +70,11 @@ class Probe(NamedTuple):
     broadcast: Broadcast
     memory: State
 
-    def first_steps(self, steps: int) -> Probe:
+    def first_steps(self, steps: int) -> "Probe":
         """Shorten every client's training."""
         return self._replace(batches=[b._replace(stream=b.stream[:steps]) for b in self.batches])
 
-    def longest(self, clients: int) -> Probe:
+    def longest(self, clients: int) -> "Probe":
         """Keep the clients with the longest training."""
         lengths = [-len(b.stream) for b in self.batches]
         kept = sorted(sorted(range(len(lengths)), key=lengths.__getitem__)[:clients])

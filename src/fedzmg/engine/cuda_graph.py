@@ -6,8 +6,6 @@ per width. A narrower width is a graph over the first rows of the same buffers, 
 stay where they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import types
 from collections import deque
@@ -102,7 +100,7 @@ class Plan(NamedTuple):
     lengths: Tensor
 
     @classmethod
-    def of(cls, program: Program, padded: Padded) -> Plan:
+    def of(cls, program: Program, padded: Padded) -> "Plan":
         """Copy a padded plan to the device."""
         plan = cls(*(torch.from_numpy(part).to(program.device) for part in padded))
         return plan._replace(weights=plan.weights.to(program.dtype))

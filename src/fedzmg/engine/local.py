@@ -5,8 +5,6 @@ un-padded batches; ``vectorized`` maps them over clients. The gradient is taken 
 :func:`step`, because the two engines differentiate in different ways.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -250,7 +248,7 @@ class Program:
         return facts
 
     def context(
-        self, broadcast: Broadcast, memory: State, examples: Tensor, *others: Tensor
+        self, broadcast: "Broadcast", memory: State, examples: Tensor, *others: Tensor
     ) -> ClientContext:
         """Put together what clients know; the last arguments are those of :meth:`facts`."""
         asked: Asked | tuple[()] = ()

@@ -3,8 +3,6 @@
 Training ends by early stopping, Ctrl-C, a time limit or a disk that cannot be written.
 """
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import math
@@ -160,7 +158,7 @@ class Stopped(NamedTuple):
         return {**self._asdict(), "heuristic": self.why == "halving"}
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> Stopped:
+    def of(cls, line: Mapping[str, Any]) -> "Stopped":
         """Parse a decision; a wrong value raises ``KeyError``, ``TypeError``, ``ValueError``."""
         if line["why"] not in get_args(Why):
             raise ValueError(f"unknown reason {line['why']!r}")

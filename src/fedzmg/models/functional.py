@@ -1,7 +1,5 @@
 """A module as a pure function of its parameters, and reasons to train it client by client."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Mapping
@@ -336,7 +334,7 @@ class FunctionalModel:
         if self._halves is not None:
             self.split_head()
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> FunctionalModel:
+    def to(self, device: torch.device, dtype: torch.dtype) -> "FunctionalModel":
         """Copy the model to a device; constants become ``dtype``."""
         moved = copy.copy(self)
         moved.module = module_to(self.module, device, dtype)

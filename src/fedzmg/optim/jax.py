@@ -13,8 +13,6 @@ is one step of FedZMG's client. Needs ``pip install 'fedzmg[optax]'``; jax is lo
 call, never by importing this module.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Callable, Mapping

@@ -9,8 +9,6 @@ processes (FSDP2, tensor parallelism) needs a sum over processes. DTensors are r
 attributes: nothing distributed is imported for models in one process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -138,19 +136,19 @@ class Weights(NamedTuple):
             if axes and grad.numel()
         ]
 
-    def some(self, indices: list[int]) -> Weights:
+    def some(self, indices: list[int]) -> "Weights":
         """Select tensors by index."""
         lists: Any = ([each[i] for i in indices] if each else [] for each in self[:4])
         return Weights._make([*lists, self.sharded])
 
-    def local(self) -> Weights:
+    def local(self) -> "Weights":
         """Return the parts that this process holds."""
         if not self.sharded:
             return self
         lists: Any = ([local(tensor) for tensor in each] for each in self[:3])
         return Weights._make([*lists, self.axes, False])
 
-    def centred(self) -> Weights:
+    def centred(self) -> "Weights":
         """Return the local parts, with centred copies of the gradients."""
         here = self.local()
         grads = list(here.grads)

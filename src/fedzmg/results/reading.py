@@ -5,8 +5,6 @@ one study when they share the task, its preset and protocol, and the data. Withi
 algorithm with several settings has several labels.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +85,7 @@ class Study:
             return list(itertools.combinations(labels, 2))
         return [(self.reference, other) for other in labels[1:]]
 
-    def only(self, labels: Iterable[str]) -> Study:
+    def only(self, labels: Iterable[str]) -> "Study":
         """Return the same study with some of its algorithms."""
         return replace(self, members={label: self.members[label] for label in labels})
 

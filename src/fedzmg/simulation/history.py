@@ -1,7 +1,5 @@
 """Results of a trial: a record per round, metrics on single clients, and the trained model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -62,7 +60,7 @@ class Watched(NamedTuple):
     """Positions of their examples, client after client."""
 
     @classmethod
-    def of(cls, task: Task, *, everyone: bool = False) -> Watched:
+    def of(cls, task: Task, *, everyone: bool = False) -> "Watched":
         """Choose the clients to evaluate: the same for every algorithm and seed.
 
         Clients without examples are left out. A large population, or one with many examples for a

@@ -6,8 +6,6 @@ type that holds the round's longest stream of local steps. The number of bits th
 given beside it as a lower bound.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -39,7 +37,7 @@ class Message(NamedTuple):
     bound: int
     """Arrays with whole numbers in as few bits as they need."""
 
-    def times(self, messages: int) -> Message:
+    def times(self, messages: int) -> "Message":
         """Sum several messages of this size."""
         return Message(*(messages * part for part in self))
 

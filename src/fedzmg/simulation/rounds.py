@@ -1,7 +1,5 @@
 """The round of a pack of trials: plan -> train -> merge -> server -> evaluate -> record."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time
@@ -54,7 +52,7 @@ class RoundReport(NamedTuple):
 
     round: int
     records: list[Record]
-    simulation: Simulation
+    simulation: "Simulation"
 
 
 class Simulation:

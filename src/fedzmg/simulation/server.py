@@ -1,7 +1,5 @@
 """State of a pack of trials: before the first round, after a server step, and in checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -66,7 +64,7 @@ class ServerSide(NamedTuple):
         trials: Sequence[Trial],
         dtype: torch.dtype,
         device: torch.device,
-    ) -> ServerSide:
+    ) -> "ServerSide":
         """Combine an algorithm's rules with the stages of a federation, which must fit."""
         algorithms = [_with_aggregator(trial.algorithm, federation) for trial in trials]
         first, packed = algorithms[0], None
@@ -226,7 +224,7 @@ class Checkpoint(NamedTuple):
     @classmethod
     def of(
         cls, round_: int, snapshot: Snapshot, trial: int, memories: Mapping[int, State]
-    ) -> Checkpoint:
+    ) -> "Checkpoint":
         """Copy a trial's row of a snapshot and its clients' memories."""
         tensors = {f"model{path}": t for path, t in named_leaves(row(snapshot, trial)).items()}
         for client, state in memories.items():

@@ -1,7 +1,5 @@
 """Trials, and the rules that trials of a pack share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,7 +46,7 @@ class Trial:
         seed: int = 0,
         task: Task | None = None,
         **options: Any,
-    ) -> Trial:
+    ) -> "Trial":
         """Make a trial of an algorithm with some options changed.
 
         Args:
@@ -86,7 +84,7 @@ class PackedRule(NamedTuple):
         fitted: Sequence[Algorithm],
         dtype: torch.dtype,
         device: torch.device,
-    ) -> PackedRule:
+    ) -> "PackedRule":
         """Pack one side, client or server, of algorithms that share everything but numbers."""
         values = [numbers(getattr(algorithm, side)) for algorithm in fitted]
         stacked = {

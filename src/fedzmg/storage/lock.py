@@ -6,8 +6,6 @@ was only paused finds another token in the lock before its next write, and stops
 place, heartbeat and client memory, goes to files that the takeover has replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -73,7 +71,7 @@ class Owner:
             raise TypeError("a lock with a value of another type")
 
     @classmethod
-    def of_this_process(cls) -> Owner:
+    def of_this_process(cls) -> "Owner":
         """Describe this process."""
         now, process = time.time(), psutil.Process()
         user, birth, token = process.username(), process.create_time(), secrets.token_hex(8)

@@ -1,7 +1,5 @@
 """Training protocol of a federation."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -55,7 +53,7 @@ class Protocol:
         """Settings of a client's local steps."""
         return Batching(self.batch_size, self.epochs, self.straddle, self.keep_partial)
 
-    def with_options(self, options: Mapping[str, Any]) -> Protocol:
+    def with_options(self, options: Mapping[str, Any]) -> "Protocol":
         """Copy with some fields changed; the nearest name is suggested for an unknown one."""
         known = [f.name for f in fields(self)]
         for name in options:

@@ -1,7 +1,5 @@
 """Tasks: data, model, loss, metric and training protocol."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -206,7 +204,7 @@ class Task:
         batch_norm: BatchNormPolicy = "average",
         notes: tuple[str, ...] = (),
         **protocol: Any,
-    ) -> Task:
+    ) -> "Task":
         """Build a task from a module and arrays.
 
         Args:
@@ -262,7 +260,7 @@ class Task:
         tune: Any = None,
         collate: Collate | None = None,
         **options: Any,
-    ) -> Task:
+    ) -> "Task":
         """Build a task from one dataset per client: torch's, Hugging Face's, or lists of examples.
 
         Every dataset is read once, here: random transforms are drawn once. Examples are pairs
@@ -302,7 +300,7 @@ class Task:
         tune: Columns | None = None,
         prepare: PrepareFunction | None = None,
         **options: Any,
-    ) -> Task:
+    ) -> "Task":
         """Build a task from a module and columns read by ``fedzmg.data.formats``.
 
         ``train``, ``test`` and ``tune`` hold columns ``x`` and ``y`` with the same ``classes``;

@@ -3,8 +3,6 @@
 Client ``k`` minimises ``F_k``, the federation ``F = sum_k p_k F_k`` with shares ``p_k``.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -102,7 +100,7 @@ class Quadratics:
         inner: Tensor = torch.linalg.solve(schur, off)
         return 0.5 * (off * inner).sum(-1)
 
-    def restricted(self, origin: Tensor, basis: Tensor) -> Quadratics:
+    def restricted(self, origin: Tensor, basis: Tensor) -> "Quadratics":
         """Express the clients in ``z`` with ``w = origin + U z``, without additive constants."""
         curvature = basis.mT @ self.curvature @ basis
         pull = times(basis.mT @ self.curvature, self.centre - origin)
@@ -112,7 +110,7 @@ class Quadratics:
     def draw(
         cls, generator: torch.Generator, *shape: int, dims: int = 12,
         eigenvalues: tuple[float, float] = (1.0, 4.0), spread: float = 1.0,
-    ) -> Quadratics:  # fmt: skip
+    ) -> "Quadratics":  # fmt: skip
         """Draw ``[..., clients]``, by default 8, with exactly these extreme eigenvalues.
 
         Centres are normal with standard deviation ``spread``; weights are those of clients that
@@ -170,7 +168,7 @@ class Logistic:
         return model
 
     @classmethod
-    def draw(cls, generator: torch.Generator, clients: int = 6, examples: int = 40) -> Logistic:
+    def draw(cls, generator: torch.Generator, clients: int = 6, examples: int = 40) -> "Logistic":
         """Draw clients that differ in the mean of their features and in their true weights."""
         features = normal(generator, clients, examples, 8)
         features += 0.5 * normal(generator, clients, 1, 1)

@@ -1,8 +1,6 @@
 """Shared parts of specifications, and the specification of a run."""
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
@@ -226,7 +224,7 @@ class RunSpec(Experiment):
     def bases(self) -> list[str]:
         return [self.algorithm]
 
-    def for_algorithm(self, name: str) -> tuple[RunSpec, list[str]]:
+    def for_algorithm(self, name: str) -> "tuple[RunSpec, list[str]]":
         """Copy for another algorithm; return it with the keys that are left out."""
         # Learning rates and other options belong to the algorithm they were chosen for.
         algorithms.get(name)
@@ -253,7 +251,7 @@ class RunSpec(Experiment):
         """Build the task's protocol with the user's changes."""
         return task.protocol.with_options(self.protocol)
 
-    def resolve(self, task: Task, name: str = "") -> ResolvedRun:
+    def resolve(self, task: Task, name: str = "") -> "ResolvedRun":
         """Write every default out and build the trial; packs of several algorithms need a name."""
         algorithm = self.build_algorithm(task)
         changes = {
@@ -271,6 +269,6 @@ class ResolvedRun(NamedTuple):
     spec: RunSpec
     trial: Trial
 
-    def resolve(self, _: Task) -> ResolvedRun:
+    def resolve(self, _: Task) -> "ResolvedRun":
         """Return the run itself."""
         return self
