@@ -116,11 +116,7 @@ def total(values: Tensor) -> Tensor:
 
 
 def worst(higher_is_better: bool) -> float:
-    """Return the worst value of a metric: 0 for one to maximise, else infinity.
-
-    >>> worst(True), worst(False)
-    (0.0, inf)
-    """
+    """Return the worst value of a metric: 0 for one to maximise, else infinity."""
     return 0.0 if higher_is_better else math.inf
 
 
@@ -252,11 +248,7 @@ class OverClients(NamedTuple):
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float64], *, higher_is_better: bool = True) -> "OverClients":
-        """Describe one value per client.
-
-        >>> OverClients.of(np.array([0.1, 0.5, 0.9])).worst_tenth
-        0.1
-        """
+        """Describe one value per client."""
         ranked = np.sort(values) if higher_is_better else np.sort(values)[::-1]
         tenth = max(1, round(len(ranked) / 10))
         low, high = ranked[:tenth].mean(), ranked[-tenth:].mean()

@@ -210,7 +210,9 @@ class Merger:
 
     def rows(self) -> Rows:
         """Return the updates that count, clients by number, and release what was kept."""
-        table = self._table(sorted(range(len(self._order)), key=self._number))
+        order, clients = self._order, [self._batches[batch].client for batch in self._order]
+        # The batch tells occurrences of a client apart.
+        table = self._table(sorted(range(len(order)), key=lambda e: (clients[e], order[e])))
         places = self._places(table)
         width = self._kept[0].averaged.shape[1]
         deltas = self.sums.averaged.new_zeros(self._trials * len(table[0]), width)
@@ -228,11 +230,6 @@ class Merger:
         """Return the number of clients of every trial."""
         counts = Counter(batch.trial for batch in self._batches)
         return [counts[trial] for trial in range(self._trials)]
-
-    def _number(self, position: int) -> tuple[int, int]:
-        """Return the number of an entry's client; its batch tells occurrences apart."""
-        batch = self._order[position]
-        return self._batches[batch].client, batch
 
     def _table(self, entries: Iterable[int]) -> list[list[int]]:
         """Line up entries by trial; -1 is padding."""

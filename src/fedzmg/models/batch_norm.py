@@ -7,7 +7,6 @@ batch with a single value per channel, which torch refuses, is normalised to zer
 running statistics as they are.
 """
 
-from collections.abc import Iterator
 from typing import Literal, get_args
 
 import torch
@@ -85,17 +84,17 @@ _SWAPS: dict[type[nn.Module], type] = {
 BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm = _SWAPS.values()
 
 
-def norms_of(module: nn.Module) -> Iterator[tuple[str, _NormBase]]:
-    """Yield layers that normalise by statistics of batches, or keep running statistics."""
-    for prefix, child in module.named_modules():
-        tracks = isinstance(child, _NormBase) and child.running_mean is not None
-        if tracks or isinstance(child, _BatchNorm):
-            yield prefix, child
+def norms_of(module: nn.Module) -> dict[str, _NormBase]:
+    """Return layers that normalise by statistics of batches, or keep running statistics."""
+    known = {name: child for name, child in module.named_modules() if isinstance(child, _NormBase)}
+    return {
+        n: c for n, c in known.items() if isinstance(c, _BatchNorm) or c.running_mean is not None
+    }
 
 
 def forget_statistics(module: nn.Module) -> None:
     """Let layers use the statistics of the batch, in evaluation, too."""
-    for _, norm in list(norms_of(module)):
+    for norm in norms_of(module).values():
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None
 
@@ -104,7 +103,7 @@ def with_statistics(module: nn.Module, layout: Layout, policy: BatchNormPolicy) 
     """Return a layout with the running statistics, after the parameters of their layers."""
     if policy not in get_args(BatchNormPolicy):
         raise unknown("batch_norm", str(policy), get_args(BatchNormPolicy))
-    norms = dict(norms_of(module))
+    norms = norms_of(module)
     if not norms:
         if policy != "average":
             raise InputError(f"batch_norm = {policy!r}: the model has no BatchNorm layer")
@@ -137,7 +136,7 @@ class NormLayers:
         """Buffers that take the flags of real examples."""
         self.unmapped = ""
         """Reason to train client by client: a layer cannot leave out padding."""
-        norms = dict(norms_of(module))
+        norms = norms_of(module)
         if policy == "batch":
             forget_statistics(module)
         for prefix, norm in norms.items():
@@ -159,6 +158,6 @@ class NormLayers:
     def set_mode(self, module: nn.Module, *, training: bool) -> nn.Module:
         """Switch a copy of the module to training or evaluation."""
         module.train(training)
-        for _, norm in norms_of(module) if self._policy == "frozen" else ():
+        for norm in norms_of(module).values() if self._policy == "frozen" else ():
             norm.eval()
         return module

@@ -55,7 +55,9 @@ class Call:
             self.functions.key = NO_KEY
 
     def _call(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
-        args, named = _arguments(x, self._names)
+        # A dict of tensors is passed as keywords, unless the module takes a dict.
+        keywords = isinstance(x, dict) and ("**" in self._names or self._names.issuperset(x))
+        args, named = ((), x) if keywords else ((x,), {})
         if torch.compiler.is_compiling():
             return _logits(functional_call(self.module, tensors, args, named))
         slots = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
@@ -68,13 +70,6 @@ class Call:
             for ((table, name), _), tensor in zip(slots, before, strict=True):
                 table[name] = tensor
         return out
-
-
-def _arguments(x: Inputs, names: set[str]) -> tuple[tuple[Inputs, ...], dict[str, Tensor]]:
-    """Pass a dict of tensors as keywords, unless the module takes a dict."""
-    if isinstance(x, dict) and ("**" in names or names.issuperset(x)):
-        return (), x
-    return (x,), {}
 
 
 def _logits(outputs: Any) -> Tensor:
@@ -90,14 +85,6 @@ def cannot_map(cause: Exception | str) -> CannotMap:
     if "control flow" in message or ".item()" in message:
         reason = "the model or loss decides by the value of a tensor, see torch.where"
     return CannotMap(f"clients cannot be mapped ({reason}): use engine='sequential' or 'auto'")
-
-
-def check_module(module: nn.Module) -> None:
-    """Reject modules that no loop over clients can train."""
-    if isinstance(module, type):
-        raise InputError(f"the model is the class {module.__name__}: give {module.__name__}(...)")
-    if not isinstance(module, nn.Module):
-        raise InputError(f"the model is a {type(module).__name__}: give an nn.Module")
 
 
 def _depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
@@ -135,7 +122,11 @@ class FunctionalModel:
         axes: Mapping[str, tuple[int, ...]] | None = None,
         batch_norm: BatchNormPolicy = "average",
     ) -> None:
-        check_module(module)
+        if isinstance(module, type):
+            kind = module.__name__
+            raise InputError(f"the model is the class {kind}: give {kind}(...)")
+        if not isinstance(module, nn.Module):
+            raise InputError(f"the model is a {type(module).__name__}: give an nn.Module")
         trained = layout_of(module, axes)
         if not trained:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
@@ -154,8 +145,8 @@ class FunctionalModel:
         """Options of the mode that replaces random functions and attention; None: not needed."""
         self.loop_reason = ""
         """Reason to train client by client, from :meth:`try_out`; empty: clients can be mapped."""
-        self._halves: tuple[str, Call, dict[bool, Call]] | None = None
-        """Name of the last layer, the layer, and all before it by mode."""
+        self._halves: tuple[Call, dict[bool, Call]] | None = None
+        """The last layer, and all before it by mode."""
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
@@ -180,7 +171,7 @@ class FunctionalModel:
             if name:
                 body.set_submodule(name, nn.Identity())
             bodies[training] = Call(body if name else nn.Identity(), self._functions())
-        self._halves = name, Call(copy.deepcopy(self.module.get_submodule(name))), bodies
+        self._halves = Call(copy.deepcopy(self.module.get_submodule(name))), bodies
 
     @property
     def needs_key(self) -> bool:
@@ -251,16 +242,15 @@ class FunctionalModel:
     ) -> Tensor:
         """Compute the inputs of the last layer; in training if ``moved`` is given."""
         assert self._halves is not None, "split_head comes first"
-        name, _, bodies = self._halves
-        body = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != name}
-        return bodies[moved is not None](self._inputs(body, key, real, moved), x)
+        body = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != self._last}
+        return self._halves[1][moved is not None](self._inputs(body, key, real, moved), x)
 
     def head(self, params: Tree, features: Tensor) -> Tensor:
         """Compute outputs from the inputs of the last layer."""
         assert self._halves is not None, "split_head comes first"
-        name, layer, _ = self._halves
-        own = {n.rpartition(".")[2]: w for n, w in params.items() if n.rpartition(".")[0] == name}
-        return layer(own, features)
+        split = {n.rpartition("."): leaf for n, leaf in params.items()}
+        own = {name: leaf for (layer, _, name), leaf in split.items() if layer == self._last}
+        return self._halves[0](own, features)
 
     def check_features(self, params: Tree, x: Inputs) -> None:
         """Prepare to compute features; reject a model whose outputs are not its last layer's."""
@@ -330,9 +320,7 @@ class FunctionalModel:
         self._replaced = own if found else None
         if draws:
             self.layer_keys += (FUNCTIONS_KEY,)
-        self._training.functions, self._evaluating.functions = self._functions(), self._functions()
-        if self._halves is not None:
-            self.split_head()
+        self._prepare_calls()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "FunctionalModel":
         """Copy the model to a device; constants become ``dtype``."""
@@ -348,7 +336,7 @@ def _keyed(module: nn.Module) -> list[KeyedLayer]:
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return buffers other than keys of random layers and statistics."""
-    own = (*_keyed(module), *dict(norms_of(module)).values())
+    own = (*_keyed(module), *norms_of(module).values())
     known = {id(b) for layer in own for b in layer.buffers()}
     return {name: b for name, b in module.named_buffers() if id(b) not in known}
 

@@ -38,10 +38,7 @@ class Draws:
     """Shapes drawn, if somebody wants to learn the axes."""
 
     def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
-        """Draw 32 random bits for every place of ``shape``, the same however many examples follow.
-
-        With ``below``, return whether they are under that number instead.
-        """
+        """Draw 32 random bits for every element, or whether they are ``below`` a number."""
         call = self.calls
         self.calls = call + 1
         if self.shapes is not None:
@@ -114,11 +111,11 @@ class KeyedFunctions(Draws, TorchFunctionMode):
             generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
-        start = _global_states()
+        start = generator_states()
         try:
             with self:
                 yield
-            if _global_states() != start:
+            if generator_states() != start:
                 self.found.add("unkeyed")
         finally:
             for generator, state in zip(generators, before[0], strict=True):
@@ -137,9 +134,11 @@ class KeyedFunctions(Draws, TorchFunctionMode):
         return super().draw(shape, device, below)
 
 
-def _global_states() -> tuple[object, ...]:
+def generator_states() -> dict[str, object]:
+    """Return the states of the global random generators, by owner."""
     numpy: Any = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), numpy[1].tobytes(), numpy[2], torch.get_rng_state().numpy().tobytes()
+    own = torch.get_rng_state().numpy().tobytes()
+    return {"torch": own, "Python": random.getstate(), "NumPy": (numpy[1].tobytes(), numpy[2])}
 
 
 def mapped() -> bool:

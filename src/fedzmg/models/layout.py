@@ -139,15 +139,12 @@ def warn_of_unknown(layout: Layout) -> None:
     """Warn once of weights that are not projected for want of axes, and of shared ones."""
     unknown_axes = listed((n, i.layer) for n, i in layout.items() if i.role == "unknown")
     shared = listed((n, i.layer) for n, i in layout.items() if "+" in i.layer)
-    if unknown_axes or shared:
-        warn_once(
-            (
-                unknown_axes
-                and f"not projected, because the input axes are unknown: {unknown_axes}; "
-            )
-            + (shared and f"projected over the inputs of the first layer that has it: {shared}; ")
-            + "axes={name or pattern: (1,)} or () changes that"
-        )
+    parts = {
+        "not projected, because the input axes are unknown": unknown_axes,
+        "projected over the inputs of the first layer that has it": shared,
+    }
+    if found := [f"{problem}: {names}; " for problem, names in parts.items() if names]:
+        warn_once("".join(found) + "axes={name or pattern: (1,)} or () changes that")
 
 
 def listed(named: Iterable[tuple[str, str]]) -> str:
@@ -189,10 +186,8 @@ def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> Param
         *layer, _, own_name = path
         module = model.get_submodule(".".join(layer))
     kind_name = type(module).__name__
-    if path[-1:] in (
-        ["lora_embedding_A"],
-        ["lora_embedding_B"],
-    ):  # peft's: (rank, rows), (dim, rank)
+    if path and path[-1] in ("lora_embedding_A", "lora_embedding_B"):
+        # Of peft: (rank, rows), (dim, rank).
         return ParamInfo("kernel", (1,) if path[-1].endswith("A") else (), kind_name)
     for kind in type(module).__mro__:
         info = _FOREIGN.get(f"{kind.__module__}.{kind.__qualname__}", {}).get(own_name)

@@ -93,7 +93,27 @@ def add_lora(
             raise InputError(f"{name} = {value!r}: expected {expected}")
     adapted = copy.deepcopy(model).requires_grad_(False)
     for name in _targets(adapted, [targets] if isinstance(targets, str) else targets):
-        _adapt(adapted.get_submodule(name), name, rank, alpha / rank, dropout, merge, seed)
+        layer: Any = adapted.get_submodule(name)
+        like = {"bias": False, "device": layer.weight.device, "dtype": layer.weight.dtype}
+        if isinstance(layer, nn.Linear):
+            layer.lora_A = nn.Linear(layer.in_features, rank, **like)
+            layer.lora_B = nn.Linear(rank, layer.out_features, **like)
+            layer.__class__ = LoRALinear
+        else:
+            form = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+            like_a = {"padding_mode": layer.padding_mode, **like}
+            layer.lora_A = nn.Conv2d(layer.in_channels, rank, *form, **like_a)
+            layer.lora_B = nn.Conv2d(rank, layer.out_channels, 1, **like)
+            layer.__class__ = LoRAConv2d
+        layer.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        layer.scale = alpha / rank
+        layer.weight.requires_grad_(merge)
+        first = torch.empty(layer.lora_A.weight.shape)
+        stream = torch_stream(seed, "init", f"{name}.lora_A".lstrip("."))
+        fill_adapter(ParamInfo("lora_A", (1,)), first, stream)
+        with torch.no_grad():
+            layer.lora_A.weight.copy_(first)
+            layer.lora_B.weight.zero_()
     return adapted
 
 
@@ -119,38 +139,8 @@ def _targets(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _adapt(
-    layer: Any, name: str, rank: int, scale: float, dropout: float, merge: bool, seed: int
-) -> None:
-    """Add an adapter to a layer in place."""
-    like = {"bias": False, "device": layer.weight.device, "dtype": layer.weight.dtype}
-    if isinstance(layer, nn.Linear):
-        layer.lora_A = nn.Linear(layer.in_features, rank, **like)
-        layer.lora_B = nn.Linear(rank, layer.out_features, **like)
-        layer.__class__ = LoRALinear
-    else:
-        form = layer.kernel_size, layer.stride, layer.padding, layer.dilation
-        layer.lora_A = nn.Conv2d(
-            layer.in_channels, rank, *form, padding_mode=layer.padding_mode, **like
-        )
-        layer.lora_B = nn.Conv2d(rank, layer.out_channels, 1, **like)
-        layer.__class__ = LoRAConv2d
-    layer.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-    layer.scale = scale
-    layer.weight.requires_grad_(merge)
-    with torch.no_grad():
-        layer.lora_B.weight.zero_()
-        first = torch.empty(layer.lora_A.weight.shape)
-        stream = torch_stream(seed, "init", f"{name}.lora_A".lstrip("."))
-        fill_adapter(ParamInfo("lora_A", (1,)), first, stream)
-        layer.lora_A.weight.copy_(first)
-
-
 def fill_adapter(info: ParamInfo | None, values: Tensor, generator: torch.Generator) -> bool:
-    """Fill a factor of an adapter in place; return False for other parameters.
-
-    An adapted weight keeps its values.
-    """
+    """Fill a factor of an adapter in place, but no adapted weight; return False for others."""
     if info is None or not info.role.startswith("lora_"):
         return False
     if info.role == "lora_A":

@@ -8,18 +8,17 @@ could branch on.
 import contextlib
 import inspect
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedzmg.contract import Aggregator, ClientRule, Rule, ServerRule, bind, chain
 from fedzmg.errors import InputError
 from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Rows, Upload
+from fedzmg.models.keyed import generator_states
 from fedzmg.simulation.rule_errors import (
     culprit,
     describe,
@@ -105,7 +104,7 @@ def rehearse(packed: Sequence[PackedRule], models: Tree, grad: float = 1.0) -> l
     rows = torch.zeros(len(next(iter(models.values()))))
 
     def call(packed: PackedRule, method: str, check: _Check, *args: Any) -> Any:
-        before = _before(args)
+        before = _versions(args), generator_states()
         with _named_errors():
             # The rows are there to be mapped over: other arguments may be empty.
             value = packed.map(lambda rule, _, *a: _call(rule, method, check, *a), rows, *args)
@@ -208,26 +207,23 @@ def _named_errors() -> Iterator[None]:
         raise InputError(f"{place}: {reason(error)}") from error
 
 
-def _before(args: Any) -> tuple[list[list[int]], list[Any]]:
-    """Return the versions of the arguments' tensors, and the states of random generators."""
-    versions = [[leaf._version for leaf in leaves(arg)] for arg in args]
-    numpy: Any = np.random.get_state()  # noqa: NPY002
-    return versions, [(torch.get_rng_state(),), random.getstate(), numpy[1:3]]
+def _versions(args: Any) -> list[list[int]]:
+    """Return the versions of the arguments' tensors."""
+    return [[leaf._version for leaf in leaves(arg)] for arg in args]
 
 
 def _check_call(packed: PackedRule, method: str, args: Any, value: Any, before: Any) -> None:
     """Reject changed arguments, used random generators, and NaN from moderate numbers."""
     rule = packed.rule
     base = next(kind for kind in (ClientRule, ServerRule, Aggregator) if isinstance(rule, kind))
-    versions, states = _before(args)
     names = list(inspect.signature(getattr(base, method)).parameters)[1:]
-    if changed := [n for n, a, b in zip(names, before[0], versions, strict=True) if a != b]:
+    if changed := [n for n, a, b in zip(names, before[0], _versions(args), strict=True) if a != b]:
         raise InputError(
             f"{where(rule, method)} changed its argument {changed[0]} in place: return new tensors "
             "instead, without methods such as add_ and assignments to elements"
         )
-    for owner, old, new in zip(("torch", "Python", "NumPy"), before[1], states, strict=True):
-        if not all(np.array_equal(a, b) for a, b in zip(old, new, strict=True)):
+    for owner, state in generator_states().items():
+        if state != before[1][owner]:
             raise InputError(_randomness(where(rule, method), owner))
     results = value[0] if method in ("step", "finish", "update") else ()
     # The sum of a tensor is finite only if its elements are.

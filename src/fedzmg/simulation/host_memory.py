@@ -4,9 +4,6 @@ import ctypes
 import functools
 import sys
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Options of glibc's ``mallopt``."""
-
 
 @functools.cache
 def keep_freed_memory() -> None:
@@ -17,5 +14,5 @@ def keep_freed_memory() -> None:
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)
-        mallopt(_MMAP_THRESHOLD, 2**30)
-        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD

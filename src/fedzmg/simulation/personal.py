@@ -65,8 +65,6 @@ def own_metrics(simulation: Simulation, watched: Watched, data: Examples) -> lis
     """Evaluate every trial's personal models, and all models after fine-tuning."""
     personal = simulation.program.rule.is_personal
     epochs = simulation.task.protocol.fine_tune
-    if not personal and not epochs:
-        return [OwnMetrics(None, None)] * len(simulation.trials)
     return [
         OwnMetrics(
             _metric(simulation, watched, data, trial, 0) if personal else None,
