@@ -355,7 +355,7 @@ def _valid(weights: Tensor, like: Tensor) -> Tensor:
 
 def _scaled_rows(table: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
     """Multiply rows; a single one in place on a CPU, because a model may be large."""
-    if len(chosen) > 1 or table.is_cuda:
+    if len(chosen) > 1 or not _is_at_hand(table):
         return table[chosen] * factors
     return table.narrow(0, int(chosen), 1).mul_(factors)
 
