@@ -98,7 +98,8 @@ def main() -> None:
             raise
         _fail(f"out of memory {error}: use a smaller cohort or model, or a larger machine")
     except Exception as error:
-        if "KeyboardInterrupt" in str(error):  # pydantic replaces Ctrl-C by an error of its own
+        # Pydantic replaces Ctrl-C inside its serializer by an error of its own.
+        if type(error).__name__ == "PydanticSerializationError" and "Interrupt" in str(error):
             _interrupted()
         # Usage errors, of click or of the copy that newer versions of typer carry along.
         if not hasattr(error, "format_message"):
