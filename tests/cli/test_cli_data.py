@@ -117,7 +117,7 @@ def test_get_takes_a_mirror(
     "error",
     [
         KeyboardInterrupt(),
-        PydanticSerializationError("Error calling function: KeyboardInterrupt: "),
+        PydanticSerializationError("calling function: KeyboardInterrupt: "),
     ],
 )
 def test_ctrl_c_leaves_nothing_half_done(
