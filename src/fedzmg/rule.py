@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor
 
 from fedzmg.errors import InputError, unknown
+from fedzmg.tree import vmap
 
 Number: TypeAlias = float | Tensor
 """A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
@@ -181,7 +181,7 @@ def map_rule(
     rule: Rule, function: Callable[..., Any], values: Mapping[str, Tensor], *args: Any
 ) -> Any:
     """Map ``function(rule, *args)`` over rows, the rule bound to the numbers of each row."""
-    return torch.vmap(lambda own, *a: function(bind(rule, own), *a))(dict(values), *args)
+    return vmap(lambda own, *a: function(bind(rule, own), *a))(dict(values), *args)
 
 
 def structure(rule: R) -> R:

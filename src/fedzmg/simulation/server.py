@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedzmg.contract import Algorithm, Rule, ServerRule, chain, structure
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.aggregate import Merger
+from fedzmg.engine.aggregate import Merger, is_at_hand
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
 from fedzmg.federation import Federation
@@ -151,7 +151,11 @@ class ServerSide(NamedTuple):
             )
         moves = old.alive & (sums.clients > 0)
 
+        usual = is_at_hand(moves) and bool(moves.all())
+
         def pick(new: Tensor, before: Tensor) -> Tensor:
+            if usual:  # nothing is copied
+                return new
             return torch.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, before)
 
         # A cohort that was too small from the start has lost nothing.
