@@ -44,6 +44,7 @@ from fedzmg.rule import (
     number,
     numbers,
     replace_in_chain,
+    rule_class,
     structure,
     whole,
 )  # fmt: skip
@@ -52,7 +53,8 @@ from fedzmg.tree import State, Tree
 __all__ = [
     "Aggregator", "Algorithm", "AlgorithmInfo", "ClientRule", "Layout", "Need", "Number",
     "ParamInfo", "Parts", "Rule", "ServerRule", "bind", "chain", "check_rule", "choice", "flag",
-    "inner_rules", "map_rule", "number", "numbers", "replace_in_chain", "structure", "whole",
+    "inner_rules", "map_rule", "number", "numbers", "replace_in_chain", "rule_class", "structure",
+    "whole",
 ]  # fmt: skip
 
 Weights = Literal["examples", "uniform"]

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import sys
+import typing
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedzmg.errors import InputError, unknown
 
+T = TypeVar("T")
 Number: TypeAlias = float | Tensor
 """A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
 so it is used only arithmetically."""
@@ -75,6 +77,12 @@ def whole(default: int | None, *, low: int = 0, doc: str) -> Any:
 def flag(default: bool, *, doc: str) -> Any:
     """Declare a rule's field that is true or false."""
     return dataclasses.field(default=default, metadata={"flag": True, "doc": doc})
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def rule_class(kind: type[T]) -> type[T]:
+    """Make a class a rule of this package: a frozen dataclass without subclasses."""
+    return typing.final(dataclasses.dataclass(frozen=True)(kind))
 
 
 def _range_text(limits: Mapping[str, float]) -> str:

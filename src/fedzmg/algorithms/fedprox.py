@@ -26,21 +26,19 @@ Degenerate cases: ``mu = 0`` is FedAvg bit for bit, and so is one local step for
 not projected, so that it acts on column sums too.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Prox(Wrapper):
     """Any client rule, pulled to the global model with a fixed strength."""
 
@@ -53,8 +51,7 @@ class Prox(Wrapper):
         return self.inner.step(context, params, scratch, grad)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ServerSetProx(Wrapper):
     """Any client rule, pulled with the server's strength; uploads its loss before training."""
 
@@ -108,8 +105,7 @@ class Pull(NamedTuple):
     inner: Any
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class AdaptiveMu(ServerWrapper):
     """Any server rule that also raises and lowers the strength of its clients' pull."""
 

@@ -14,30 +14,24 @@ the gradient of both parts together.
 Degenerate cases: with ``head_epochs = 0`` the heads keep their initial values, as in FedBABU.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, Parts, whole
+from fedzmg.contract import Algorithm, Parts, rule_class, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import PartsAware
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class HeadFirst(PartsAware):
     """Any client rule, on the personal parameters first and on the shared ones afterwards."""
 
-    head_epochs: int = whole(4, doc="epochs for the head, before those of the protocol")
+    uses_epoch_end = True
 
-    @property
-    def uses_epoch_end(self) -> bool:
-        return True
+    head_epochs: int = whole(4, doc="epochs for the head, before those of the protocol")
 
     @property
     def extra_epochs(self) -> int:

@@ -18,13 +18,13 @@ Degenerate case: in a model without adapters it is FedAvg.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Self, final
+from dataclasses import field, replace
+from typing import Self
 
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, Need, Parts
+from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, Need, Parts, rule_class
 from fedzmg.draw import uniform
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
@@ -51,8 +51,7 @@ def _factors(known: tuple[Adapter, ...]) -> set[str]:
     return {name for adapter in known for name in (adapter.a, adapter.b)}
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class MergeAdapters(Wrapper):
     """Any client rule on new adapters, whose products are the update of the adapted weights."""
 
@@ -127,8 +126,7 @@ class MergeAdapters(Wrapper):
         return self.inner.wire(upload._replace(delta=sent))
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class StackAdapters(ServerWrapper):
     """Any server rule that sends the stacked factors of a cohort in place of adapted weights."""
 

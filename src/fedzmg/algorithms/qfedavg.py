@@ -20,15 +20,14 @@ Degenerate cases: ``q = 0`` is FedAvg with uniform weights. For ``q -> inf`` onl
 the largest loss counts, and steps become tiny.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedexp import client_rate, first_rate, squared_norm
-from fedzmg.contract import Algorithm, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import PartsAware
@@ -66,8 +65,7 @@ class LossFirst(PartsAware):
         return (before, inside), proceed
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class LossWeighted(LossFirst):
     """Any client rule whose upload counts by a power of the loss before training."""
 
@@ -101,8 +99,7 @@ class Scales(NamedTuple):
     loss: Tensor
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FairAverage(ServerRule):
     """The loss-weighted average, damped where updates are large for their loss."""
 

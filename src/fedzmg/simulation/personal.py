@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, final
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, Number, bind, chain, number
+from fedzmg.contract import ClientRule, Number, bind, chain, number, rule_class
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream
 from fedzmg.engine.local import Broadcast, Sequential
@@ -41,8 +41,7 @@ class OwnMetrics(NamedTuple):
     tuned: npt.NDArray[np.float64] | None
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FineTune(ClientRule):
     """Plain SGD on the model that a client keeps in its memory."""
 

@@ -8,7 +8,7 @@ the same if the variate is projected too.
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields, replace
-from typing import Self, final, get_args
+from typing import Self, get_args
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from fedzmg.contract import (
     chain,
     choice,
     number,
+    rule_class,
 )
 from fedzmg.errors import InputError
 from fedzmg.messages import (
@@ -188,8 +189,7 @@ class ServerWrapper(ServerRule):
         return self.inner.update(params, state, cohort)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ServerDecay(ServerWrapper):
     """Any server rule with an ``lr``, and decoupled weight decay of the global model.
 
@@ -223,8 +223,7 @@ class ServerDecay(ServerWrapper):
         return after - self.decay * rate * params, state
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Projected(ServerWrapper):
     """Any server rule, its final step centred over the inputs of every layer.
 
