@@ -258,10 +258,6 @@ class OverClients(NamedTuple):
 def share_short_of(
     values: npt.NDArray[np.float64], threshold: float, *, higher_is_better: bool = True
 ) -> float:
-    """Compute the share of clients that do not reach a threshold.
-
-    >>> share_short_of(np.array([0.1, 0.5, 0.9, 0.9]), 0.5)
-    0.25
-    """
+    """Compute the share of clients that do not reach a threshold."""
     reached = values >= threshold if higher_is_better else values <= threshold
     return float((~reached).mean())

@@ -136,11 +136,7 @@ def tables() -> "list[Registry[Any]]":
 
 
 def split_reference(name: object) -> tuple[str, str] | None:
-    """Split ``FILE.py:NAME``; None for another name.
-
-    >>> split_reference("my/task.py:task"), split_reference("fedavg:momentum")
-    (('my/task.py', 'task'), None)
-    """
+    """Split ``FILE.py:NAME``; None for another name."""
     file, _, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
     return (file, attribute) if file.endswith(".py") and attribute.isidentifier() else None
 

@@ -78,11 +78,7 @@ def get(name: str) -> Aggregator:
 
 
 def build(table: Mapping[str, Any]) -> Aggregator:
-    """Build an aggregator from its name and options, such as ``{"name": "krum", "byzantine": 2}``.
-
-    >>> build({"name": "krum", "byzantine": 2})
-    Krum(byzantine=2, neighbours='n-f-2')
-    """
+    """Build an aggregator from a table, such as ``{"name": "krum", "byzantine": 2}``."""
     options = dict(table)
     if "name" not in options:
         raise InputError(f"aggregator = {options!r}: add its name, such as name = 'median'")

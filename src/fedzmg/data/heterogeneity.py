@@ -54,11 +54,7 @@ def label_counts(
 
 
 def owners_of(offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Return the owner of every row from client offsets, as in ``FederatedData.offsets``.
-
-    >>> owners_of([0, 2, 2, 5]).tolist()
-    [0, 0, 2, 2, 2]
-    """
+    """Return the owner of every row from client offsets, as in ``FederatedData.offsets``."""
     sizes = np.diff(np.asarray(offsets))
     return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
 

@@ -27,11 +27,7 @@ Remainder: TypeAlias = Literal["drop", "pad"]
 def encode(
     text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], oov: Unknown = "last"
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Encode UTF-8 text, one id per character; return the ids and the offsets between them.
-
-    >>> encode(np.frombuffer("\u00c6b!".encode(), np.uint8), np.array([0, 4]))[0].tolist()
-    [65, 40, 2]
-    """
+    """Encode UTF-8 text, one id per character; return the ids and the offsets between them."""
     table = np.full(256, VOCABULARY - 1 if oov == "last" else 0, dtype=np.uint8)
     table[np.frombuffer(CHARACTERS.encode(), dtype=np.uint8)] = np.arange(len(CHARACTERS))
     # All bytes of a character but its first have 10 as their highest bits.
@@ -65,10 +61,6 @@ def sequences(
     """Cut every client's text into windows of ``length + 1`` characters that do not overlap.
 
     A remainder of one character is always dropped: it has no next character.
-
-    >>> cut = sequences(np.arange(5, dtype=np.uint8), np.array([0, 5]), 2, "pad")
-    >>> cut.inputs.tolist(), cut.targets.tolist()
-    ([[0, 1], [3, 4]], [[1, 2], [4, -1]])
     """
     if length < 1:
         raise InputError(f"length = {length!r}: expected a whole number of at least 1")

@@ -38,11 +38,7 @@ class ClientSpread:
 
     @classmethod
     def of(cls, values: Floats) -> "ClientSpread":
-        """Summarise finite values.
-
-        >>> ClientSpread.of(np.array([0.25, 0.75, np.nan]))
-        ClientSpread(mean=0.5, sd=0.3535533905932738, low=0.25, high=0.75)
-        """
+        """Summarise finite values."""
         found = values[np.isfinite(values)]
         if not len(found):
             return cls(None, None, None, None)

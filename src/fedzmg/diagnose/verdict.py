@@ -159,11 +159,7 @@ def ratio(pair: Mapping[str, Any] | None) -> float | None:
 
 
 def percent(value: float | None) -> str:
-    """Format a share.
-
-    >>> percent(0.314), percent(0.0042), percent(0.00001), percent(0.0)
-    ('31 %', '0.4 %', '< 0.1 %', '0 %')
-    """
+    """Format a share."""
     if value is None:
         return NONE
     if 0 < value < 0.001:

@@ -289,11 +289,7 @@ def _aspect(key: str) -> Aspect:
 
 
 def _distance(a: Any, b: Any) -> float:
-    """Return the absolute difference of two numbers, or words for non-finite ones.
-
-    >>> _distance(1.0, 0.75), _distance("nan", "nan"), _distance("inf", 1.0)
-    (0.25, 0.0, inf)
-    """
+    """Return the absolute difference of two numbers, or words for non-finite ones."""
     found = 0.0 if a == b else abs(float(a) - float(b))
     return found if math.isfinite(found) else math.inf
 

@@ -55,9 +55,5 @@ def described(name: str) -> Mapping[str, Any] | None:
 
 
 def shown(task: str) -> str:
-    """Return the display name of a task; a stand-in always says so.
-
-    >>> shown("cifar100"), shown("mnist-by-writer")
-    ('cifar100', 'mnist-by-writer (stand-in for EMNIST)')
-    """
+    """Return the display name of a task; a stand-in always says so."""
     return f"{task} (stand-in for {COUNTERPARTS[task].title})" if task in STAND_INS else task

@@ -179,20 +179,12 @@ def axes_of(data: Mapping[str, Any]) -> list[str]:
 
 
 def family(label: str) -> str:
-    """Return the family of a variant: the text before the colon or a remark.
-
-    >>> family("fedadam:reddi"), family("fedzmg (lr 0.1)")
-    ('fedadam', 'fedzmg')
-    """
+    """Return the family of a variant: the text before the colon or a remark."""
     return label.partition(":")[0].partition(" (")[0]
 
 
 def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the algorithms of a plan by name; a user may have listed names only.
-
-    >>> variants({"algorithms": ["fedavg"]})
-    {'fedavg': {}}
-    """
+    """Return the algorithms of a plan by name; a user may have listed names only."""
     listed = plan.get("algorithms", {})
     return dict(listed) if isinstance(listed, Mapping) else {name: {} for name in listed}
 

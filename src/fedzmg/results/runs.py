@@ -150,9 +150,6 @@ def scheduled(total: int, every: int) -> range | list[int]:
 
     The evaluation after the last round counts only if no other lies in the last tenth of the
     rounds.
-
-    >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
-    ([1, 6, 11], [1, 20], [1, 4], [])
     """
     regular = range(1, total + 1, every)
     late = total - max(1, total // 10) + 1

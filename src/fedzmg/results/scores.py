@@ -156,11 +156,7 @@ def over_seeds(
 def band_around(
     mean: NDArray[np.float64], spread: NDArray[np.float64], metric: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return one standard deviation either way; that of an accuracy is cut at 0 and 1.
-
-    >>> band_around(np.array([0.8, 0.5]), np.array([0.4, 0.1]), "accuracy")[1].tolist()
-    [1.0, 0.6]
-    """
+    """Return one standard deviation either way; that of an accuracy is cut at 0 and 1."""
     low, high = mean - spread, mean + spread
     # An accuracy may also be counted in percent.
     if not is_share(metric) or np.any((mean < 0.0) | (mean > 1.0)):
@@ -169,11 +165,7 @@ def band_around(
 
 
 def averaged_words(window: int) -> str:
-    """Describe the quantity that has to reach a threshold.
-
-    >>> averaged_words(4), averaged_words(1)
-    ('mean of 4 evaluations', 'one evaluation')
-    """
+    """Describe the quantity that has to reach a threshold."""
     return f"mean of {window} evaluations" if window > 1 else "one evaluation"
 
 

@@ -34,11 +34,7 @@ class UnusualClient(NamedTuple):
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Format the size of an update; None and infinity are not finite.
-
-    >>> ratio_text(1.23e8), ratio_text(None)
-    ('1.2e+08 x the median', 'not finite')
-    """
+    """Format the size of an update; None and infinity are not finite."""
     finite = ratio is not None and math.isfinite(ratio)
     return f"{ratio:.2g} x the median" if finite else "not finite"
 

@@ -34,11 +34,7 @@ LEFTOVER_SECONDS = 60.0
 
 
 def folder_name(name: str) -> str:
-    """Turn an algorithm's name into a portable directory name.
-
-    >>> folder_name("fedzmg:as printed")
-    'fedzmg-as-printed'
-    """
+    """Turn an algorithm's name into a portable directory name."""
     return name.replace(":", "-").replace(" ", "-")
 
 

@@ -125,11 +125,7 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
 
 
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:
-    """Flatten nested tables to dotted names; ``keep_empty`` keeps empty tables as values.
-
-    >>> flat({"task": "digits", "client": {"lr": 0.1, "decay": {"rate": 0.9}}, "server": {}})
-    {'task': 'digits', 'client.lr': 0.1, 'client.decay.rate': 0.9}
-    """
+    """Flatten nested tables to dotted names; ``keep_empty`` keeps empty tables as values."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(value, Mapping) or (keep_empty and not value):
@@ -141,11 +137,7 @@ def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, An
 
 
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest with one fact per plugin file.
-
-    >>> flat_facts({"device": "cpu", "plugins": {"mine": {"file": "mine.py"}}})
-    {'device': 'cpu', 'plugins.mine.file': 'mine.py'}
-    """
+    """Return a manifest with one fact per plugin file."""
     plugins = {"plugins": manifest.get("plugins", {})}
     return {key: value for key, value in manifest.items() if key not in plugins} | flat(plugins)
 
@@ -154,19 +146,12 @@ def json_words(value: Any) -> Any:
     """Prepare values for strict JSON: numbers that are not finite become words.
 
     ``float`` reads the words back.
-
-    >>> json_words({"loss": float("nan"), "spread": (1.0, float("inf"))})
-    {'loss': 'nan', 'spread': [1.0, 'inf']}
     """
     return _strict(value, str)
 
 
 def json_nulls(value: Any) -> Any:
-    """Prepare values for strict JSON: numbers that are not finite become null.
-
-    >>> json_nulls({"loss": float("nan"), "spread": (1.0, float("inf"))})
-    {'loss': None, 'spread': [1.0, None]}
-    """
+    """Prepare values for strict JSON: numbers that are not finite become null."""
     return _strict(value, lambda _: None)
 
 

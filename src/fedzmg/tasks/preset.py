@@ -73,11 +73,7 @@ class Decision(NamedTuple):
 
     @property
     def rule(self) -> tuple[str, bool]:
-        """Allowed values in words, and True if the value is one of them.
-
-        >>> Decision("centring", "none", "none", ("none", "image"), 0, 0, "").rule
-        ('none or image', True)
-        """
+        """Allowed values in words, and True if the value is one of them."""
         value, low, high = self.value, self.low, self.high
         if self.words:
             return f"{', '.join(self.words[:-1])} or {self.words[-1]}", value in self.words

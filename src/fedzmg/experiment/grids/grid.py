@@ -208,11 +208,7 @@ class Tuned:
 
 
 def _point(best: Mapping[str, Any] | None) -> str:
-    """Format a point.
-
-    >>> _point({"options": {"client.lr": 0.1, "server.lr": 1.0}}), _point(None)
-    ('client.lr 0.1, server.lr 1', 'none')
-    """
+    """Format a point."""
     if best is None:
         return "none"
     return ", ".join(f"{key} {value:.4g}" for key, value in best["options"].items())

@@ -124,15 +124,7 @@ def to_json(table: Table) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """Render the cells; the best value and significant p-values are bold.
-
-    >>> print(to_markdown(Table.of("T", ("a", "b"), [("x", "1")])), end="")
-    ### T
-    <BLANKLINE>
-    | a | b |
-    |:--|--:|
-    | x | 1 |
-    """
+    """Render the cells; the best value and significant p-values are bold."""
     sides, rows = table._styled(":--", "--:", lambda text: text.replace("|", r"\|"), "**{}**")
     heads, *lines = (f"| {' | '.join(row)} |" for row in rows)
     lines = [f"### {table.title}", "", heads, f"|{'|'.join(sides)}|", *lines]
@@ -152,9 +144,5 @@ def to_latex(table: Table) -> str:
 
 
 def tex(text: str) -> str:
-    r"""Escape a text for LaTeX.
-
-    >>> tex("86.74 ± 1 %, d_z")
-    '86.74 $\\pm$ 1 \\%, d\\_z'
-    """
+    """Escape a text for LaTeX."""
     return text.translate(_LATEX)
