@@ -34,11 +34,7 @@ COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
 
 
 def register(thing: Any) -> None:
-    """Add an algorithm, a task or a Python file with ``ALGORITHMS`` or ``TASKS`` to known names.
-
-    ``compare``, ``tune``, ``Trial.of``, specifications and ``verify`` then know its name. The same
-    thing can be registered again; another one of the same name is an ``InputError``.
-    """
+    """Add an algorithm, a task or a plugin file to the known names; the same may be added again."""
     if isinstance(thing, str | Path):
         plugins.load(thing)
     elif isinstance(thing, Algorithm | AlgorithmInfo):
@@ -56,11 +52,7 @@ def tuning_notes(
     settings: Collection[str] = (),
     options: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[str]:
-    """Describe algorithms whose learning rates are untuned or doubtful.
-
-    ``settings`` are keys that a user set, ``fedavg.client.lr`` or ``client.lr`` for all;
-    ``options`` replaces the preset's tuned options.
-    """
+    """Describe algorithms with untuned or doubtful rates; ``settings`` are keys that a user set."""
     known, searches = tuned(task) if options is None else options, tunings(task)
     notes, untuned = [], []
     for name in names:

@@ -90,11 +90,7 @@ def reset_host_peak() -> None:
 
 
 def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
-    """Count the operations and bytes of a client's local step on a batch.
-
-    Operations are those of matrix products and convolutions, forward and backward. Bytes are those
-    of parameters, gradients, state and activations, once per pass that moves them.
-    """
+    """Count operations of matrix products, and bytes moved, of a client's step on a batch."""
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     size = task.protocol.batch_size

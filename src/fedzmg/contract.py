@@ -140,10 +140,7 @@ class ClientRule(Rule, ABC):
     def next_point(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> Stepped:
-        """Return the point of the next gradient of the same batch, and the state.
-
-        It is called before :meth:`step`, once for every gradient of a step but the last.
-        """
+        """Return the point of a batch's next gradient, and the state; before :meth:`step`."""
         return params, scratch
 
     @abstractmethod
@@ -159,10 +156,7 @@ class ClientRule(Rule, ABC):
         return Upload(context.params - params), context.memory
 
     def wire(self, upload: Upload) -> State | int:
-        """Return the values of an upload that travel, or their size in bytes.
-
-        Values that the server could compute from others need not travel.
-        """
+        """Return the values of an upload that travel (not those that follow), or their bytes."""
         return upload
 
     def personal_model(self, params: Tree, memory: State) -> Tree:
@@ -274,10 +268,7 @@ class Algorithm:
                 raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
 
     def for_layout(self, layout: Layout, population: int | None = None) -> "Algorithm":
-        """Return a copy whose rules know a model's layout.
-
-        A server rule with a field ``population`` gets the number of clients there.
-        """
+        """Return a copy whose rules know a model's layout, and ``population`` if they have it."""
         client, server = self.client.for_layout(layout), self.server.for_layout(layout)
         if any(hasattr(rule, "population") for rule in chain(server)):
             server = replace_in_chain(server, "population", population)
@@ -301,12 +292,7 @@ class Algorithm:
         return found
 
     def with_options(self, options: Mapping[str, Any]) -> "Algorithm":
-        """Return a copy with fields changed: ``client.FIELD``, ``server.FIELD``, ``weights``.
-
-        A field of a wrapped rule is named as if it were the wrapper's own, one of the parts
-        ``parts.FIELD``. An unknown key or a
-        value out of range is an InputError.
-        """
+        """Return a copy with ``client.F``, ``server.F``, ``parts.F`` or ``weights`` changed."""
         known = self.options()
         changed = self
         for name, value in options.items():

@@ -8,10 +8,7 @@ from fedzmg.plain_text import plain
 
 
 class InputError(ValueError):
-    """Input that cannot be used; the message is one line with the value and a remedy.
-
-    The command line prints it and exits with code 2; Python callers catch a ``ValueError``.
-    """
+    """Input that cannot be used, in one line with a remedy; the command line exits with code 2."""
 
     def __str__(self) -> str:
         """Return the message without control characters, also in a traceback."""
@@ -23,20 +20,11 @@ class UserCodeError(InputError):
 
 
 class CannotMap(InputError):
-    """A model or loss that a loop over clients can train, but that does not map over clients.
-
-    ``engine="auto"`` then trains client by client; the message is the reason.
-    """
+    """A model or loss that does not map over clients; ``engine="auto"`` then trains in a loop."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, deferred until the end of a round; ``except Exception`` does not catch it.
-
-    Args:
-        done: rounds trained.
-        rounds: rounds planned.
-        kept: whether a directory exists from which the same call continues.
-    """
+    """Ctrl-C after ``done`` of ``rounds`` rounds; ``kept``: the same call continues from files."""
 
     def __init__(self, done: int, rounds: int, *, kept: bool = True) -> None:
         remedy = "nothing is lost, make the same call again to continue"
@@ -90,14 +78,7 @@ _OTHER_WORDS = {
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> InputError:
-    """Return an ``InputError`` for an unknown name, with the nearest known names.
-
-    Args:
-        kind: the thing it should be a name of.
-        name: the unknown name.
-        known: all names; only a few of them are listed.
-        commands: commands that show them all.
-    """
+    """Return an error with the nearest ``known`` names; ``commands`` show all of this ``kind``."""
     names = sorted(set(known))
     close = _close(name, names)
     hint = f": did you mean {listed(map(repr, close), 'or')}?" if close else ""

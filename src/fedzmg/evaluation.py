@@ -205,11 +205,7 @@ def _for_each_model(
     prepare: PrepareFunction,
     reduce: Callable[[Tensor], Tensor],
 ) -> Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]:
-    """Build a function of stored inputs and targets: loss and metric of every stacked model.
-
-    A lone model is evaluated beside a copy of itself: a map of width one takes other kernels and
-    would move the last bits.
-    """
+    """Build a function to evaluate every stacked model; a lone one beside a copy, for its bits."""
     first = next(iter(params.values()))
     wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if len(first) == 1 else params
 

@@ -147,11 +147,7 @@ def scores(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def area_under_curve(rows: Tensor) -> Tensor:
-    """Compute the mean area under the ROC curve over labels with both values; 0.5 if none has.
-
-    It is the share of pairs of a positive and a negative in the right order, ties counted by half:
-    Mann and Whitney's statistic, exact by mean ranks.
-    """
+    """Compute the mean area under the ROC curve over labels with both values, by mean ranks."""
     score, label = (part.T.contiguous() for part in rows.double().chunk(2, -1))
     # Ignored examples rank below all others.
     score = torch.where(label >= 0, score, -torch.inf)

@@ -142,10 +142,7 @@ def split_reference(name: object) -> tuple[str, str] | None:
 
 
 def load_reference(name: str, base: Path | None = None) -> str:
-    """Load the file of ``PATH.py:NAME`` and return ``FILE.py:NAME``; keep other names.
-
-    ``base`` is the directory of relative paths, by default the current one.
-    """
+    """Load the file of ``PATH.py:NAME``, relative to ``base``; return ``FILE.py:NAME``."""
     found = split_reference(name)
     if found is None:
         return name
@@ -280,10 +277,7 @@ class Registry(UserDict[str, T]):
 
 
 def written_in(value: Any) -> Origin | None:
-    """Return the origin of an algorithm, task or tracker made in Python, if it has a file.
-
-    It is that of the first class or function in it that is not of this package.
-    """
+    """Return the origin of the first class or function of a user in a thing, if it has a file."""
     algorithm = getattr(value, "algorithm", value)
     parts = [getattr(algorithm, side, None) for side in ("client", "server")]
     kinds = [type(part) for part in parts if part is not None] or [value]

@@ -136,10 +136,7 @@ def _unknown(algorithm: Algorithm, key: str) -> InputError:
 
 
 def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]:
-    """Return a row of the table with options and costs, ready for JSON.
-
-    ``model_bytes``, the size of a task's model, adds bytes to the multiples of the model.
-    """
+    """Return a row of the table for JSON; ``model_bytes`` adds bytes to multiples of the model."""
     algorithm, values = entry.algorithm, entry.algorithm.options()
     costs = {name: getattr(entry, name) for name in ("down", "up", "client_keeps", "server_keeps")}
     if model_bytes is not None:

@@ -77,10 +77,7 @@ def root(given: Path | None = None) -> Path:
 
 @contextlib.contextmanager
 def lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock that only one process can have; it is freed when its process ends.
-
-    ``waiting`` is called once if another process holds it.
-    """
+    """Hold a lock between processes; ``waiting`` is called once if another process holds it."""
     guard = FileLock(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,10 +232,7 @@ def _attempt(
 
 
 class _TimeLimit:
-    """Watchdog that closes the connection of a download that takes too long.
-
-    Timeouts of a socket start again with every byte; this one also ends headers without end.
-    """
+    """Watchdog that closes the connection of a slow download; headers without end count, too."""
 
     def __init__(self) -> None:
         self.received = 0

@@ -129,10 +129,7 @@ class FederatedData:
     def from_arrays(
         cls, x: Any, y: Any, clients: Any, names: Sequence[Any] | None = None
     ) -> "FederatedData":
-        """Group examples by a client id each, any sortable values, or by owners of sorted rows.
-
-        ``names`` are all client ids, if their order or completeness matters.
-        """
+        """Group examples by client id, or by owners of sorted rows; ``names``: all ids."""
         data = examples(x, y, what="training data")
         if isinstance(clients, Owners):
             return cls(data, clients.offsets, clients.names)
@@ -173,10 +170,7 @@ class FederatedData:
         return replace(self, examples=self.examples.to(device, dtype))
 
     def fingerprint(self) -> str:
-        """Hash contents, order and client borders (SHA-256): equal data, equal fingerprint.
-
-        The fingerprint of a data set replaces its contents: a run need not read half a gigabyte.
-        """
+        """Hash contents, order and client borders; the hash of a data set replaces its contents."""
         digest = hashlib.sha256(self.origin.encode())
         if isinstance(self.examples.x, dict):
             digest.update("\x1f".join(self.examples.x).encode())

@@ -30,10 +30,7 @@ Reference = Literal["pooled", "global"]
 def label_counts(
     labels: npt.ArrayLike, owners: npt.ArrayLike, *, classes: int, clients: int | None = None
 ) -> Counts:
-    """Count each class at each client, ``[clients, classes]``; negative owners are left out.
-
-    ``labels`` may be vocabulary ids of characters. Give ``clients`` if the last may own nothing.
-    """
+    """Count each class at each client, ``[clients, classes]``; negative owners are left out."""
     label, owner = np.asarray(labels), np.asarray(owners)
     whole = all(array.dtype.kind in "iu" for array in (label, owner)) or label.size == 0
     if label.ndim != 1 or label.shape != owner.shape or not whole:
@@ -80,10 +77,7 @@ def entropy(counts: Counts, base: EntropyBase = "classes") -> Floats:
 
 
 def gini(counts: Counts) -> Floats:
-    """Compute the Gini coefficient of each client's counts over all classes, absent ones included.
-
-    0 if all classes are equally frequent, ``1 - 1 / C`` if only one of C classes occurs.
-    """
+    """Compute the Gini coefficient of each client's counts: 0 if even, ``1 - 1/C`` for one of C."""
     classes = counts.shape[-1]
     # Whole numbers until the division: equal counts give exactly 0.
     weights = 2 * np.arange(1, classes + 1) - classes - 1
@@ -92,10 +86,7 @@ def gini(counts: Counts) -> Floats:
 
 
 def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
-    """Compute the Kullback-Leibler divergence of each client's classes from a reference, in nats.
-
-    It is infinite for a client with a class that the reference counts lack.
-    """
+    """Compute the KL divergence of each client from reference counts, in nats; may be infinite."""
     share, whole = _shares(counts), _shares(np.asarray(reference))
     with np.errstate(divide="ignore"):
         ratio = np.divide(share, whole, out=np.ones_like(share), where=share > 0)
@@ -241,10 +232,7 @@ def embedded_columns(name: str, split: str) -> Columns:
 def population(
     columns: Columns, *, classes: int | None, partition: Mapping[str, Any] | None
 ) -> Population:
-    """Sort a split of images with labels, or of text, by client and count what each holds.
-
-    ``partition`` has name, clients, seed and options, for files that name no clients.
-    """
+    """Sort a split by client and count classes; ``partition`` is for files without clients."""
     record = None
     if partition is not None:
         if "y" not in columns.columns:

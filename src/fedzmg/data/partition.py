@@ -133,10 +133,7 @@ def dirichlet_by_label(
 
 
 def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
-    """Split by a given client id: a writer, a role, any sortable value.
-
-    Client ``i`` is the ``i``-th of the sorted ids. ``clients`` is their number, if known.
-    """
+    """Split by a sortable client id; client ``i`` is the ``i``-th id of ``clients``, if known."""
     present, owners = number_clients(ids)
     if clients is not None and clients != len(present):
         raise InputError(
@@ -230,10 +227,7 @@ def _fill(
 
 
 def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> npt.NDArray[np.float64]:
-    """Draw logarithms of gamma variates, which normalised are Dirichlet.
-
-    Logarithms keep their order where the variates would underflow to zero.
-    """
+    """Draw logarithms of gamma variates, which do not underflow; normalised they are Dirichlet."""
     shape = min(shape, _LARGEST_SHAPE)
     with np.errstate(over="ignore"):
         # Gamma(a) is Gamma(a + 1) U^(1 / a), and -log U is exponential.

@@ -86,10 +86,7 @@ def sample_cohort(
 
 
 class LocalWork:
-    """Amount of local work: the protocol's epochs, or those or the steps of a participation.
-
-    A client with examples takes at least one step. Part of an epoch is rounded to whole steps.
-    """
+    """Local work: epochs, or steps of a participation; whole steps, at least one if it has data."""
 
     def __init__(
         self, participation: Participation, batching: Batching, extra_epochs: int = 0

@@ -36,10 +36,7 @@ def _always_drawn(examples: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.
 def _draw_by_examples(
     rng: np.random.Generator, examples: npt.NDArray[np.int64], size: int
 ) -> npt.NDArray[np.int64]:
-    """Draw systematically on a shuffled order: exact probabilities and a fixed size.
-
-    Sequential draws without replacement would favour small clients.
-    """
+    """Draw systematically on a shuffled order; sequential draws would favour small clients."""
     sure = _always_drawn(examples, size)
     left, order = size - int(sure.sum()), rng.permutation(np.flatnonzero(~sure))
     if not left:

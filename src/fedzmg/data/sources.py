@@ -146,10 +146,7 @@ def unpack(name: str, path: Path, into: Path, progress: Progress) -> dict[Path, 
 def extract(
     archive: Path, into: Path, wanted: Sequence[str], progress: Progress = SILENT
 ) -> list[Path]:
-    """Unpack an archive, or a single compressed file, into a new folder; return the files, sorted.
-
-    ``wanted`` are patterns for the names of members without folders.
-    """
+    """Unpack an archive into a new folder; return files whose names match ``wanted``, sorted."""
     count = total = 0
 
     def fits(size: int, name: str) -> bool:
@@ -249,10 +246,7 @@ def _narrowed(name: str, split: str, form: Form, paths: list[Path]) -> list[Path
 
 
 def _split(path: Path, root: Path) -> str | None:
-    """Find the split in a file's name, else in the outermost folder below ``root`` that names one.
-
-    The name of ``root`` itself counts last.
-    """
+    """Find the split in a file's name, else in the outermost folder from ``root`` on."""
     words = {_WORDS[w] for w in re.split(r"[^a-z0-9]+", path.name.lower()) if w in _WORDS}
     if words:
         return words.pop() if len(words) == 1 else None

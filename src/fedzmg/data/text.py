@@ -1,7 +1,4 @@
-"""Encode characters as ids, and cut text into sequences of equal length.
-
-All clients are processed at once: texts lie end to end, and offsets mark the clients.
-"""
+"""Encode characters as ids, and cut text, all clients end to end, into equal sequences."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -40,10 +37,7 @@ def encode(
 
 
 class Sequences(NamedTuple):
-    """Windows of ``length + 1`` characters, client after client.
-
-    The inputs are all but the last character of a window, the targets all but the first.
-    """
+    """Windows of ``length + 1`` characters by client; inputs lack the last, targets the first."""
 
     inputs: npt.NDArray[np.uint8]
     targets: npt.NDArray[np.int64]
@@ -58,10 +52,7 @@ def sequences(
     length: int,
     remainder: Remainder = "drop",
 ) -> Sequences:
-    """Cut every client's text into windows of ``length + 1`` characters that do not overlap.
-
-    A remainder of one character is always dropped: it has no next character.
-    """
+    """Cut every client's text into disjoint windows of ``length + 1`` characters."""
     if length < 1:
         raise InputError(f"length = {length!r}: expected a whole number of at least 1")
     size = length + 1

@@ -136,10 +136,7 @@ class RunDirectory:
     def position(
         self, logged: Container[int] | None = None, until: int | None = None
     ) -> Position | None:
-        """Read the newest usable checkpoint; None before the first one.
-
-        Checkpoints of rounds that are not ``logged``, or after round ``until``, are rejected.
-        """
+        """Read the newest usable checkpoint, ``logged`` and up to round ``until``; None without."""
         reasons = []
         for path in (self.path / NEWEST, self.path / PREVIOUS):
             try:
@@ -266,11 +263,7 @@ def change_manifest(directory: Path, **facts: Any) -> None:
 
 
 def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
-    """Record a change of the pack; it replaces those of the same and later rounds.
-
-    In a grid, packs train one after another and have the number of their first trial, which a pack
-    of revoked trials may have, too.
-    """
+    """Record a change of the pack (of this number, in a grid) in place of later ones."""
     number = change.get("pack"), change.get("revoked")
     kept = [
         one

@@ -91,10 +91,7 @@ def usable(grad: Any, parameter: Any, axes: Axes) -> Tensor:
 
 
 def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
-    """Sum over ``axes``, which stay with length one; over all processes if they are split.
-
-    If they are, every process calls this in the same order.
-    """
+    """Sum over ``axes``, which stay; if split, over all processes, in the same order in each."""
     if inputs_sharded(grad, axes):
         from torch.distributed.tensor import Replicate
 

@@ -133,11 +133,7 @@ def aspects(text: str | None) -> tuple[Aspect, ...]:
 
 
 def compare(left: Path, right: Path) -> Difference:
-    """Compare two directories.
-
-    Two single runs are always compared. Runs of studies are paired by their path, the remaining
-    ones by algorithm and seed.
-    """
+    """Compare two directories: single runs, or runs paired by path, else algorithm and seed."""
     only_left, only_right = list(read(left)), list(read(right))
     pairs = _take_pairs(only_left, only_right)
     if not pairs:

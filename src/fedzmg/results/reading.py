@@ -195,10 +195,7 @@ def directories(plan: Mapping[str, Any]) -> dict[str, str]:
 
 
 def planned(run: Run, labels: Mapping[str, tuple[str, str]]) -> Run:
-    """Return a run with the directory and the label of the study around it.
-
-    ``labels`` holds both by the directory of an algorithm.
-    """
+    """Return a run with directory and label of the study around it, from ``labels`` by folder."""
     directory, _, name = run.path.rpartition("/")
     if name != f"seed-{run.seed}" or directory not in labels:
         return run

@@ -146,11 +146,7 @@ def client_table(found: Sequence[ClientMetrics]) -> ClientTable:
 
 
 def scheduled(total: int, every: int) -> range | list[int]:
-    """Return the rounds whose evaluations count for scores.
-
-    The evaluation after the last round counts only if no other lies in the last tenth of the
-    rounds.
-    """
+    """Return rounds whose evaluations score; the last one only if no other is in the last tenth."""
     regular = range(1, total + 1, every)
     late = total - max(1, total // 10) + 1
     return [*regular, total] if regular and regular[-1] < late else regular

@@ -116,10 +116,7 @@ def final_score(
 
 
 def fell_from(values: ArrayLike, final: float, *, window: int = 4) -> float | None:
-    """Return the height from which a rising curve fell back, None if it kept half of it.
-
-    A height is the mean of a window of evaluations.
-    """
+    """Return the mean of a window from which a curve fell below half; None if it did not."""
     heights = np.asarray(values, dtype=np.float64)
     if len(heights) < window or not math.isfinite(final) or not np.isfinite(heights).all():
         return None
@@ -204,10 +201,7 @@ def scored_table(runs: Sequence[Run]) -> dict[str, list[Any]]:
 def arrivals(
     study: Study, runs: Sequence[Run], threshold: float, rule: ThresholdRule = RULES[0]
 ) -> Arrival:
-    """Return the rounds at which runs reach a threshold, diverged ones before they diverge.
-
-    Averaged are the runs that did not diverge; if all did, their curves up to that point.
-    """
+    """Return rounds at which runs reach a threshold, averaged over those that did not diverge."""
     reach = partial(
         rounds_to_threshold,
         threshold=threshold,

@@ -84,11 +84,7 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> PairedTest:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust the p-values of a family of tests by Holm's step-down procedure.
-
-    Rejecting those at or below a level keeps the chance of any false rejection in the family at or
-    below that level.
-    """
+    """Adjust a family's p-values by Holm's procedure, which bounds any false rejection."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     adjusted = np.empty_like(p)
@@ -134,10 +130,7 @@ def sign_flip(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def seeds_needed(effect_size: float, power: float = 0.8, level: float = LEVEL) -> int:
-    """Return how many seeds, at least 2, find the effect ``d_z`` with a two-sided paired t-test.
-
-    ``power`` is the wanted chance of a p-value at or below ``level``.
-    """
+    """Return the seeds, 2 or more, whose paired t-test finds an effect with this power."""
     effect, enough = abs(effect_size), 2
     while _power(effect, enough, level) < power:
         enough *= 2

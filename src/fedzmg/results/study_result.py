@@ -106,10 +106,7 @@ class StudyResult:
     def from_histories(
         cls, histories: Mapping[str, Sequence[History]], plan: Mapping[str, Any] | None = None
     ) -> StudyResult:
-        """Compute the result of histories by label, reference first, all with the same seeds.
-
-        ``plan`` is the content of a ``study.toml``.
-        """
+        """Compute the result of histories by label, reference first, as in a ``study.toml``."""
         seeds = {label: [h.trial.seed for h in runs] for label, runs in histories.items()}
         if not seeds or not all(seeds.values()):
             raise InputError("histories: give at least one algorithm with at least one history")

@@ -67,10 +67,7 @@ def grid_warning(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def unusual_clients(rounds: Iterable[tuple[int, Any, Any]]) -> tuple[UnusualClient, ...]:
-    """Sum up rounds by client, flagged ones first, then by size.
-
-    A round has its number, rejected and flagged clients, each client with the ratio of its norm.
-    """
+    """Sum up (round, rejected, flagged) by client with its ratio: flagged first, then by size."""
     found: dict[str, list[tuple[bool, float, int]]] = defaultdict(list)
     for round_, *both in rounds:
         for is_flagged, clients in enumerate(both):

@@ -186,10 +186,7 @@ class Simulation:
         ]
 
     def checkpoint(self, trial: int) -> Checkpoint:
-        """Copy one trial's state after the last finished round.
-
-        Client memory is copied, too, unless it is in files that outlive the process.
-        """
+        """Copy one trial's state after a round, and client memory that is not in files."""
         copied = {} if self._memory_places else self.memory.of_trial(trial)
         return Checkpoint.of(self.round, self.snapshot, trial, copied)
 
@@ -239,10 +236,7 @@ class Simulation:
         return RoundReport(self.round, [r._replace(seconds=seconds) for r in records], self)
 
     def stop(self, trials: Iterable[int]) -> None:
-        """Stop some trials; the others are not affected, except for the width of the map.
-
-        Once all of them are stopped there is no next round to run.
-        """
+        """Stop some trials; only the width of the map changes for others."""
         before = self.stopped_trials
         self.stopped_trials |= frozenset(trials)
         if self.stopped_trials == before:

@@ -191,10 +191,7 @@ def _update(rule: Any, rows: Any, params: Tree, state: State, cohort: Cohort) ->
 def _by_cohort(
     packed: PackedRule, function: Callable[..., Any], merger: Merger, rows: Any, *own: Any
 ) -> Any:
-    """Map ``function(rule, rows, *own)`` over trials, each with the rows of its own cohort.
-
-    Padding up to the widest cohort of the pack would change the order of sums.
-    """
+    """Map ``function(rule, rows, *own)`` over trials, their cohorts not padded to others'."""
     sizes, parts = merger.cohort_sizes(), []
     step = TOGETHER if merger.sums.weight.is_cuda else 1
     for first in range(0, len(sizes), step):

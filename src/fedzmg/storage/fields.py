@@ -1,7 +1,4 @@
-"""Types of the fields in files of results, checked whenever such a file is read.
-
-Unknown fields are left alone: a newer version may have written them.
-"""
+"""Types of the fields in files of results, checked by readers; unknown fields are allowed."""
 
 import functools
 import math

@@ -37,11 +37,7 @@ def read_toml(path: Path, *, typed: bool = False) -> dict[str, Any]:
 def read_json(
     path: Path, remedy: str = RESTORE, wanted: int | None = None, spec: Path | None = None
 ) -> dict[str, Any]:
-    """Read a JSON object of format ``wanted`` and check the hashes in it.
-
-    ``spec`` is the specification that it must belong to; ``remedy`` tells how to repair a damaged
-    file.
-    """
+    """Read a JSON object of a format and check its hashes, also of the ``spec`` it belongs to."""
     values = _parsed(path, strict_json, "JSON", remedy)
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
@@ -71,10 +67,7 @@ def read_manifest(directory: Path, wanted: int) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: Mapping[str, Any], spec: Path | None = None) -> None:
-    """Write strict JSON atomically, with its hash and that of the specification it belongs to.
-
-    Numbers that are not finite become null.
-    """
+    """Write strict JSON atomically with its hash and that of ``spec``; NaN becomes null."""
     bound = {} if spec is None else {SPEC: file_sha256(spec)}
     content = json.loads(json.dumps(json_nulls({**values, **bound}), allow_nan=False))
     content[CONTENT] = _content_hash(content)
@@ -143,10 +136,7 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_words(value: Any) -> Any:
-    """Prepare values for strict JSON: numbers that are not finite become words.
-
-    ``float`` reads the words back.
-    """
+    """Prepare values for strict JSON: numbers that are not finite become words for ``float``."""
     return _strict(value, str)
 
 

@@ -49,10 +49,7 @@ class Folder(NamedTuple):
 
 
 def walk(top: Path) -> Iterator[Folder]:
-    """Yield the directories below a folder of results, hidden ones left out, parents first.
-
-    Links, pipes and devices raise ``InputError``, and so do too many or too deep directories.
-    """
+    """Yield directories of results, parents first; refuse links, devices and too many files."""
     left, count = [(top, 0)], 0
     while left:
         path, level = left.pop()
@@ -125,11 +122,7 @@ def check_file(path: Path) -> None:
 
 
 def read_file(path: Path, *, typed: bool = False) -> bytes:
-    """Read a regular file that is not a link and not larger than its limit.
-
-    A path that the user ``typed`` may also be a link or a pipe. A system error stays an
-    ``OSError``.
-    """
+    """Read a regular file of bounded size; a path that a user ``typed`` may be a link or a pipe."""
     limit = LIMITS.get(path.suffix, OTHER_LIMIT)
     with _opened(path, limit, typed=typed) as file:
         content = file.read(limit + 1)

@@ -62,10 +62,7 @@ class TrialState:
 
 
 class Display:
-    """Live view of packs of trials in a terminal, else a plain line now and then.
-
-    ``packs`` and ``sizes`` of packs by algorithm serve the total time left.
-    """
+    """Live view of packs of trials in a terminal, else a plain line now and then."""
 
     def __init__(
         self,

@@ -112,10 +112,7 @@ def _variance(size: Size, found: Finding) -> None:
 
 
 def constant(problem: Quadratics, second_moment: float, noise_dims: int) -> list[float]:
-    """Compute the terms of ``C`` for isotropic noise in ``noise_dims`` dimensions.
-
-    They are ``6 L Gamma``, ``8 (E - 1)^2 G^2`` and the variance of the averaged noise.
-    """
+    """Compute ``6 L Gamma``, ``8 (E - 1)^2 G^2`` and the variance of averaged noise."""
     return [
         6.0 * float(problem.smoothness * problem.heterogeneity),
         8.0 * (LOCAL_STEPS - 1) ** 2 * second_moment,

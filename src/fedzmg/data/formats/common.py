@@ -93,10 +93,7 @@ def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
 def labels(
     values: Any, where: str, classes: Sequence[str] | None = None
 ) -> tuple[Ids, tuple[str, ...]]:
-    """Convert whole numbers or class names to ids from 0; return the names too, if there are any.
-
-    ``classes`` are the names in the order of their ids; sorted by default.
-    """
+    """Convert labels to ids from 0; return names of classes, too, sorted or in the given order."""
     given = numbers_or_strings(values, f"{where}: labels")
     names = tuple(classes or ())
     if len(set(names)) != len(names):

@@ -156,10 +156,7 @@ def choose_best(
     *,
     higher: bool = True,
 ) -> int | None:
-    """Return the best point of a grid; of equals the one with better neighbours, then the first.
-
-    None if every point diverged; a point without a score is not chosen.
-    """
+    """Return the best point with a score, of equals that with better neighbours, or None."""
     sign = 1 if higher else -1
     known = {i: score for i, score in enumerate(scores) if score is not None}
 

@@ -201,10 +201,7 @@ def examples(
     title: str, clients: Sequence[str], images: Sequence[NDArray[np.uint8]],
     labels: Sequence[Sequence[str]],
 ) -> Chart:  # fmt: skip
-    """Draw one row of images per client, with labels above them.
-
-    Images of a client are ``[n, height, width]`` (grey) or ``[n, 3, height, width]`` (colour).
-    """
+    """Draw a row of images per client: ``[n, height, width]`` grey, ``[n, 3, ...]`` colour."""
     columns = max((len(row) for row in images), default=1)
     chart = Chart(title, size=(1.6 + 0.75 * columns, 0.7 + 0.85 * len(clients)))
     grid = chart.body.subplots(len(clients), columns, squeeze=False)

@@ -1,7 +1,4 @@
-"""One self-contained page with the words, tables and figures of results.
-
-It needs no network, no other file and no script; the same directories give the same bytes.
-"""
+"""One page of words, tables and figures without network, other files or needed scripts."""
 
 import base64
 import functools

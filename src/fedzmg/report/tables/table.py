@@ -1,7 +1,4 @@
-"""Tables as data, and the files they become: CSV, JSON, Markdown and LaTeX.
-
-The page's templates and :mod:`fedzmg.terminal.render` read the same :class:`Table`.
-"""
+"""Tables as data, which page and terminal show, and their CSV, JSON, Markdown and LaTeX."""
 
 import csv
 import io
