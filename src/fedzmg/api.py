@@ -30,7 +30,6 @@ from fedzmg.tasks.preset import TUNED_ON, tuned, tunings
 from fedzmg.tasks.task import Task
 
 COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
-"""Algorithms of a comparison by default."""
 
 
 def register(thing: Any) -> None:

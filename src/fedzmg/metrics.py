@@ -189,7 +189,6 @@ METRICS: dict[str, Metric] = {
         )
     },
 }
-"""Metrics that a task takes by name."""
 _USUAL = {
     "masked_cross_entropy": "masked_accuracy",
     "next_token_cross_entropy": "next_token_perplexity",

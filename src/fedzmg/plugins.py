@@ -180,7 +180,6 @@ class Registry(UserDict[str, T]):
         super().__init__(entries)
         self.kind, self._convert, self._same = kind, convert, same
         self.origins: dict[str, Origin] = {}
-        """Sources of entries that are not of the package."""
         _REGISTRIES.append(self)
         for plugin in _PLUGINS.values():
             self.take_all(plugin)

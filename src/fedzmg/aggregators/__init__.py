@@ -69,7 +69,6 @@ AGGREGATORS: Registry[AggregatorInfo] = Registry(
     _entry,
     lambda old, new: old.aggregator == new.aggregator,
 )
-"""Aggregators by name."""
 
 
 def get(name: str) -> Aggregator:

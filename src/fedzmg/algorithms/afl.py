@@ -54,9 +54,8 @@ class WithLoss(LossFirst):
     pairing = "afl"
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        loss, inside = scratch
-        upload, memory = self.inner.finish(context, params, inside, steps)
-        return upload._replace(each=loss), memory
+        upload, memory = super().finish(context, params, scratch, steps)
+        return upload._replace(each=scratch[0]), memory
 
 
 class Mixture(NamedTuple):

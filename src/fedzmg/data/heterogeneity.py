@@ -103,7 +103,6 @@ def _shares(counts: npt.NDArray[Any]) -> Floats:
 
 
 MEASURES = ("volume", "distinct", "entropy", "gini", "kl", "dominant_share")
-"""Measures that are averaged over clients."""
 
 
 def describe(

@@ -54,13 +54,10 @@ class Form:
     reader: str
     """Module and function in :mod:`fedzmg.data.formats`."""
     files: str
-    """Official files, for messages."""
     accepted: tuple[str, ...]
-    """Patterns of all names that fit."""
     official: tuple[str, ...] = ()
     """Patterns of the official names, which are preferred to others that fit."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the reader."""
     each: int = 1
     """Files of one split; 0 for any number."""
     whole: bool = False

@@ -36,7 +36,6 @@ MEMORY = 128 * 2**20
 """Memory limit for models and gradients of clients trained side by side, in bytes."""
 MOST_CLIENTS = 8
 PASS_SIZE = 32
-"""Examples per forward pass."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ class Diagnosis:
     inputs: float | None
     """Share of the inputs' energy that is the mean of each example; None for token ids."""
     points: tuple[Measurement, ...]
-    """Measurements in order of rounds."""
     centred: Measurement | None
     """First point with every input centred; None for token ids and for a trained model."""
     verdict: Verdict

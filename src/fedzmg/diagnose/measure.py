@@ -84,7 +84,6 @@ class Layer:
     diversity: Pair
     """``n sum |g_k|^2 / |sum g_k|^2``: 1 if all clients agree, n if they are orthogonal."""
     shares: tuple[float | None, ...]
-    """Mean component's share per client."""
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,6 @@ class Weights(NamedTuple):
     velocities: list[Tensor]
     axes: list[Axes]
     sharded: bool = False
-    """True if some are sharded over processes."""
 
     def sums(self) -> list[tuple[int, Tensor, int]]:
         """Return index, sum over the inputs and number of inputs of every centred tensor."""

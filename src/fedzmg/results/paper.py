@@ -41,7 +41,6 @@ _TASKS = {
 }  # fmt: skip
 _TWINS = {**_TASKS, "cifar100-tff": "cifar100", "plays": "shakespeare"}
 COUNTERPARTS = {task: _DATASETS[name] for task, name in _TASKS.items()}
-"""The paper's data set by task."""
 
 
 def twin(name: str) -> str | None:

@@ -96,7 +96,6 @@ class PlanFile(NamedTuple):
     kind: str
     """``study`` or ``grid``."""
     shown: str
-    """Its directory for display."""
     path: str
     """The file relative to the working directory."""
 
@@ -105,7 +104,6 @@ class Material(NamedTuple):
     """Everything that a report is made of."""
 
     names: tuple[str, ...]
-    """Names of the given directories."""
     given: tuple[str, ...]
     """The same as the user wrote them."""
     studies: tuple[Study, ...]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fedzmg.simulation import ClientMetrics, History
 
 FORMAT = 1
-"""Format of run directories."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +33,7 @@ class Run:
     manifest: Mapping[str, Any]
     dropped: Mapping[int, int]
     diverged: int | None
-    """The round in which the run diverged."""
     metrics: Mapping[int, float]
-    """Metric of evaluated rounds."""
     moved: Mapping[int, int]
     """Bytes that moved until each evaluation, arrays and scalars, both ways."""
     traffic: Mapping[str, int]
@@ -48,7 +45,6 @@ class Run:
     plan: str = ""
     """Directory of the study that the run belongs to, if any."""
     label: str = ""
-    """Label of its algorithm in that study."""
     clients: ClientTable | None = None
     """Metrics on single clients, if they were evaluated."""
     unusual: tuple[UnusualClient, ...] = ()

@@ -39,9 +39,7 @@ class Curve(NamedTuple):
     spread: NDArray[np.float64] | None
     """Sample standard deviation; None for a single run."""
     mib: NDArray[np.float64]
-    """Traffic until each evaluation."""
     averaged: int
-    """Number of averaged runs."""
     broke_off: bool
     """True if every run diverged, so that the curve ends early."""
 
@@ -66,7 +64,6 @@ class Arrival(NamedTuple):
     sd: float | None
     """Sample standard deviation over them; None for fewer than two."""
     never: int
-    """Number of runs that never reached it."""
 
 
 def rounds_to_threshold(

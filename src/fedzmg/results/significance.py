@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.05
-"""Level of significance of every report."""
 MOST_FLIPPED_PAIRS = 20
 """Largest number of pairs for which ``sign_flip`` enumerates all sign patterns."""
 
@@ -31,7 +30,6 @@ class PairedTest:
     effect_size: float
     """``d_z``, the mean difference in units of its standard deviation."""
     ci_low: float
-    """Lower end of the confidence interval of the mean difference."""
     ci_high: float
 
 
@@ -43,7 +41,6 @@ class FamilyTest:
     second: str
     test: PairedTest
     p_holm: float
-    """P-value adjusted over the family."""
     sign_flip: float | None
     """Exact p-value of the sign-flip test; None for too many pairs."""
     smallest_sign_flip: float

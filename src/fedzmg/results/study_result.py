@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fedzmg.simulation import History
 
 FORMAT = 1
-"""Format of ``study.json``."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class AlgorithmResult:
     finals: Mapping[int, float]
     """Final metric of every seed that finished and did not diverge."""
     mean: float | None
-    """Mean of ``finals``; None if there are none."""
     sd: float | None
     arrivals: Mapping[str, int | None]
     """Round at which the mean curve reached the main threshold, by rule."""
@@ -50,7 +48,6 @@ class AlgorithmResult:
     traffic: Mapping[str, float]
     """Means over the longest runs, in bytes."""
     seconds: float
-    """Mean training time of the longest runs."""
     dropped: int
     diverged: int
     unfinished: int

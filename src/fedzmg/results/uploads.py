@@ -21,7 +21,6 @@ class UnusualClient(NamedTuple):
     """Largest norm over the median of the cohort; infinite if not finite. Of flagged uploads, if
     there are any: only these had an effect."""
     worst: int
-    """Round of the largest."""
 
     def __str__(self) -> str:
         """Describe the largest update and what happened to all of them."""

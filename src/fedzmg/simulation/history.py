@@ -33,7 +33,6 @@ class ClientMetrics:
     """Metric and loss of one model on each client's own examples."""
 
     round: int
-    """Rounds trained so far."""
     part: Part
     """Evaluated examples: test examples if the task has them by client."""
     population: int

@@ -126,7 +126,6 @@ class Simulation:
         self.stopped_trials: frozenset[int] = frozenset()
         """Trials that train no further: they have no clients, and keep their model."""
         self._evaluated_at_once = len(self.trials)
-        """Models evaluated at once at most."""
         self._examples_at_once = task.examples_at_once
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
         with self._numerics():

@@ -118,7 +118,6 @@ KINDS: dict[str, Any] = {
     "stopped.json": _STOP, "scores.json": _ENTRY, "grid.json": _GRID,
     "heterogeneity.json": _HETEROGENEITY,
 }  # fmt: skip
-"""Types by the name of a file."""
 
 
 _adapter: Any = functools.cache(pydantic.TypeAdapter)

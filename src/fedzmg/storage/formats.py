@@ -20,9 +20,7 @@ CONTENT, SPEC = "content_sha256", "spec_sha256"
 """Fields of a JSON file: the hash of its other fields, and of the specification it belongs to."""
 
 RESTORE = "restore or remove it"
-"""Default remedy for a damaged file."""
 _BLOCK = 1000
-"""Lines of a log that are parsed at once."""
 
 
 def read_toml(path: Path, *, typed: bool = False) -> dict[str, Any]:

@@ -112,7 +112,6 @@ class Hold:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self._files: dict[Path, int] = {}
-        """Open lock files by directory."""
         self._made: list[Path] = []
 
     def check(self, written: Path | None = None) -> None:

@@ -31,7 +31,6 @@ MOST_PLANNED = MOST_LINES // 2
 LONGEST_LINE, MOST_FIELDS, LARGEST = 128 * 1024, 100, 10**100
 """Longest line of a log in bytes, its most fields, and the bound of its integers."""
 MOST_LISTS = 10 * MOST_LINES
-"""Largest number of lists in a log."""
 _HUGE, _DIGITS = b"0" * 25, bytes.maketrans(b"123456789", b"000000000")
 MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32
 """Largest number of files and directories in a folder of results, and its greatest depth."""

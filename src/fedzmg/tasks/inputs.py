@@ -23,7 +23,6 @@ from fedzmg.models.objective import (
 from fedzmg.tree import Inputs, tree_map
 
 LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
-"""Names of the target in a dataset's examples."""
 
 
 def as_stored(x: Inputs, dtype: torch.dtype) -> Inputs:

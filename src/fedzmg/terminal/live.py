@@ -32,7 +32,6 @@ class TrialState:
     name: str
     last: Any
     evaluated: Any = None
-    """Last round with an evaluation."""
     best: Any = None
     diverged: int | None = None
     stopped: int | None = None

@@ -57,13 +57,11 @@ class Finding:
     id: str
     title: str
     claim: str
-    """Tested claim, in words."""
     remedy: str = ""
     """Condition under which the claim holds, if it fails as printed."""
     setting: str = ""
     lines: list[Value] = field(default_factory=list)
     series: Series = field(default_factory=dict)
-    """Curves for a figure."""
 
     def add(
         self, what: str, predicted: float, measured: Tensor | float, tolerance: float = 0.0,

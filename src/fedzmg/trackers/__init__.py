@@ -322,7 +322,6 @@ TRACKERS: Registry[TrackerInfo] = Registry(
     _entry,
     lambda old, new: old.make is new.make,
 )
-"""Trackers by name."""
 
 
 def named(names: str | Sequence[str] | None) -> dict[str, Make]:

@@ -132,6 +132,35 @@ class PartsAware(Wrapper):
         return replace(super().for_parts(personal), personal=personal)
 
 
+class StatefulWrapper(Wrapper):
+    """A wrapper with a state of its own beside that of the rule inside: ``(own, inside)``."""
+
+    def seen(self, context: ClientContext, own: State) -> ClientContext:
+        """Return the context of the rule inside."""
+        return context
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        own, inside = scratch
+        point, inside = self.inner.next_point(self.seen(context, own), params, inside, grad)
+        return point, (own, inside)
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        own, inside = scratch
+        params, inside = self.inner.step(self.seen(context, own), params, inside, grad)
+        return params, (own, inside)
+
+    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
+        own, inside = scratch
+        inside, proceeds = self.inner.end_epoch(inside, loss)
+        return (own, inside), proceeds
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        own, inside = scratch
+        return self.inner.finish(self.seen(context, own), params, inside, steps)
+
+
 class GradientWrapper(Wrapper):
     """A wrapper that changes every gradient: of a batch, and of a full pass."""
 

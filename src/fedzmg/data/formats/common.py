@@ -19,7 +19,6 @@ _BEST_RATIO = 256
 
 OnePath: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = OnePath | Sequence[OnePath]
-"""One path or several."""
 Features: TypeAlias = Array | Sequence[Any] | Callable[[Ids], Array] | None
 """Numbers, strings, or a function that decodes images in the order it is given."""
 

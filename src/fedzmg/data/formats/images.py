@@ -40,7 +40,6 @@ FINE_TO_COARSE = (
     12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
 )
 # fmt: on
-"""Coarse label of each fine label."""
 
 
 def read_idx(paths: Paths, *, transposed: bool = False, writers: OnePath | None = None) -> Columns:

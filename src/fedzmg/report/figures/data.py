@@ -18,7 +18,6 @@ from fedzmg.report.tables.heterogeneity import divisor, origin, spread_text, vis
 MOST_ROWS = 500
 """Rows of the heat map; more clients are averaged in groups of neighbours."""
 MOST_SCATTERED = 4000
-"""Dots of a scatter plot."""
 FEW_CLASSES = 5
 """Classes up to which shares are drawn on a linear scale."""
 _NAMED_ROWS = 30

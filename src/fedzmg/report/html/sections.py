@@ -48,7 +48,6 @@ class Block(NamedTuple):
     title: str = ""
     """Heading; by default the title of a table."""
     style: str = ""
-    """CSS class."""
     folded: bool = False
 
 

@@ -29,7 +29,6 @@ class Cell(NamedTuple):
 
 
 NOTHING = Cell(NONE, None, "quiet")
-"""A cell without a number."""
 
 
 class Column(NamedTuple):
