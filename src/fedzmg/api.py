@@ -238,7 +238,6 @@ def search_spec(
 
 
 def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
-    """Return the task that was given or named."""
     if isinstance(task, str):
         return tasks.get(task, preset)
     if not isinstance(task, Task):

@@ -47,7 +47,6 @@ class Participation:
     """Local steps in place of epochs: the same three forms."""
 
     def __post_init__(self) -> None:
-        """Reject values that cannot be meant."""
         if not callable(self.sampler) and self.sampler not in SAMPLERS:
             raise unknown("sampler", str(self.sampler), SAMPLERS)
         if (self.sampler == "schedule") != (self.schedule is not None):

@@ -39,7 +39,6 @@ learning rate.
 
 
 def _keys(key: str) -> list[str]:
-    """Return the keys of all fields of a wrapper."""
     return [f"{key.partition('.')[0]}.{name}" for name in WRAPPERS[key][1]]
 
 

@@ -197,14 +197,12 @@ def show(
 
 
 def _is_named(name: str) -> bool:
-    """Return True for a data set, False for the path of a user's own data."""
     from fedzmg.data.sources import EMBEDDED, SOURCES
 
     return name in EMBEDDED or name in SOURCES
 
 
 def _title(name: str) -> str:
-    """Return the title for figures and folders."""
     return name if _is_named(name) else Path(name).resolve().stem
 
 

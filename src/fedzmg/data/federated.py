@@ -33,7 +33,6 @@ class Examples(NamedTuple):
         )
 
     def __repr__(self) -> str:
-        """Summarise, without any example."""
         return f"<Examples: {self.size:,} of {self.kind()}>"
 
     def kind(self) -> str:
@@ -152,11 +151,9 @@ class FederatedData:
         return cls(row(data, torch.from_numpy(order)), owners.offsets, owners.names)
 
     def __len__(self) -> int:
-        """Number of clients."""
         return len(self.names)
 
     def __repr__(self) -> str:
-        """Summarise, without any example."""
         held = f"{self.examples.size:,} examples of {len(self):,} clients"
         return f"<{type(self).__name__}: {held}; {self.examples.kind()}>"
 

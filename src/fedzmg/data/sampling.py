@@ -94,7 +94,6 @@ class Sampler:
     def _numbered(
         self, schedule: Sequence[Sequence[int | str]], names: Sequence[str]
     ) -> list[list[int]]:
-        """Return the numbers of a schedule's clients."""
         known = {name: number for number, name in enumerate(names)} if schedule else {}
         for client in (c for one in schedule for c in one if isinstance(c, str)):
             if client not in known:
@@ -104,7 +103,6 @@ class Sampler:
         return [self._own(one, f"schedule, list {i}") for i, one in enumerate(lists, 1)]
 
     def _own(self, given: Any, source: str) -> list[int]:
-        """Check client numbers that a user chose."""
         try:
             cohort = [operator.index(client) for client in given]
         except TypeError:

@@ -294,7 +294,6 @@ def loss_bands(logs: Sequence[Sequence[Sequence[float] | None]]) -> Bands | None
 
 
 def _lived(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that did not diverge."""
     return [run for run in runs if run.diverged is None]
 
 

@@ -129,7 +129,6 @@ class StudyResult:
         return {k: scores.scored_table(runs) for k, runs in self.study.members.items()}
 
     def __repr__(self) -> str:
-        """Show the algorithms and their final metrics in a line."""
         finals = ", ".join(
             f"{score.label} " + ("diverged" if score.mean is None else f"{score.mean:.4g}")
             for score in self.scores
@@ -161,7 +160,6 @@ class StudyResult:
         return printable("\n".join(text))
 
     def _over(self) -> str:
-        """Describe seeds and rounds."""
         seeds = len(self.study.seeds)
         paired = "1 seed" if seeds == 1 else f"{seeds} paired seeds"
         return f"{paired}, {count_text(self.study.protocol.get('rounds', 0), 'round')}"

@@ -208,7 +208,6 @@ def _named_errors() -> Iterator[None]:
 
 
 def _versions(args: Any) -> list[list[int]]:
-    """Return the versions of the arguments' tensors."""
     return [[leaf._version for leaf in leaves(arg)] for arg in args]
 
 

@@ -93,7 +93,6 @@ def _metric(
 
 
 def _models(simulation: Simulation, trial: int, clients: Sequence[int]) -> Tree:
-    """Return the models of some clients, a row each."""
     memory = simulation.read_memory([(trial, client) for client in clients])
     numbers = row(simulation.client_numbers, trial)
     rule, params = bind(simulation.program.rule, numbers), row(simulation.snapshot.params, trial)
@@ -139,7 +138,6 @@ def _fine_tuned(
 def _evaluate(
     simulation: Simulation, models: Tree, data: Examples, own: Sequence[npt.NDArray[np.int64]]
 ) -> npt.NDArray[np.float64]:
-    """Compute the metric of each model on its examples."""
     program, metric = simulation.program, simulation.task.metric
 
     def one(params: Tree, x: Inputs, y: Tensor, counts: Tensor) -> Tensor:

@@ -204,7 +204,6 @@ def _by_cohort(
 
 
 def _aggregate(aggregator: PackedRule, merger: Merger, state: State) -> tuple[Tensor, State]:
-    """Merge the updates of every trial by an aggregator."""
     rows = merger.rows()
     deltas, after = _by_cohort(
         aggregator, lambda rule, r, s: rule.aggregate(r, s), merger, rows, state
@@ -252,7 +251,6 @@ def restored_snapshot(
 
 
 def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
-    """Fill a template with a checkpoint's tensors."""
     found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     for name, leaf in named_leaves(template).items():
         other = found.get(name)

@@ -40,7 +40,6 @@ def _table(needed: Mapping[str, Any], **others: Any) -> Any:
 
 
 def _few(plan: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a plan of too many runs or trials."""
     names, trials = plan.get("algorithms", {}), len(plan.get("seeds", []))
     tables = [names[name].get("axes", {}) for name in names] if isinstance(names, dict) else []
     for axes in (plan.get("axes", {}), *tables):
@@ -52,7 +51,6 @@ def _few(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _on_axes(entry: dict[str, Any]) -> dict[str, Any]:
-    """Refuse points that are not on the axes."""
     axes = {key: set(values) for key, values in entry["axes"].items()}
     chosen = [entry[name] for name in ("best", "best_by_test") if entry.get(name) is not None]
     for point in (*entry["points"], *chosen):

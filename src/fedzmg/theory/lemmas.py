@@ -83,11 +83,9 @@ def _variance(size: Size, found: Finding) -> None:
         return trace * ((1.0 - share) / DIMS * eye(DIMS) + share * along)
 
     def tolerance(covariance: Tensor) -> float:
-        """Compute five standard errors of the estimate."""
         return 5.0 * math.sqrt(2.0 * ((phi @ covariance @ phi) ** 2).sum() / size.samples)
 
     def measure(covariance: Tensor) -> float:
-        """Estimate ``E |Phi noise|^2``."""
         values, vectors = torch.linalg.eigh(covariance)
         root = vectors * values.clamp(min=0.0).sqrt()
         noise = normal(generator, size.samples, DIMS) @ root.mT

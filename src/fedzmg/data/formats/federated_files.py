@@ -201,7 +201,6 @@ def _numbers(rows: list[Any], where: str) -> Array:
 
 
 def _collect(where: str, found: Iterable[Client]) -> Columns:
-    """Join the columns of all clients."""
     clients: dict[str, Client] = {}
     for client in found:
         name, here, _ = client

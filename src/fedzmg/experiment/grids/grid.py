@@ -182,7 +182,6 @@ class Tuned:
         return found
 
     def __repr__(self) -> str:
-        """Show the best options in a line."""
         found = self.data["algorithms"].items()
         points = "; ".join(f"{name} {_point(entry['best'])}" for name, entry in found)
         return plain(f"<Tuned on {self.data['task']!r}: {points}>")
@@ -208,7 +207,6 @@ class Tuned:
 
 
 def _point(best: Mapping[str, Any] | None) -> str:
-    """Format a point."""
     if best is None:
         return "none"
     return ", ".join(f"{key} {value:.4g}" for key, value in best["options"].items())

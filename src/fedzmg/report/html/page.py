@@ -141,7 +141,6 @@ def _inline_svg(chart: Chart, key: str) -> Markup:
 
 
 def _without_runs(material: Material) -> list[str]:
-    """Describe a page without runs."""
     grids = material.grids.values()
     words = [f"A grid over {' and '.join(axes_of(one))} on {name_of(one)}." for one in grids]
     if material.heterogeneity:
