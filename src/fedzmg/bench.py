@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedzmg.contract import Algorithm
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import PRECISIONS, rounding
 from fedzmg.models.kernels.precision import Precision
@@ -258,8 +258,7 @@ def measure_all(
         ("engine", engines, get_args(EngineName)),
         ("precision", precisions, PRECISIONS),
     ):
-        for name in set(names) - set(known):
-            raise unknown(kind, name, known)
+        check_names(kind, names, known)
     for count in trials:
         if not str(count).isdecimal() or len(str(count)) > 4 or int(count) < 1:
             raise InputError(f"trials = {count!r}: expected whole numbers from 1 to 9999")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.messages import (
     BatchOutputs,
     ClientContext,
@@ -251,8 +251,7 @@ class Algorithm:
     parts: Parts = Parts()
 
     def __post_init__(self) -> None:
-        if self.weights not in ("examples", "uniform"):
-            raise unknown("weights", str(self.weights), ["examples", "uniform"])
+        check_names("weights", [self.weights], get_args(Weights))
         try:
             check_rule("client", self.client, ClientRule)
             check_rule("server", self.server, ServerRule)
@@ -293,11 +292,9 @@ class Algorithm:
 
     def with_options(self, options: Mapping[str, Any]) -> "Algorithm":
         """Return a copy with ``client.F``, ``server.F``, ``parts.F`` or ``weights`` changed."""
-        known = self.options()
         changed = self
+        check_names(f"option of {self.name}", options, self.options())
         for name, value in options.items():
-            if name not in known:
-                raise unknown(f"option of {self.name}", name, known)
             side, _, field = name.rpartition(".")
             try:
                 if not side:

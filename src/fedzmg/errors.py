@@ -2,7 +2,8 @@
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from fedzmg.plain_text import plain
 
@@ -91,6 +92,13 @@ def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> Input
     elif close and more > 0:
         rest = ""
     return InputError(f"unknown {kind} {name!r}{hint}{rest}")
+
+
+def check_names(kind: str, names: Iterable[Any], known: Collection[Any], *commands: str) -> None:
+    """Refuse the first name that is unknown; ``commands`` show all of this ``kind``."""
+    for name in names:
+        if name not in known:
+            raise unknown(kind, str(name), known, *commands)
 
 
 def listed(words: Iterable[str], last: str = "and") -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedzmg.errors import unknown
+from fedzmg.errors import check_names
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models import objective
 from fedzmg.models.objective import LOSSES, LossFunction
@@ -203,8 +203,7 @@ _USUAL = {
 def loss_and_metric(loss: Any, metric: Any) -> tuple[LossFunction, Metric]:
     """Look up a loss and a metric that are given by name; None is the loss's usual metric."""
     for kind, given, known in (("loss", loss, LOSSES), ("metric", metric, METRICS)):
-        if isinstance(given, str) and given not in known:
-            raise unknown(kind, given, known)
+        check_names(kind, [given] if isinstance(given, str) else [], known)
     loss = LOSSES[loss] if isinstance(loss, str) else loss
     if metric is None:
         names = (name for name, known in LOSSES.items() if known is loss)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.errors import InputError, brief, unknown
+from fedzmg.errors import InputError, brief, check_names
 
 SAMPLERS = ("uniform", "examples", "poisson", "schedule")
 LARGEST_WORK = {"epochs": 10**5, "steps": 10**6}
@@ -47,8 +47,7 @@ class Participation:
     """Local steps in place of epochs: the same three forms."""
 
     def __post_init__(self) -> None:
-        if not callable(self.sampler) and self.sampler not in SAMPLERS:
-            raise unknown("sampler", str(self.sampler), SAMPLERS)
+        check_names("sampler", [] if callable(self.sampler) else [self.sampler], SAMPLERS)
         if (self.sampler == "schedule") != (self.schedule is not None):
             raise InputError(
                 f"schedule = {brief(self.schedule)} and sampler = {brief(self.sampler)}: lists of "

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names, unknown
 
 T = TypeVar("T")
 Number: TypeAlias = float | Tensor
@@ -219,9 +219,7 @@ def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
         raise InputError(
             f"{name} is not a frozen dataclass: put @dataclass(frozen=True) above the class"
         )
-    for need in getattr(rule, "needs", ()):
-        if need not in kind._known_needs:
-            raise unknown(f"value in {name}.needs", str(need), kind._known_needs)
+    check_names(f"value in {name}.needs", getattr(rule, "needs", ()), kind._known_needs)
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):

@@ -12,7 +12,7 @@ from fedzmg.aggregators.coordinates import Mean, Median, TrimmedMean
 from fedzmg.aggregators.geometric import GeometricMedian
 from fedzmg.aggregators.nearest import Bulyan, Krum, MultiKrum
 from fedzmg.contract import Aggregator, check_rule
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.plugins import Registry
 
 __all__ = [
@@ -84,9 +84,7 @@ def build(table: Mapping[str, Any]) -> Aggregator:
     name = options.pop("name")
     aggregator = get(name)
     known = [field.name for field in dataclasses.fields(aggregator)]  # type: ignore[arg-type]
-    for key in options:
-        if key not in known:
-            raise unknown(f"option of {name}", key, known, "fedzmg list --aggregators")
+    check_names(f"option of {name}", options, known, "fedzmg list --aggregators")
     try:
         return dataclasses.replace(aggregator, **options)  # type: ignore[type-var]
     except InputError as error:

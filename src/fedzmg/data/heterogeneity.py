@@ -17,7 +17,7 @@ from fedzmg.data import embedded
 from fedzmg.data.columns import Columns, Owners, Strings, group
 from fedzmg.data.partition import make
 from fedzmg.data.text import CHARACTERS, encode
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.seeds import stream
 
 Counts: TypeAlias = npt.NDArray[np.int64]
@@ -131,8 +131,7 @@ def describe(
     table = np.asarray(counts)
     given = {"unit": (unit, Unit), "entropy": (entropy, EntropyBase)}
     for what, (value, known) in {**given, "reference": (reference, Reference)}.items():
-        if value not in get_args(known):
-            raise unknown(what, str(value), get_args(known))
+        check_names(what, [value], get_args(known))
     if table.ndim != 2 or 0 in table.shape or table.dtype.kind not in "iu" or table.min() < 0:
         raise InputError(
             f"counts are {table.dtype} of shape {table.shape}: expected whole numbers from 0, "

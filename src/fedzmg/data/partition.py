@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import number_clients
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names, unknown
 from fedzmg.seeds import stream
 
 Owners = npt.NDArray[np.int64]
@@ -347,8 +347,7 @@ def make(
     For ``natural``, ``labels`` are client ids, and the number of clients is found by itself. Only
     ``pachinko`` uses ``coarse``, a coarse label of every example.
     """
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
+    check_names("partition", [name], PARTITIONS)
     parameters = inspect.signature(PARTITIONS[name]).parameters
     known = [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY and key != "seed"]
     for key in options:

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 
 from fedzmg.data.cache import SILENT, Progress, writing
 from fedzmg.data.formats.common import reading
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 
 EMBEDDED = ("digits", "plays")
 """Data sets that ship with the package."""
@@ -98,8 +98,7 @@ def source(name: str) -> Source:
     """Look up a data set."""
     if name in EMBEDDED:
         raise InputError(f"{name!r} ships with fedzmg: there is nothing to get, import or remove")
-    if name not in SOURCES:
-        raise unknown("data set", name, SOURCES, "fedzmg data list")
+    check_names("data set", [name], SOURCES, "fedzmg data list")
     return SOURCES[name]
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.results.runs import read_run
 from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
@@ -126,9 +126,7 @@ class Difference:
 def aspects(text: str | None) -> tuple[Aspect, ...]:
     """Parse a comma-separated list of aspects; empty means all."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    for name in names:
-        if name not in ASPECTS:
-            raise unknown("aspect", name, ASPECTS)
+    check_names("aspect", names, ASPECTS)
     return tuple(a for a in ASPECTS if a in names) or ASPECTS
 
 
