@@ -1,17 +1,4 @@
-"""Run directories: the files of one run, their manifests, and their repair after a crash.
-
-::
-
-    spec.toml                        the specification with every default written out
-    manifest.json                    versions, device, commit, data hash, execution path;
-                                     "finished": the time of the last round's checkpoint
-    metrics.jsonl                    one line per round, append-only; later lines supersede
-    checkpoint.safetensors           the newest checkpoint
-    checkpoint.previous.safetensors  the one before, in case the newest is damaged
-    memory.rows, memory.stamps       state that clients keep between rounds, if they do
-    clients.safetensors              metric and loss on each client's own examples, by round
-    stopped.json                     round and reason, if the run was stopped early
-    lock.json                        the process that trains, while there is one
+"""Run directories: their files (listed in docs/guide.md), manifests, and repair after a crash.
 
 The format number changes when older versions would misread a directory. New fields of the log and
 new files do not change it: readers ignore unknown fields and do without missing ones.

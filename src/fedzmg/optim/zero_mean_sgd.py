@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, it imports nothing
 from torch.optim import Optimizer
 
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.models.layout import Axes, Known, check_names, group_axes, known_axes
 from fedzmg.optim import fused, updates
@@ -121,7 +121,8 @@ class ZeroMeanSGD(Optimizer):
         your own modules, and for those whose axes you want otherwise, such as
         ``{"embedding.weight": ()}``. ``decay_scope = "kernels"`` spares biases and norms.
         """
-        check_names("decay_scope", [decay_scope], ["all", "kernels"])
+        if decay_scope not in ("all", "kernels"):
+            raise unknown("decay_scope", str(decay_scope), ["all", "kernels"])
         named, (known, spared) = _trainable(model), known_axes(model, axes)
         groups: list[dict[str, Any]] = [{"params": named}]
         if decay_scope == "kernels":

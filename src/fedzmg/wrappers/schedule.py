@@ -24,19 +24,10 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from fedzmg.contract import (
-    ClientRule,
-    Number,
-    Rule,
-    chain,
-    choice,
-    inner_rules,
-    number,
-    replace_in_chain,
-    rule_class,
-)
+from fedzmg.contract import ClientRule, chain
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort
+from fedzmg.rule import Number, Rule, choice, inner_rules, number, replace_in_chain, rule_class
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper, rate_of
 

@@ -12,18 +12,7 @@ from typing import Self, get_args
 
 from torch import Tensor
 
-from fedzmg.contract import (
-    ClientRule,
-    Layout,
-    Need,
-    Number,
-    Rule,
-    ServerRule,
-    chain,
-    choice,
-    number,
-    rule_class,
-)
+from fedzmg.contract import ClientRule, Need, ServerRule
 from fedzmg.errors import InputError
 from fedzmg.messages import (
     BatchOutputs,
@@ -35,6 +24,7 @@ from fedzmg.messages import (
     Stepped,
     Upload,
 )
+from fedzmg.rule import Layout, Number, Rule, chain, choice, number, rule_class
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
 
