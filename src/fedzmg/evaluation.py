@@ -172,11 +172,7 @@ def evaluate_by_owner(
     *,
     chunk: int = CHUNK,
 ) -> Tensor:
-    """Compute mean loss and metric of stacked models on every owner's examples.
-
-    ``positions`` names the examples, owner after owner; each owner has ``counts`` of them, at least
-    one. The result is models x owners x (loss, metric), in double precision.
-    """
+    """Compute loss and metric of models on owners: ``positions`` of ``counts`` examples each."""
     each = _for_each_model(params, objective, metric, prepare, Tensor.double)
     owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     sums: list[Tensor] = []

@@ -1,8 +1,4 @@
-"""Ready-made metrics by name, for one label, many labels, sequences, images and numbers.
-
-Outputs are logits. Classes are on the last axis of outputs, and on axis 1 of images (four axes or
-more). Outputs with as many values as targets are a logit per label. Negative targets are ignored.
-"""
+"""Ready-made metrics of logits, classes last (axis 1 of images); negative targets are ignored."""
 
 from collections.abc import Callable
 from typing import Any

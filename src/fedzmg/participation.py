@@ -26,11 +26,7 @@ Work: TypeAlias = float | tuple[float, float] | WorkFunction
 
 @dataclass(frozen=True)
 class Participation:
-    """Choice of the clients of a round, and of their local work.
-
-    Random choices are functions of (seed, round, client), so all algorithms see the same ones.
-    Functions get a key of that address and must be pure.
-    """
+    """Choice of a round's clients and their work, by (seed, round, client); functions are pure."""
 
     sampler: str | SamplerFunction = "uniform"
     """``uniform``: as many clients as the protocol's cohort. ``examples``: the same number, each

@@ -86,12 +86,7 @@ def user_code(what: str, file: str = "") -> Iterator[None]:
 
 
 def load(path: Path | str) -> Plugin:
-    """Run a plugin file and add what it defines to all tables; a loaded file is not run again.
-
-    Raises:
-        InputError: if it is not a readable Python file, or defines something unusable.
-        PluginError: if it raises; its exception is the cause.
-    """
+    """Run a plugin file once, and add what it defines to all tables; its error is a PluginError."""
     path = Path(path)
     if path.suffix != ".py" or (path.exists() and not path.is_file()):
         raise InputError(f"plugin {path}: expected a Python file, NAME.py")

@@ -62,11 +62,7 @@ def distinct(counts: Counts) -> Counts:
 
 
 def entropy(counts: Counts, base: EntropyBase = "classes") -> Floats:
-    """Compute the entropy of each client's classes over its largest possible value, 0 to 1.
-
-    ``classes`` divides by the logarithm of the number of all classes, ``present`` by that of the
-    classes that occur at the client. Where only one class is possible, 0 / 0 counts as 0.
-    """
+    """Compute each client's entropy over the largest of all classes, or of those ``present``."""
     share = _shares(counts)
     nats = -np.sum(share * np.log(share, out=np.zeros_like(share), where=share > 0), axis=-1)
     possible = distinct(counts) if base == "present" else np.full(nats.shape, counts.shape[-1])

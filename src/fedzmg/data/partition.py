@@ -196,11 +196,7 @@ def _fill(
     root: float,
     leaf: float,
 ) -> npt.NDArray[np.int64]:
-    """Draw the labels of one client in order, and remove them from ``left``.
-
-    Draws are independent until a label runs out, so they are made all at once, kept up to the one
-    that takes the last example of a label, and repeated from there.
-    """
+    """Draw a client's labels, removed from ``left``: many at once, up to one that runs out."""
     groups = int(above.max()) + 1
     # A draw over all labels, without those that are exhausted, is Dirichlet over the others.
     coarse_logs = _log_gamma(rng, root, groups)
@@ -270,11 +266,7 @@ def _check(labels: npt.ArrayLike, clients: int, **options: float) -> npt.NDArray
 
 
 def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns, Columns]:
-    """Split each client's rows at random into training rows and a share of test rows.
-
-    Every client keeps at least one row to train on. Rows without clients are split as one client's.
-    The share, between 0 and 1, is rounded to whole rows of each client.
-    """
+    """Split off a share of each client's rows, or of all; one row at least stays to train on."""
     if not isinstance(columns, Columns):
         raise InputError(f"columns is a {type(columns).__name__}: pass the result of a reader")
     if not isinstance(share, Real) or not 0 < share < 1:

@@ -40,11 +40,7 @@ class Verdict:
 def judge(
     found: Measurement, *, inputs: float | None = None, centred: Measurement | None = None
 ) -> Verdict:
-    """Predict the effect of the projection from a measurement, its layers in order of use.
-
-    ``inputs`` is the share of the inputs' energy that is the mean of each example, ``centred`` a
-    measurement with every input centred.
-    """
+    """Predict the effect of the projection; ``inputs`` is the mean's share of their energy."""
     if not found.layers:
         return Verdict("little", "nothing is projected in this model: expect no difference", ())
     frozen = [layer for layer in found.layers if layer.inputs == 1]

@@ -219,11 +219,7 @@ def arrivals(
 def late_means(
     study: Study, threshold: float, rule: ThresholdRule = RULES[0]
 ) -> tuple[dict[str, float], str]:
-    """Return the means after the slowest algorithm reached a threshold, or why there are none.
-
-    They are means of evaluations that all runs share, strictly after that round. An algorithm all
-    of whose runs diverged is left out.
-    """
+    """Return means of shared evaluations after the slowest arrival, or why there are none."""
     members = {label: runs for label, runs in study.members.items() if _lived(runs)}
     if not members:
         return {}, "No late-stage mean: every run diverged."

@@ -1,8 +1,4 @@
-"""The result of a study: scores of every algorithm and the tests between them.
-
-It is computed from runs, which come from disk or from histories in memory. Tables, figures, pages
-and ``study.json`` are made from it.
-"""
+"""The result of a study: scores and tests of runs, from which all tables and files are made."""
 
 from __future__ import annotations
 

@@ -60,11 +60,7 @@ class Watched(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, *, everyone: bool = False) -> "Watched":
-        """Choose the clients to evaluate: the same for every algorithm and seed.
-
-        Clients without examples are left out. A large population, or one with many examples for a
-        short training, is sampled; a longer training only adds to the sample.
-        """
+        """Choose the clients to evaluate: all with examples, or a sample for a short training."""
         owners = task.test_owners
         part: Part
         if owners is None:

@@ -64,12 +64,7 @@ def message_sizes(
     counts: bool,
     wire: Callable[[Tree, int], State] = lambda params, _: params,
 ) -> list[tuple[Message, Message]]:
-    """Measure each trial's messages: down to all of its clients, and up from one client.
-
-    ``uploads`` has the values of one upload that travel, or their bytes, for every trial.
-    ``counts``: clients also send their example counts. ``wire`` returns the values of the model
-    that travel to each of so many clients.
-    """
+    """Measure each trial's messages: down to all of its clients, and up from one client."""
     longest, sent = [0] * len(broadcast.round), [0] * len(broadcast.round)
     for batch in batches:
         longest[batch.trial] = max(longest[batch.trial], len(batch.stream))

@@ -89,11 +89,7 @@ def append_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> list[T]:
-    """Read the lines of a log in the order of writing; skip a line that a crash cut off.
-
-    The log may be compressed; a missing log has no lines. ``parse`` converts a line's values and
-    raises an error such as ``ValueError`` or ``KeyError`` for wrong ones.
-    """
+    """Read the lines of a log, maybe compressed, by ``parse``; skip one that a crash cut off."""
     content = log_bytes(path)
     lines = split_lines(content, path)
     ended = len(lines) if content.endswith(b"\n") else len(lines) - 1

@@ -190,11 +190,7 @@ class Hold:
 
 @contextlib.contextmanager
 def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
-    """Hold directories until the block ends; missing ones are created.
-
-    ``say`` reports a directory that is taken over from a process that is gone. A directory of a
-    living process, of a kept copy, or one that cannot be written is refused.
-    """
+    """Hold directories, created if missing; ``say`` reports one taken over from a gone process."""
     paths = [path.absolute() for path in paths]
     held = Hold(Owner.of_this_process())
     ended = threading.Event()

@@ -1,8 +1,4 @@
-"""Bounded reading of results, which a stranger may have made.
-
-Only directories and regular files are accepted inside a folder of results, and no links. Sizes and
-counts have limits. The path that a user types may itself be a link.
-"""
+"""Bounded reading of results of a stranger: plain files and directories, no links."""
 
 import contextlib
 import errno

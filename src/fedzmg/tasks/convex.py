@@ -1,8 +1,4 @@
-"""``quadratic`` and ``logistic``: strongly convex problems whose optimum is known.
-
-Their metric is the squared distance to the optimum. The model is one column of weights: a
-projection per column and one of the whole vector are the same.
-"""
+"""``quadratic`` and ``logistic``: convex problems whose metric is the distance to the optimum."""
 
 from abc import abstractmethod
 from dataclasses import dataclass

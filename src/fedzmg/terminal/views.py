@@ -312,11 +312,7 @@ def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableT
 
 
 def prose(text: str, width: int) -> str:
-    """Strip a docstring of its markup.
-
-    Lines of paragraphs are joined; a line that ends with a full stop ends its paragraph. An
-    indented line that is too long is broken at a gap of two or more spaces.
-    """
+    """Strip a docstring of its markup, join lines of paragraphs and break long indented lines."""
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         joined = re.sub(r"(?<!\.)\n", " ", re.sub(r":?:$", ":", block.replace("``", "")))

@@ -105,11 +105,7 @@ class Quadratics:
         cls, generator: torch.Generator, *shape: int, dims: int = 12,
         eigenvalues: tuple[float, float] = (1.0, 4.0), spread: float = 1.0,
     ) -> "Quadratics":  # fmt: skip
-        """Draw ``[..., clients]``, by default 8, with exactly these extreme eigenvalues.
-
-        Centres are normal with standard deviation ``spread``; weights are those of clients that
-        hold 10 to 30 examples.
-        """
+        """Draw ``[..., clients]`` (8) with these extreme eigenvalues, and 10 to 30 examples."""
         low, high = eigenvalues
         shape = shape or (8,)
         rotation, _ = torch.linalg.qr(normal(generator, *shape, dims, dims))
