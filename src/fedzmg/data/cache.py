@@ -201,7 +201,7 @@ def _attempt(
     headers = {"User-Agent": f"fedzmg/{__version__}"}
     headers |= {"Range": f"bytes={done}-"} if done else {}
     request = urllib.request.Request(source, headers=headers)
-    opener = urllib.request.build_opener(_Redirects, _Http(limit), _Https(limit))
+    opener = urllib.request.build_opener(_Redirects, _Watched(limit))
     with opener.open(request, timeout=TIMEOUT) as response:
         if response.status != 206:  # the server sends the whole file
             done = 0
@@ -273,7 +273,7 @@ class _TimeLimit:
         self._close()
 
 
-class _Watched(urllib.request.AbstractHTTPHandler):
+class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """Connections under a time limit."""
 
     def __init__(self, limit: _TimeLimit) -> None:
@@ -287,14 +287,6 @@ class _Watched(urllib.request.AbstractHTTPHandler):
             return made
 
         return super().do_open(connection, req, **options)
-
-
-class _Http(_Watched, urllib.request.HTTPHandler):
-    """Connections without TLS."""
-
-
-class _Https(_Watched, urllib.request.HTTPSHandler):
-    """Connections with TLS."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
