@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +34,6 @@ EXAMPLES = 256
 """Examples of every client that are evaluated at once."""
 
 
-class OwnMetrics(NamedTuple):
-    """Metric of clients' own models, one value per client; None: not measured."""
-
-    personal: npt.NDArray[np.float64] | None
-    tuned: npt.NDArray[np.float64] | None
-
-
 @rule_class
 class FineTune(ClientRule):
     """Plain SGD on the model that a client keeps in its memory."""
@@ -60,15 +53,17 @@ class FineTune(ClientRule):
         return Upload(Tree({})), params
 
 
-def own_metrics(simulation: Simulation, watched: Watched, data: Examples) -> list[OwnMetrics]:
-    """Evaluate every trial's personal models, and all models after fine-tuning."""
+def own_metrics(
+    simulation: Simulation, watched: Watched, data: Examples
+) -> list[dict[str, npt.NDArray[np.float64] | None]]:
+    """Evaluate every trial's ``personal`` models, and ``tuned`` ones; None if there are none."""
     personal = simulation.program.rule.is_personal
     epochs = simulation.task.protocol.fine_tune
     return [
-        OwnMetrics(
-            _metric(simulation, watched, data, trial, 0) if personal else None,
-            _metric(simulation, watched, data, trial, epochs) if epochs else None,
-        )
+        {
+            "personal": _metric(simulation, watched, data, trial, 0) if personal else None,
+            "tuned": _metric(simulation, watched, data, trial, epochs) if epochs else None,
+        }
         for trial in range(len(simulation.trials))
     ]
 

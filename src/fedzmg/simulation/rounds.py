@@ -373,7 +373,7 @@ class Simulation:
                 self.task, watched, self.snapshot.params, data, self.program.objective, self.round
             )
             own = own_metrics(self, watched, data)
-        return [replace(one, **o._asdict()) for one, o in zip(found, own, strict=True)]
+        return [replace(one, **o) for one, o in zip(found, own, strict=True)]
 
     @property
     def client_numbers(self) -> dict[str, Tensor]:
