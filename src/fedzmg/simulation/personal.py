@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,9 +53,7 @@ class FineTune(ClientRule):
         return Upload(Tree({})), params
 
 
-def own_metrics(
-    simulation: Simulation, watched: Watched, data: Examples
-) -> list[dict[str, npt.NDArray[np.float64] | None]]:
+def own_metrics(simulation: Simulation, watched: Watched, data: Examples) -> list[dict[str, Any]]:
     """Evaluate every trial's ``personal`` models, and ``tuned`` ones; None if there are none."""
     personal = simulation.program.rule.is_personal
     epochs = simulation.task.protocol.fine_tune
