@@ -1,8 +1,4 @@
-"""Parts of a model: parameters that clients train together, alone, or not at all.
-
-Running statistics of normalisation layers are not trained. They belong to a client if their layer
-is personal; all others travel and are averaged.
-"""
+"""Parts of a model that clients train together, alone or not; statistics follow their layer."""
 
 import re
 from dataclasses import dataclass, fields

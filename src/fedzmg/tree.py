@@ -34,6 +34,17 @@ Inputs: TypeAlias = Any
 """A tensor, or a dict of tensors by the name of the model's argument; first axis examples."""
 
 
+def _operator(op: Callable[[Any, Any], Any]) -> Callable[[Tree, Tree | Scalar], Tree]:
+    """Return an operator of a tree with another one, or with a number."""
+
+    def combine(self: Tree, other: Tree | Scalar) -> Tree:
+        if isinstance(other, Tree):
+            return self.map(op, other)
+        return Tree({name: op(leaf, other) for name, leaf in self._tensors.items()})
+
+    return combine
+
+
 @final
 class Tree(Mapping[str, Tensor]):
     """An immutable mapping from names to tensors with ``+ - * / **`` and ``map``.
@@ -76,33 +87,13 @@ class Tree(Mapping[str, Tensor]):
             return Tree({name: function(leaf, other[name]) for name, leaf in own.items()})
         return Tree({n: function(leaf, *[t[n] for t in rest]) for n, leaf in own.items()})
 
-    def _combine(self, other: Tree | Scalar, op: Callable[[Any, Any], Any]) -> Tree:
-        if isinstance(other, Tree):
-            return self.map(op, other)
-        return Tree({name: op(leaf, other) for name, leaf in self._tensors.items()})
-
-    def __add__(self, other: Tree | Scalar) -> Tree:
-        return self._combine(other, operator.add)
-
-    def __sub__(self, other: Tree | Scalar) -> Tree:
-        return self._combine(other, operator.sub)
-
-    def __mul__(self, other: Tree | Scalar) -> Tree:
-        return self._combine(other, operator.mul)
-
-    def __truediv__(self, other: Tree | Scalar) -> Tree:
-        return self._combine(other, operator.truediv)
-
-    def __pow__(self, exponent: float) -> Tree:
-        return self._combine(exponent, operator.pow)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __rsub__(self, other: Scalar) -> Tree:
-        return self._combine(other, lambda leaf, scalar: scalar - leaf)
-
-    def __rtruediv__(self, other: Scalar) -> Tree:
-        return self._combine(other, lambda leaf, scalar: scalar / leaf)
+    __add__ = __radd__ = _operator(operator.add)
+    __sub__ = _operator(operator.sub)
+    __rsub__ = _operator(lambda leaf, scalar: scalar - leaf)
+    __mul__ = __rmul__ = _operator(operator.mul)
+    __truediv__ = _operator(operator.truediv)
+    __rtruediv__ = _operator(lambda leaf, scalar: scalar / leaf)
+    __pow__ = _operator(operator.pow)
 
     # Tensors have no single truth value, so trees compare as objects do.
     __eq__ = object.__eq__

@@ -195,10 +195,7 @@ def _update(rule: Any, rows: Any, params: Tree, state: State, cohort: Cohort) ->
 def _by_cohort(
     packed: PackedRule, function: Callable[..., Any], merger: Merger, rows: Any, *own: Any
 ) -> Any:
-    """Map ``function(rule, rows, *own)`` over trials, each with the rows of its own cohort.
-
-    Padding up to the widest cohort of the pack would change the order of sums.
-    """
+    """Map ``function(rule, rows, *own)`` over trials, their cohorts not padded to others'."""
     sizes, parts = merger.cohort_sizes(), []
     step = TOGETHER if merger.sums.weight.is_cuda else 1
     for first in range(0, len(sizes), step):
@@ -211,7 +208,6 @@ def _by_cohort(
 
 
 def _aggregate(aggregator: PackedRule, merger: Merger, state: State) -> tuple[Tensor, State]:
-    """Merge the updates of every trial by an aggregator."""
     rows = merger.rows()
     deltas, after = _by_cohort(
         aggregator, lambda rule, r, s: rule.aggregate(r, s), merger, rows, state
@@ -259,7 +255,6 @@ def restored_snapshot(
 
 
 def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
-    """Fill a template with a checkpoint's tensors."""
     found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     for name, leaf in named_leaves(template).items():
         other = found.get(name)
