@@ -95,7 +95,6 @@ class Task:
         check_text("name", self.name)
         check_text("metric.name", self.metric.name)
         check_scheme(self.init)
-        self.parts.split(self.model.layout)
         clients, protocol = len(self.train), self.protocol
         if protocol.cohort > clients and not protocol.replacement:
             raise InputError(
@@ -136,6 +135,7 @@ class Task:
                 check_values("loss", self.loss(outputs, y), len(y))
             with _named(f"the metric {self.metric.name} fails on the model's outputs"):
                 self.metric.check_values(self.metric.function(outputs, y), len(y))
+        self.parts.split(self.model.layout)
 
     def __repr__(self) -> str:
         model, protocol = self.model, self.protocol
