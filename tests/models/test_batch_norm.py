@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedzmg
-from fedzmg import InputError, Parts, Task, Trial, algorithms
+from fedzmg import InputError, Parts, Task, Trial, algorithms, tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.data.plan import local_stream, sample_cohort
 from fedzmg.diagnose import diagnose
+from fedzmg.experiment.specs import files as specs
 from fedzmg.messages import Cohort
 from fedzmg.models.batch_norm import BatchNorm1d, BatchNormPolicy
 from fedzmg.models.functional import FunctionalModel
@@ -611,6 +612,50 @@ def test_initial_statistics_are_fresh_unless_given() -> None:
         assert start["twice.running_mean"].unique().item() == mean
         assert start["twice.running_var"].unique().item() == 1.0
         assert start["twice.weight"].unique().item() == 1.0
+
+
+OWN_TASK = """
+import numpy as np
+import torch
+from torch import nn
+from fedzmg import Task
+
+class Mix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x):
+        return x @ self.table
+
+def rows():
+    x, y = np.eye(12, 4, dtype="float32"), np.arange(12) % 3
+    net = nn.Sequential(Mix(), nn.BatchNorm1d(3))
+    more = {"cohort": 3, "batch_norm": "local"}
+    return Task.from_arrays(net, x, y, np.arange(12) % 3, test=(x, y), **more)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:not projected")
+def test_policy_is_an_option_of_specifications_and_in_manifests(
+    tmp_path: Path, fedzmg: Callable[..., Any]
+) -> None:
+    file, spec = tmp_path / "own.py", tmp_path / "own.toml"
+    file.write_text(OWN_TASK)
+    spec.write_text('task = "own.py:rows"\nprotocol.rounds = 1\npreset.batch_norm = "batch"\n')
+    assert specs.read(spec).build_task().model.batch_norm == "batch"
+    own = tasks.get(f"{file}:rows")
+    other = tasks.get(f"{file}:rows", {"batch_norm": "average"})
+    assert (own.model.batch_norm, own.parts.personal) == ("local", ("batch_norm",))
+    assert (other.model.batch_norm, other.parts.personal) == ("average", ())
+    change = ("--set", "preset.batch_norm=frozen", "--out", str(tmp_path / "out"))
+    assert fedzmg("run", str(spec), *change).code == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["preset"] == {"batch_norm": "frozen"}
+    assert manifest["not_projected"] == "0.table (Mix)"
+    assert "preset.batch_norm" in fedzmg("list", f"{file}:rows").out
+    for word in ("preset.batch_norm=mean", "preset.norm=batch"):
+        assert fedzmg("run", f"{file}:rows", "--set", word).code == 2
 
 
 def test_fingerprints_tell_policies_apart() -> None:

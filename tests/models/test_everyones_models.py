@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from fedzmg import Task, Trial, cli, simulate
 from fedzmg.engine.choose import EnginePlanner
-from fedzmg.errors import CannotMap
+from fedzmg.errors import CannotMap, UserCodeError
 from fedzmg.simulation import Simulation
 from golden_problems import Net
 
@@ -299,6 +299,13 @@ def test_an_error_of_the_model_says_where(engine: str) -> None:
     with pytest.raises(IndexError) as caught:
         trained(task, engine)
     assert "client '1', local step 1" in caught.value.__notes__[0]
+
+
+def test_an_unknown_nonlinearity_is_torchs_own_error() -> None:
+    cell = nn.RNNCell(4, 3, nonlinearity="sine")
+    with pytest.raises(UserCodeError, match="sine") as caught:
+        federation(cell, VECTORS[:, :4])
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_the_command_line_shows_the_users_traceback_below_our_line(

@@ -129,7 +129,7 @@ class FunctionalModel:
         trained = layout_of(module, axes)
         if not trained:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
-        self.batch_norm = batch_norm
+        self.axes, self.batch_norm = axes, batch_norm
         self.layout: Layout = with_statistics(module, trained, batch_norm)
         self.statistics = tuple(name for name in self.layout if name not in trained)
         """Names of running statistics and other changing buffers in the tree."""
