@@ -180,9 +180,8 @@ def test_lower_precisions_on_a_gpu(name: str, precision: str) -> None:
     assert all(leaf.isfinite().all() for leaf in trained(MAPPED[name](), **more).values())
 
 
-@pytest.mark.parametrize(
-    "name", ["samples", pytest.param("functional-dropout", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["samples", "functional-dropout"])
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 def test_compiled_as_mapped(name: str) -> None:
     """The compiler traces the second model, and the first runs without it."""
