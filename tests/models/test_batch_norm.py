@@ -636,6 +636,7 @@ def rows():
 """
 
 
+@pytest.mark.usefixtures("forget_plugins")
 @pytest.mark.filterwarnings("ignore:not projected")
 def test_policy_is_an_option_of_specifications_and_in_manifests(
     tmp_path: Path, fedzmg: Callable[..., Any]
