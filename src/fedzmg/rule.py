@@ -19,11 +19,11 @@ Number: TypeAlias = float | Tensor
 so it is used only arithmetically."""
 
 Role = Literal[
-    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown", "statistics",
+    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown", "statistics", "counts",
     "lora_A", "lora_B", "lora_base",
 ]  # fmt: skip
-"""``unknown``: a weight of a module whose input axes are not known. ``statistics``: running ones of
-a normalisation layer, which are not trained."""
+"""``unknown``: a weight of a module whose input axes are not known. ``statistics`` and ``counts``
+(whole numbers): buffers that training passes change, such as those of a normalisation layer."""
 
 
 class ParamInfo(NamedTuple):
@@ -35,6 +35,11 @@ class ParamInfo(NamedTuple):
     """Type of the module that owns it, such as ``Conv2d``; several with different axes: ``A+B``."""
     scale: float | None = None
     """Factor of an adapter's product, beside its A."""
+
+    @property
+    def is_buffer(self) -> bool:
+        """Changes in training passes, and is not trained."""
+        return self.role in ("statistics", "counts")
 
     def __repr__(self) -> str:
         # Fingerprints of tasks contain it: a field that came later is shown only if it is set.

@@ -24,7 +24,7 @@ from typing import Self
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, Need, Parts, rule_class
+from fedzmg.contract import Algorithm, Layout, Need, Parts, rule_class
 from fedzmg.draw import uniform
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Upload
@@ -127,11 +127,4 @@ class StackAdapters(ServerWrapper):
         return self.inner.wire(others, clients), (factors,) * clients
 
 
-FAMILY = "low-rank adapters"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("flora", MergeAdapters(SGD()), StackAdapters(Average())),
-        summary="local SGD on new adapters in every round; server merges their products",
-        source="Wang et al. 2024",
-    ),
-)
+ALGORITHMS = (Algorithm("flora", MergeAdapters(SGD()), StackAdapters(Average())),)

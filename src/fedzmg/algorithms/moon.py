@@ -70,6 +70,8 @@ class Moon(Wrapper):
 
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
         there, before, *rest = batch.reference_features
+        # A model of zeros stands in for a missing one; spectral norm divides it by zero.
+        before = torch.where(context.memory.exists > 0, before, torch.zeros_like(before))
         near, far = cosine(batch.features, there), cosine(batch.features, before)
         contrast = per_example(-F.logsigmoid((near - far) / self.temperature), batch.targets)
         added = torch.where(context.memory.exists > 0, contrast, torch.zeros_like(contrast))

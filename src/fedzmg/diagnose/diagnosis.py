@@ -311,5 +311,5 @@ def in_order_of_use(task: Task, params: Tree) -> Layout:
     with torch.enable_grad():
         loss = task.loss(task.model.evaluate(own, task.prepare(x, dtype)), y).sum()
         torch.autograd.backward(loss)
-    layout = {n: info for n, info in task.model.layout.items() if info.role != "statistics"}
+    layout = {n: info for n, info in task.model.layout.items() if not info.is_buffer}
     return {name: layout[name] for name in dict.fromkeys([*reversed(seen), *layout])}

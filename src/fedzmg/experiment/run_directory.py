@@ -18,10 +18,12 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from fedzmg.contract import chain
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.errors import InputError
 from fedzmg.experiment.rules_hash import code_facts
 from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.models.layout import not_projected
 from fedzmg.participation import Participation
 from fedzmg.provenance import provenance
 from fedzmg.results.runs import client_table
@@ -199,6 +201,9 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
     """Describe versions, machine, data, execution path and the trials of a pack."""
     device, task = simulation.device, simulation.task
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    sides = [side for t in simulation.trials for side in (t.algorithm.client, t.algorithm.server)]
+    projects = any(hasattr(rule, "axes") for side in sides for rule in chain(side))
+    unprojected = not_projected(task.model.layout) if projects else ""
     return {
         "format": FORMAT,
         **provenance(),
@@ -218,6 +223,7 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
         "engine_reason": simulation.choice.reason,
         "chunk": simulation.chunk,
         "pack": member_names(simulation),
+        **({"not_projected": unprojected} if unprojected else {}),
         "metric": task.metric.name,
         "higher_is_better": task.metric.higher_is_better,
         "preset": dict(task.preset),

@@ -25,7 +25,7 @@ from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
 
 def fit(algorithm: Algorithm, layout: Layout, parts: Parts, population: int) -> Algorithm:
     """Return an algorithm whose rules know a model's layout and its parts; a task may add some."""
-    trained = {name: info for name, info in layout.items() if info.role != "statistics"}
+    trained = {name: info for name, info in layout.items() if not info.is_buffer}
     fitted, parts = algorithm.for_layout(trained, population), algorithm.parts | parts
     if not parts and len(trained) == len(layout):
         return fitted
@@ -205,7 +205,8 @@ class PartsServer(ServerWrapper):
             cohort = cohort._replace(delta=self._shared(cohort.delta))
         moved, state = self.inner.update(self._shared(params), state, cohort)
         # A small variance may round to less than nothing.
-        known = {n: v.clamp(min=0) if n.endswith("var") else v for n, v in averaged.items()}
+        known = {n: v.clamp(min=0) if n.endswith("running_var") else v for n, v in averaged.items()}
+        known |= {n: known[n].round() for n in self.split.counts}
         return filled(moved, filled(Tree(known), params)), state
 
 

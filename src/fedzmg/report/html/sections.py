@@ -35,7 +35,8 @@ _DIRECTORY_COLUMNS = (
 )
 _FACTS = (
     "fedzmg", "commit", "dirty", "python", "torch", "numpy", "platform", "device", "device_name",
-    "threads", "dtype", "precision", "engine", "clients", "examples", "data_sha256", "task_sha256",
+    "threads", "dtype", "precision", "engine", "not_projected", "clients", "examples",
+    "data_sha256", "task_sha256",
 )  # fmt: skip
 
 
