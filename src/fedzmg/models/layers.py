@@ -20,8 +20,8 @@ from torch.nn.utils import parametrizations
 
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import layers
-from fedzmg.models.kernels.layers import RANGE
-from fedzmg.models.keyed import Draws, dropout, mapped
+from fedzmg.models.kernels.layers import RANGE, mapped
+from fedzmg.models.keyed import Draws, dropout
 from fedzmg.models.recurrent import RECURRENT, scan
 
 POWER_ITERATIONS = 15
