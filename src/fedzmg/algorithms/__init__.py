@@ -99,7 +99,6 @@ ALGORITHMS: Registry[AlgorithmInfo] = Registry(
     _entry,
     _same,
 )
-"""Algorithms by name."""
 _WRAPPERS = [import_module(f"fedzmg.wrappers.{name}") for name in ("clip", "schedule", "wrapper")]
 _RULES = {
     name: rule for module in (*_modules(), *_WRAPPERS) for name, rule in _rules(module).items()

@@ -34,7 +34,6 @@ class Examples(NamedTuple):
         )
 
     def __repr__(self) -> str:
-        """Summarise, without any example."""
         return f"<Examples: {self.size:,} of {self.kind()}>"
 
     def kind(self) -> str:
@@ -135,10 +134,7 @@ class FederatedData:
     def from_arrays(
         cls, x: Any, y: Any, clients: Any, names: Sequence[Any] | None = None
     ) -> "FederatedData":
-        """Group examples by a client id each, any sortable values, or by owners of sorted rows.
-
-        ``names`` are all client ids, if their order or completeness matters.
-        """
+        """Group examples by client id, or by owners of sorted rows; ``names``: all ids."""
         data = examples(x, y, what="training data")
         if isinstance(clients, Owners):
             return cls(data, clients.offsets, clients.names)
@@ -161,11 +157,9 @@ class FederatedData:
         return cls(row(data, torch.from_numpy(order)), owners.offsets, owners.names)
 
     def __len__(self) -> int:
-        """Number of clients."""
         return len(self.names)
 
     def __repr__(self) -> str:
-        """Summarise, without any example."""
         held = f"{self.examples.size:,} examples of {len(self):,} clients"
         return f"<{type(self).__name__}: {held}; {self.examples.kind()}>"
 
@@ -179,10 +173,7 @@ class FederatedData:
         return replace(self, examples=self.examples.to(device, dtype))
 
     def fingerprint(self) -> str:
-        """Hash contents, order and client borders (SHA-256): equal data, equal fingerprint.
-
-        The fingerprint of a data set replaces its contents: a run need not read half a gigabyte.
-        """
+        """Hash contents, order and client borders; the hash of a data set replaces its contents."""
         digest = hashlib.sha256(self.origin.encode())
         if isinstance(self.examples.x, dict):
             digest.update("\x1f".join(self.examples.x).encode())

@@ -27,7 +27,7 @@ from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, row, tree_map
+from fedzmg.tree import State, Tree, row, tree_map, vmap
 
 MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4
@@ -205,7 +205,7 @@ class Vectorized:
         padded = pad(streams, per_example=True)
         plan = Plan.of(program, padded)
         parts = (self._batch(plan, t) for t in range(padded.indices.shape[1]))
-        losses = torch.vmap(program.objective.eval_loss)
+        losses = vmap(program.objective.eval_loss)
         none = torch.zeros(len(batches), dtype=program.dtype, device=program.device)
         with MappedLayers():
             return local.add_full_pass(losses, params, parts, none, program.rule.full_pass)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self, get_args
 from torch import nn
 
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.errors import InputError, brief, unknown
+from fedzmg.errors import InputError, brief, check_names
 from fedzmg.models.batch_norm import BatchNormPolicy
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.plugins import user_code
@@ -74,11 +74,7 @@ class Decision(NamedTuple):
 
     @property
     def rule(self) -> tuple[str, bool]:
-        """Allowed values in words, and True if the value is one of them.
-
-        >>> Decision("centring", "none", "none", ("none", "image"), 0, 0, "").rule
-        ('none or image', True)
-        """
+        """Allowed values in words, and True if the value is one of them."""
         value, low, high = self.value, self.low, self.high
         if self.words:
             return f"{', '.join(self.words[:-1])} or {self.words[-1]}", value in self.words
@@ -157,10 +153,8 @@ class Preset(ABC):
         known = self.options()
         if options and not known:
             raise InputError(f"preset = {dict(options)}: the task {self.name!r} has no options")
-        for name in options:
-            if name not in known:
-                command = f"fedzmg list {self.name}"
-                raise unknown(f"preset field of {self.name}", name, known, command)
+        command = f"fedzmg list {self.name}"
+        check_names(f"preset field of {self.name}", options, known, command)
 
     @property
     def missing(self) -> str:

@@ -66,7 +66,6 @@ class Task:
     tune: Examples | None = None
     """Examples for choosing hyper-parameters; results are reported on ``test``."""
     options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Tuned hyper-parameters, by algorithm name."""
     preset: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Options of the preset; of a user's own task, ``batch_norm`` if the model has such layers."""
     test_owners: npt.NDArray[np.int64] | None = None

@@ -10,13 +10,13 @@ rule is; those of personal layers stay in the client's memory.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, final
+from dataclasses import field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Layout, Parts, chain
+from fedzmg.contract import Algorithm, ClientRule, Layout, Parts, chain, rule_class
 from fedzmg.messages import BatchOutputs, ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.parts import Split
 from fedzmg.tree import State, Tree, map_trees, num_bytes
@@ -51,8 +51,7 @@ def filled(part: Tree, full: Tree) -> Tree:
     return Tree({name: part.get(name, leaf) for name, leaf in full.items()})
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class PartsClient(Wrapper):
     """Any client rule, on a model with personal and frozen parts."""
 
@@ -184,8 +183,7 @@ class PartsClient(Wrapper):
         return filled(self.inner.personal_model(own, inside), filled(kept, params))
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class PartsServer(ServerWrapper):
     """Any server rule, on the shared part of a model."""
 

@@ -49,7 +49,6 @@ class Block(NamedTuple):
     title: str = ""
     """Heading; by default the title of a table."""
     style: str = ""
-    """CSS class."""
     folded: bool = False
 
 
@@ -246,7 +245,6 @@ def _commands(material: Material, own: Collection[str]) -> Iterator[Block]:
 
 
 def _manifests(plan: PlanFile) -> Iterator[Mapping[str, Any]]:
-    """Yield the manifests of a grid or study."""
     below = {"grid": "*/manifest.json", "study": "*/seed-*/manifest.json"}[plan.kind]
     for path in sorted(Path(plan.path).parent.glob(below)):
         with contextlib.suppress(InputError):  # damaged, but its scores are there
