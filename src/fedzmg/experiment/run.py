@@ -87,7 +87,7 @@ def run_pack(
     # Finished runs are only read: they need no lock and may be read-only. A lock that a killed
     # process left is taken over and removed.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
-    together = _must_stay_together(first) and not all(job.complete for job in jobs)
+    together = not all(job.complete for job in jobs) and _must_stay_together(first)
     to_hold = {
         i: job.directory
         for i, job in enumerate(jobs)
