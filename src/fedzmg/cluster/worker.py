@@ -5,13 +5,13 @@ user's own file is never unpickled. Results go to the directories of the study o
 usual locks.
 """
 
-import contextlib
+import functools
 import math
 import os
 import platform
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,12 +74,12 @@ class Posts(Progress):
     """Progress of a pack, sent to the driver now and then."""
 
     def __init__(self, board: Any, label: str) -> None:
-        self._board, self._label = board, label
+        self._board, self.label = board, label
         self._rounds, self._posted = 0, -math.inf
 
     def post(self, kind: str, value: Any) -> None:
         """Send a message and do not wait for it."""
-        self._board.post.remote(self._label, kind, value)
+        self._board.post.remote(self.label, kind, value)
 
     def begin(self, label: str, rounds: int, done: int) -> None:
         self._rounds = rounds
@@ -102,79 +102,78 @@ class RemoteError(NamedTuple):
     trace: str = ""
 
 
+def _reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
+    """Prepare a worker process, and turn a user's mistake into a value: pickling loses causes."""
+
+    @functools.wraps(work)
+    def run(setup: Setup, label: str, *arguments: Any) -> RemoteError | None:
+        try:
+            torch.set_num_threads(setup.threads)
+            host, progress = platform.node(), Posts(setup.board, label)
+            if not setup.plan.is_file() or file_sha256(setup.plan) != setup.plan_sha256:
+                remedy = "choose an --out on a file system that all nodes share"
+                raise InputError(f"{host} does not see {setup.plan} as the driver does: {remedy}")
+            for file in setup.plugins:
+                plugins.load(file)
+            progress.post("host", (host, machine_facts()))
+            work(setup, progress, *arguments)
+        except (InputError, PluginError) as error:
+            kind = next(k for k in (PluginError, UserCodeError, InputError) if isinstance(error, k))
+            cause = None if kind is InputError else error.__cause__
+            trace = "" if cause is None else "".join(traceback.format_exception(cause))
+            return RemoteError(kind, str(error), trace)
+        return None
+
+    return run
+
+
+@_reporting
 def train_runs(
     setup: Setup,
-    label: str,
+    progress: Posts,
     runs: Sequence[tuple[RunSpec, str]],
     paths: Sequence[Path],
     stop_diverged: bool,
-) -> RemoteError | None:
+) -> None:
     """Train the runs of a study that form a pack."""
-    with reported(setup, label) as (found, progress):
-        task = build_task(setup, runs[0][0])
-        _await_orphans(paths)
-        tracking = trackers.Tracking(trackers.named(setup.track), setup.plan.parent, progress)
-        with tracking:
-            run_pack(
-                task, [spec.resolve(task, name) for spec, name in runs], paths,
-                progress=tracking, label=label, models=False,
-                stop=training.newly_diverged if stop_diverged else None,
-            )  # fmt: skip
-    return found[0] if found else None
+    task = build_task(setup, runs[0][0])
+    _await_orphans(paths)
+    track = trackers.named(setup.track)
+    with trackers.Tracking(track, setup.plan.parent, progress) as tracking:
+        run_pack(
+            task, [spec.resolve(task, name) for spec, name in runs], paths,
+            progress=tracking, label=progress.label, models=False,
+            stop=training.newly_diverged if stop_diverged else None,
+        )  # fmt: skip
 
 
+@_reporting
 def train_search(
-    setup: Setup, label: str, spec: GridSpec, name: str, pack: Sequence[int] | None, path: Path,
+    setup: Setup,
+    progress: Posts,
+    spec: GridSpec,
+    name: str,
+    pack: list[int] | None,
+    path: Path,
     seconds: float,
-) -> RemoteError | None:  # fmt: skip
+) -> None:
     """Train one pack of an algorithm's trials in a directory of its own; None: all, with scores."""
-    with reported(setup, label) as (found, progress):
-        whole = build_task(setup, spec)
-        reporting = whole.test if spec.also_by_test else None
-        _await_orphans([path])
-        naming, track = trackers.by_point(spec), trackers.named(setup.track)
-        with (
-            trackers.Tracking(track, setup.plan.parent, progress, naming) as tracking,
-            hold([path], progress.say) as held,
-        ):
-            if pack is not None and not (path.parent / "grid.toml").is_file():
-                write_atomic(path.parent / "grid.toml", setup.plan.read_bytes())
-            own = search.Search(
-                spec,
-                name,
-                choosing(whole, spec),
-                path,
-                tracking,
-                math.inf,
-                seconds,
-                held,
-                reporting,
-            )
-            own.run() if pack is None else own.train(list(pack))
-    return found[0] if found else None
-
-
-@contextlib.contextmanager
-def reported(setup: Setup, label: str) -> Iterator[tuple[list[RemoteError], Posts]]:
-    """Prepare a worker process, and turn a user's mistake into a value: pickling loses causes."""
-    found: list[RemoteError] = []
-    progress = Posts(setup.board, label)
-    try:
-        torch.set_num_threads(setup.threads)
-        host = platform.node()
-        if not setup.plan.is_file() or file_sha256(setup.plan) != setup.plan_sha256:
-            remedy = "choose an --out on a file system that all nodes share"
-            raise InputError(f"{host} does not see {setup.plan} as this machine does: {remedy}")
-        for file in setup.plugins:
-            plugins.load(file)
-        progress.post("host", (host, machine_facts()))
-        yield found, progress
-    except (InputError, PluginError) as error:
-        cause = error.__cause__
-        shown = isinstance(error, UserCodeError | PluginError) and cause is not None
-        trace = "".join(traceback.format_exception(cause)) if shown and cause else ""
-        kind = next(k for k in (PluginError, UserCodeError, InputError) if isinstance(error, k))
-        found.append(RemoteError(kind, str(error), trace))
+    whole, track = build_task(setup, spec), trackers.named(setup.track)
+    _await_orphans([path])
+    with (
+        trackers.Tracking(track, setup.plan.parent, progress, trackers.by_point(spec)) as tracking,
+        hold([path], progress.say) as held,
+    ):
+        if pack is not None and not (path.parent / "grid.toml").is_file():
+            write_atomic(path.parent / "grid.toml", setup.plan.read_bytes())
+        own = search.Search(
+            spec, name, choosing(whole, spec), path, tracking, math.inf, seconds, held,
+            whole.test if spec.also_by_test else None,
+        )  # fmt: skip
+        if pack is None:
+            own.run()
+        else:
+            own.train(pack)
 
 
 def machine_facts() -> tuple[str, ...]:
