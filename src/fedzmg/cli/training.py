@@ -174,6 +174,7 @@ def run(
     engine: Annotated[str | None, opt(ENGINES, "auto")] = None,
     device: Annotated[str | None, opt(DEVICES, "auto")] = None,
     out: Out = None,
+    on: On = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
@@ -211,10 +212,18 @@ def run(
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or default_directory(name, spec)
     common.say(*built.notes, *notes)
-    with progress_of(built, directory, track, as_json) as progress:
+    with (
+        remote_of(on, track) as remote,
+        progress_of(built, directory, track, as_json) as progress,
+    ):
         trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
         say_changed(trained, built, spec.federation.build(), directory, progress.say)
-        [history] = run_pack(built, [resolved], [directory], progress=progress)
+        if remote is None:
+            [history] = run_pack(built, [resolved], [directory], progress=progress)
+        else:
+            from fedzmg.cluster.shards import train_run
+
+            history = train_run(remote.cluster, built, resolved, directory, progress)
     last, metric, diverged = history.records[-1], built.metric.name, history.diverged
     summary = {
         "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,

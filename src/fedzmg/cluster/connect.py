@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import secrets
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,8 @@ def connected(on: str) -> Iterator[Cluster]:
     known = ray.is_initialized()
     if not known:
         try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            with warnings.catch_warnings(action="ignore"):
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             reason = " ".join(str(error).split())[:300]
             remedy = "start it, check the address, or pass its token in RAY_AUTH_TOKEN"

@@ -207,7 +207,7 @@ class Packs(Remote):
                         more = f" and {len(self._rounds) - 4} more" if len(self._rounds) > 4 else ""
                         progress.say(f"round: {'; '.join(shown)}{more}")
             finally:
-                self._stop(list(pending))
+                self._stop(setup.board, list(pending))
                 self._relay(setup.board, progress)
 
     def _lost(self, ref: Any) -> str | None:
@@ -222,8 +222,7 @@ class Packs(Remote):
             raise
         except errors.RayError as error:
             return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        if found is not None:
-            raise found.kind(found.message) from RemoteTraceback(found.trace)
+        raise_remote(found)
         return None
 
     def _relay(self, board: Any, progress: Progress) -> None:
@@ -242,17 +241,21 @@ class Packs(Remote):
                     progress.say(f"workers differ, {both}: the last bits may differ")
                 self._machines[value[1]] = value[0]
 
-    def _stop(self, pending: list[Any]) -> None:
-        """Let workers finish their round and write a checkpoint; a second Ctrl-C kills them."""
-        ray = self.cluster.ray
-        try:
-            for ref in pending:
-                ray.cancel(ref)
-            if pending:
-                ray.wait(pending, num_returns=len(pending), timeout=STOP_SECONDS)
-        finally:
-            for ref in pending:
-                ray.cancel(ref, force=True)
+    def _stop(self, board: Any, pending: list[Any]) -> None:
+        """Let workers finish their round and write a checkpoint; a second Ctrl-C ends the wait.
+
+        Ray ends workers that are left when the driver disconnects.
+        """
+        end = time.monotonic() + STOP_SECONDS
+        while pending and time.monotonic() < end:
+            board.stop.remote()
+            _, pending = self.cluster.ray.wait(pending, num_returns=len(pending), timeout=1.0)
+
+
+def raise_remote(found: worker.RemoteError | None) -> None:
+    """Raise the mistake that a worker found, if there is one."""
+    if found is not None:
+        raise found.kind(found.message) from RemoteTraceback(found.trace)
 
 
 def pack_bytes(task: Task, trials: int, spec: Plan) -> float:

@@ -5,10 +5,13 @@ user's own file is never unpickled. Results go to the directories of the study o
 usual locks.
 """
 
+import contextlib
 import functools
+import importlib
 import math
 import os
 import platform
+import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -46,6 +49,7 @@ class Setup(NamedTuple):
     plan: Path
     """Plan in the shared directory of results."""
     plan_sha256: str
+    """Hash of the plan; empty if there is none."""
     task_sha256: str
     threads: int
     plugins: tuple[Path, ...]
@@ -55,14 +59,20 @@ class Setup(NamedTuple):
 
 
 class Board:
-    """Messages of workers that the driver has not read yet."""
+    """Messages of workers that the driver has not read yet, and its wish to stop."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[str, str, Any]] = []
+        self._stops = False
 
-    def post(self, label: str, kind: str, value: Any) -> None:
-        """Add a message."""
+    def post(self, label: str, kind: str, value: Any) -> bool:
+        """Add a message; return True if the worker should stop."""
         self._messages.append((label, kind, value))
+        return self._stops
+
+    def stop(self) -> None:
+        """Stop all workers after their rounds."""
+        self._stops = True
 
     def take(self) -> list[tuple[str, str, Any]]:
         """Return the messages since the last call."""
@@ -76,10 +86,21 @@ class Posts(Progress):
     def __init__(self, board: Any, label: str) -> None:
         self._board, self.label = board, label
         self._rounds, self._posted = 0, -math.inf
+        self._answer: Any = None
 
     def post(self, kind: str, value: Any) -> None:
         """Send a message and do not wait for it."""
-        self._board.post.remote(self.label, kind, value)
+        if self._board is not None:
+            self._answer = self._board.post.remote(self.label, kind, value)
+
+    def is_stopping(self, seconds: float = 0.0) -> bool:
+        """Tell whether the driver has answered that it wants to stop."""
+        if self._answer is None:
+            return False
+        ray = importlib.import_module("ray")
+        with contextlib.suppress(ray.exceptions.RayError):  # a message may be lost with its node
+            return bool(ray.get(self._answer, timeout=seconds))
+        return False
 
     def begin(self, label: str, rounds: int, done: int) -> None:
         self._rounds = rounds
@@ -88,7 +109,10 @@ class Posts(Progress):
     def advance(self, report: RoundReport) -> None:
         if time.monotonic() - self._posted > POST_SECONDS or report.round == self._rounds:
             self._posted = time.monotonic()
+            stops = self.is_stopping()
             self.post("round", (report.round, self._rounds))
+            if stops:
+                signal.raise_signal(signal.SIGINT)  # which waits for the checkpoint
 
     def say(self, text: str) -> None:
         self.post("say", text)
@@ -97,12 +121,12 @@ class Posts(Progress):
 class RemoteError(NamedTuple):
     """Mistake of a user that a worker found; another exception is a mistake of this program."""
 
-    kind: type[Exception]
+    kind: type[BaseException]
     message: str
     trace: str = ""
 
 
-def _reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
+def reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
     """Prepare a worker process, and turn a user's mistake into a value: pickling loses causes."""
 
     @functools.wraps(work)
@@ -110,13 +134,16 @@ def _reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
         try:
             torch.set_num_threads(setup.threads)
             host, progress = platform.node(), Posts(setup.board, label)
-            if not setup.plan.is_file() or file_sha256(setup.plan) != setup.plan_sha256:
+            if setup.plan_sha256 and file_sha256(setup.plan) != setup.plan_sha256:
                 remedy = "choose an --out on a file system that all nodes share"
                 raise InputError(f"{host} does not see {setup.plan} as the driver does: {remedy}")
             for file in setup.plugins:
                 plugins.load(file)
             progress.post("host", (host, machine_facts()))
-            work(setup, progress, *arguments)
+            if not progress.is_stopping(ORPHAN_SECONDS):
+                work(setup, progress, *arguments)
+        except KeyboardInterrupt:
+            return RemoteError(KeyboardInterrupt, "")
         except (InputError, PluginError) as error:
             kind = next(k for k in (PluginError, UserCodeError, InputError) if isinstance(error, k))
             cause = None if kind is InputError else error.__cause__
@@ -127,7 +154,7 @@ def _reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
     return run
 
 
-@_reporting
+@reporting
 def train_runs(
     setup: Setup,
     progress: Posts,
@@ -147,7 +174,7 @@ def train_runs(
         )  # fmt: skip
 
 
-@_reporting
+@reporting
 def train_search(
     setup: Setup,
     progress: Posts,
