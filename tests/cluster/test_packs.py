@@ -57,7 +57,7 @@ def cluster(directory: Path) -> Iterator[dict[str, str]]:
     command = [sys.executable, "-m", "ray.scripts.scripts", *words]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as head:
         wait_for(lambda: is_open(address))
-        yield own
+        yield own | {"HEAD": str(head.pid)}
         children = psutil.Process(head.pid).children(recursive=True)
         head.terminate()
         head.wait(60)
@@ -228,6 +228,22 @@ def test_error_of_own_code_keeps_its_traceback(cluster: dict[str, str], tmp_path
     assert process.returncode != 0
     assert "ZeroDivisionError" in err
     assert "slow_task.py" in err
+
+
+@pytest.mark.slow
+def test_run_in_shards_has_the_bits_of_one_process_after_a_worker_was_killed(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    words = ["run", "slow", "--algorithm", "scaffold", "--rounds", "40", "--set", "shards=3",
+             "--device", "cpu", "--out"]  # fmt: skip
+    finish(start(*words, str(tmp_path / "here")))
+    with start(*words, str(tmp_path / "there"), "--on", "auto", **cluster) as process:
+        pid_of(tmp_path / "there")
+        started = psutil.Process(int(cluster["HEAD"])).children(recursive=True)
+        next(p for p in started if "ShardWorker" in " ".join(p.cmdline())).kill()
+        text = finish(process)
+    assert text.count("worker lost") == 1
+    assert logged(tmp_path / "here") == logged(tmp_path / "there")
 
 
 class Deaf:

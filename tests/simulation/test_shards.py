@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from fedzmg import InputError, tasks
+from fedzmg import InputError, Task
 from fedzmg.experiment.progress import Silent
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
@@ -19,9 +21,19 @@ from fedzmg.simulation.shards import LocalShards, Shards, shard_borders
 ALGORITHMS = ("fedavg", "scaffold", "fednova")
 
 
+def toy() -> Task:
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(6), [4, 9, 6, 3, 8, 5])
+    x, y = rng.normal(size=(len(owner), 5)), rng.integers(0, 3, len(owner))
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    return Task.from_arrays(
+        model, x, y, owner, test=(x, y), name="toy", cohort=4, batch_size=5, epochs=1
+    )
+
+
 def trained(name: str, shards: Shards | None, **more: Any) -> Simulation:
     simulation = Simulation(
-        tasks.get("digits"), [Trial.of(name, seed=seed) for seed in (0, 1)], rounds=3,
+        toy(), [Trial.of(name, seed=seed) for seed in (0, 1)], rounds=3,
         device=torch.device("cpu"), dtype=torch.float64, engine="vectorized", shards=shards, **more,
     )  # fmt: skip
     while simulation.round < 3:
@@ -60,10 +72,8 @@ class Crash(Silent):
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_resumed_run_in_shards_has_the_same_bits(name: str, tmp_path: Path) -> None:
-    task = tasks.get("digits")
-    spec = RunSpec(
-        task="digits", algorithm=name, shards=3, protocol={"rounds": 5, "cohort": 4, "epochs": 1}
-    )
+    task = toy()
+    spec = RunSpec(task="toy", algorithm=name, shards=3, protocol={"rounds": 5})
     [whole] = run_pack(task, [spec], [tmp_path / "whole"])
     with pytest.raises(MemoryError):
         run_pack(task, [spec], [tmp_path / "cut"], progress=Crash(), checkpoint_seconds=0)
