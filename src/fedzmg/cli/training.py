@@ -249,7 +249,7 @@ def study(
     _train_study(spec, task, directory, track, as_json, on, max_minutes=max_minutes)
 
 
-def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
+def validate(file: File, set_: Settings = None, on: On = None, as_json: Json = False) -> None:
     """Check a run, grid or study file and estimate its cost; nothing is written."""
     from fedzmg.experiment.estimate import estimate
     from fedzmg.experiment.specs.files import StudySpec
@@ -266,6 +266,11 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
                 to_do = [str(error)]
             to_do += [f"{file}: {remark}" for remark in spec.remarks()]
         found = estimate(spec)
+    with remote_of(on, None) as remote:
+        if remote is not None:
+            from fedzmg.cluster.estimate import estimate_on
+
+            found = estimate_on(remote.cluster, spec, found)
     common.say(*to_do)
     lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
     print_text(json.dumps(found) if as_json else "\n".join(lines))

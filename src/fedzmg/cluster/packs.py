@@ -143,17 +143,9 @@ class Packs(Remote):
     def _split(
         self, packs: Mapping[T, Sequence[Any]], needs: Needs, spec: Plan
     ) -> list[tuple[T, list[Any]]]:
-        """Split packs until every worker has one; on a GPU, packing may decide the last bits."""
-        found = [(key, list(own)) for key, own in packs.items()]
-        workers = 0 if needs.gpus and spec.deterministic else self.cluster.workers(needs)
-        while found and len(found) < workers:
-            largest = max(range(len(found)), key=lambda i: len(found[i][1]))
-            key, own = found[largest]
-            if len(own) == 1:
-                break
-            half = -(-len(own) // 2)
-            found[largest : largest + 1] = [(key, own[:half]), (key, own[half:])]
-        return found
+        """Split packs, unless packing decides the last bits, as it does on a GPU."""
+        keep = bool(needs.gpus) and spec.deterministic
+        return split(packs, 0 if keep else self.cluster.workers(needs))
 
     @contextlib.contextmanager
     def _setup(self, plan: Path, task: Task) -> Iterator[worker.Setup]:
@@ -250,6 +242,23 @@ class Packs(Remote):
         while pending and time.monotonic() < end:
             board.stop.remote()
             _, pending = self.cluster.ray.wait(pending, num_returns=len(pending), timeout=1.0)
+
+
+def split(packs: Mapping[T, Sequence[Any]], workers: int) -> list[tuple[T, list[Any]]]:
+    """Split the largest packs until every worker has one.
+
+    >>> split({"a": [0, 1, 2], "b": [3]}, 3)
+    [('a', [0, 1]), ('a', [2]), ('b', [3])]
+    """
+    found = [(key, list(own)) for key, own in packs.items()]
+    while found and len(found) < workers:
+        largest = max(range(len(found)), key=lambda i: len(found[i][1]))
+        key, own = found[largest]
+        if len(own) == 1:
+            break
+        half = -(-len(own) // 2)
+        found[largest : largest + 1] = [(key, own[:half]), (key, own[half:])]
+    return found
 
 
 def raise_remote(found: worker.RemoteError | None) -> None:
