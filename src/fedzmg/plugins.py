@@ -85,6 +85,11 @@ def user_code(what: str, file: str = "") -> Iterator[None]:
         raise PluginError(f"{what} raised {type(error).__name__} while it was loaded") from error
 
 
+def loaded_files() -> tuple[Path, ...]:
+    """Return the plugin files of this process, for another one to load."""
+    return tuple(plugin.path for plugin in _PLUGINS.values())
+
+
 def load(path: Path | str) -> Plugin:
     """Run a plugin file once, and add what it defines to all tables; its error is a PluginError."""
     path = Path(path)
