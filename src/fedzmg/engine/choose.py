@@ -11,13 +11,15 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from fedzmg.data.plan import ClientBatch
+from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast, Engine, Program, Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import CannotMap, InputError, unknown
@@ -116,6 +118,8 @@ class EnginePlanner:
 
     choice: EngineChoice
     """Set by :meth:`plan`."""
+    remote = False
+    """Clients are on other machines; their examples and memories are not here."""
 
     def __init__(
         self,
@@ -186,6 +190,10 @@ class EnginePlanner:
             cuda_graph=path.endswith("cuda_graph"),
             backend=self.backend,
         )
+
+    def memory(self, fresh: State, clients: int, places: Sequence[Path] | None) -> MemoryStore:
+        """Build the store of client memory; see :class:`MemoryStore`."""
+        return MemoryStore(fresh, clients, places)
 
     def halve(self, clients: int, device: torch.device) -> None:
         """Train half as many clients at once, after a chunk did not fit on the device."""

@@ -10,6 +10,7 @@
     checkpoint.previous.safetensors  the one before, in case the newest is damaged
     memory.rows, memory.stamps       state that clients keep between rounds, if they do
     clients.safetensors              metric and loss on each client's own examples, by round
+    nodes.json                       devices of a deployed federation, and their health
     stopped.json                     round and reason, if the run was stopped early
     lock.json                        the process that trains, while there is one
 
@@ -50,6 +51,7 @@ FORMAT = 1
 NEWEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
 LOG = "metrics.jsonl"
+NODES = "nodes.json"
 
 
 class Position(NamedTuple):
@@ -72,7 +74,7 @@ class RunDirectory:
     def exists(self) -> bool:
         """True if a run was created; files of a crashed creation do not count."""
         names = {found.name for found in self.path.iterdir()} if self.path.is_dir() else set()
-        return any(name[0] != "." for name in names - {"manifest.json", lock.NAME})
+        return any(name[0] != "." for name in names - {"manifest.json", lock.NAME, NODES})
 
     def create(self, spec: RunSpec, manifest: Mapping[str, Any]) -> None:
         """Create a run directory."""
