@@ -156,6 +156,11 @@ def load_reference(name: str, base: Path | None = None) -> str:
     return f"{load((base or Path()) / found[0]).path.name}:{found[1]}"
 
 
+def loaded_files() -> list[Path]:
+    """Return the plugin files that were loaded."""
+    return [plugin.path for plugin in _PLUGINS.values()]
+
+
 def options_for(origins: Iterable[Origin | None]) -> list[str]:
     """Return the options ``--plugin FILE.py`` that load these files again."""
     names = dict.fromkeys(origin.file for origin in origins if origin is not None)

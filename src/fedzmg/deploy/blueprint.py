@@ -42,7 +42,8 @@ def partition(task: Task, client: int, population: int) -> Task:
     own = row(task.train.examples, slice(first, last))
     names = tuple(str(i) for i in range(population))
     names = (*names[:client], task.train.names[place], *names[client + 1 :])
-    return replace(task, train=FederatedData(own, offsets, names))
+    protocol = replace(task.protocol, cohort=min(task.protocol.cohort, population))
+    return replace(task, train=FederatedData(own, offsets, names), protocol=protocol)
 
 
 @dataclass(frozen=True)

@@ -50,18 +50,20 @@ class Nodes:
     federation: str
     nodes: dict[int, Node] = field(default_factory=dict)
     """Devices by client."""
+    bound: Mapping[int, int] = field(default_factory=dict)
+    """Clients of nodes whose key is bound to one."""
     refused: int = 0
     """Messages of nodes that are not a device of this federation."""
 
     @classmethod
-    def open(cls, path: Path) -> "Nodes":
+    def open(cls, path: Path, bound: Mapping[int, int]) -> "Nodes":
         """Read the file, or begin a federation with a new random id."""
         if not path.exists():
-            return cls(path, secrets.token_hex(8))
+            return cls(path, secrets.token_hex(8), bound=bound)
         values = read_json(path, wanted=FORMAT)
         try:
             nodes = [Node(**{f.name: one[f.name] for f in fields(Node)}) for one in values["nodes"]]
-            return cls(path, str(values["federation"]), {n.client: n for n in nodes})
+            return cls(path, str(values["federation"]), {n.client: n for n in nodes}, bound)
         except (KeyError, TypeError) as error:
             raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
 
@@ -91,6 +93,8 @@ class Nodes:
         name, data = (str(facts.get(key, ""))[:LONGEST_NAME] for key in ("name", "data"))
         if not 0 <= client < population:
             raise BadMessage(f"client {client}: expected 0 to {population - 1}")
+        if self.bound.get(number, client) != client:
+            raise BadMessage(f"client {client} with the key of client {self.bound[number]}")
         if not 1 <= examples <= most:
             raise BadMessage(f"{examples} examples: expected 1 to {most}; see --max-examples")
         if facts.get("structure") != structure:

@@ -1,13 +1,13 @@
 """A deployed run: the training loop and run directory of a simulation, with remote clients."""
 
-import sys
 import tomllib
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from fedzmg import plugins
+from fedzmg import plugins, trackers
 from fedzmg.deploy.blueprint import Blueprint, ReportedData
 from fedzmg.deploy.nodes import Nodes
 from fedzmg.deploy.remote import Limits, Link, Remote, RemotePlanner
@@ -16,12 +16,15 @@ from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import NODES
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
+from fedzmg.plain_text import plain
 from fedzmg.simulation import History, RoundReport
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 
 SETTINGS = "FEDZMG_DEPLOY"
 """Environment variable with the file of settings of the server app."""
+LOG, PID, DONE = "server.log", "server.pid", "done.json"
+"""Files of the server app for its launcher: messages, process id, and the end with its error."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,15 @@ class Settings:
     """Text of the specification."""
     out: str
     clients: int
+    home: str
+    """Directory of the server app's own files."""
     limits: Limits = Limits()
     plugins: tuple[str, ...] = ()
     track: str | None = None
+    bound: Mapping[str, int] = field(default_factory=dict)
+    """Clients of nodes whose key is bound to one."""
+    parent: int = 0
+    """Process that started the server app, which ends with it."""
 
     def write(self, path: Path) -> None:
         """Write a file that :meth:`read` reads."""
@@ -63,33 +72,45 @@ def prepare(spec: RunSpec, task: Task, clients: int) -> tuple[Task, ResolvedRun]
 
 
 class Log(Progress):
-    """A line per round and message, for the log of a server."""
+    """A line per round and message in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def advance(self, report: RoundReport) -> None:
         record = report.records[0]
-        scores = "" if record.metric is None else f", metric {record.metric:.4f}"
+        score = "" if record.metric is None else f", metric {record.metric:.4f}"
         used = f"{record.clients} clients, {record.dropped} dropped"
-        self.say(f"round {record.round}: {used}, loss {record.train_loss:.4f}{scores}")
+        self.say(f"round {record.round}: {used}, loss {record.train_loss:.4f}{score}")
 
     def say(self, text: str) -> None:
-        print(f"fedzmg: {text}", file=sys.stderr, flush=True)
+        with self._path.open("a") as file:
+            file.write(f"{plain(text)}\n")
 
 
-def train(link: Link, settings: Settings, progress: Progress | None = None) -> History:
+def train(link: Link, settings: Settings) -> History:
     """Wait for all clients, then train the run or continue it."""
+    log = Log(Path(settings.home) / LOG)
     for file in settings.plugins:
         plugins.load(file)
-    progress = progress or Log()
     spec = RunSpec.parse(tomllib.loads(settings.spec))
     task, run = prepare(spec, spec.build_task(), settings.clients)
     blueprint = Blueprint.of(task, run.spec, torch.device("cpu"))
     out = Path(settings.out)
-    nodes = Nodes.open(out / NODES)
-    remote = Remote(link, nodes, blueprint, settings.clients, settings.limits, progress.say)
+    nodes = Nodes.open(out / NODES, {int(node): c for node, c in settings.bound.items()})
+    remote = Remote(link, nodes, blueprint, settings.clients, settings.limits, log.say)
     remote.gather()
     found = [nodes.nodes[client] for client in range(settings.clients)]
     names, prints = (tuple(getattr(n, key) for n in found) for key in ("name", "data"))
     data = ReportedData.of(task.test, [n.examples for n in found], names, prints)
     task = replace(task, train=data)
-    [history] = run_pack(task, [run], [out], progress=progress, engines=RemotePlanner(remote))
+    with trackers.Tracking(trackers.named(settings.track), out, log, None) as progress:
+        [history] = run_pack(
+            task,
+            [run],
+            [out],
+            progress=progress,
+            checkpoint_seconds=0,
+            engines=RemotePlanner(remote),
+        )
     return history

@@ -9,8 +9,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedzmg.deploy.flower import from_records, to_records
 from fedzmg.deploy.frames import Frame
+from fedzmg.deploy.processes import exit_with
 from fedzmg.deploy.remote import Link, Reply
-from fedzmg.deploy.server import SETTINGS, Settings, train
+from fedzmg.deploy.server import DONE, PID, SETTINGS, Settings, train
+from fedzmg.errors import InputError
+from fedzmg.storage.files import write_atomic
+from fedzmg.storage.formats import write_json
 
 app = ServerApp()
 
@@ -44,5 +48,14 @@ class GridLink(Link):
 
 @app.main()
 def main(grid: Grid, _: Context) -> None:
-    """Train the run that the settings name."""
-    train(GridLink(grid), Settings.read(Path(os.environ[SETTINGS])))
+    """Train the run that the settings name; leave its end to the launcher."""
+    settings = Settings.read(Path(os.environ[SETTINGS]))
+    home = Path(settings.home)
+    write_atomic(home / PID, str(os.getpid()).encode())
+    exit_with(settings.parent)
+    try:
+        train(GridLink(grid), settings)
+    except InputError as error:
+        write_json(home / DONE, {"error": str(error)})
+    else:
+        write_json(home / DONE, {"error": ""})
