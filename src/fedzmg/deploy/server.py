@@ -64,7 +64,7 @@ def prepare(spec: RunSpec, task: Task, clients: int) -> tuple[Task, ResolvedRun]
     known = spec.model_copy(update={"device": "cpu", "engine": "sequential"})
     names = tuple(str(i) for i in range(clients))
     protocol = known.build_protocol(task)
-    cohort = min(protocol.cohort, clients)
+    cohort = protocol.cohort if protocol.replacement else min(protocol.cohort, clients)
     known = known.with_settings({"protocol.cohort": cohort})
     data = ReportedData.of(task.test, [1] * clients, names, names)
     task = replace(task, train=data, test_owners=None, protocol=replace(protocol, cohort=cohort))
