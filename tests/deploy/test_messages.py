@@ -26,6 +26,7 @@ from fedzmg.storage.formats import read_json
 from fedzmg.tree import Tree, named_leaves
 
 OWN = f"{Path(__file__).with_name('own_task.py')}:task"
+NORMALIZED = OWN.replace(":task", ":normalized")
 Change = Callable[[Frame, int, int], Frame | None]
 
 
@@ -37,9 +38,9 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 class Direct(remote.Link):
     """Devices in this process; ``change`` is applied to the answer of a node to a round."""
 
-    def __init__(self, state: Path, change: Change | None = None) -> None:
+    def __init__(self, state: Path, change: Change | None = None, data: str = OWN) -> None:
         self.devices = {
-            100 + client: Device(OWN, client, state, torch.device("cpu")) for client in range(3)
+            100 + client: Device(data, client, state, torch.device("cpu")) for client in range(3)
         }
         self._change = change or (lambda frame, *_: frame)
         self._answers: dict[str, Reply] = {}
@@ -61,8 +62,9 @@ class Direct(remote.Link):
         return [self._answers.pop(m) for m in messages if m in self._answers]
 
 
-def specification(algorithm: str, **settings: Any) -> RunSpec:
-    spec = RunSpec(task=load_reference(OWN), algorithm=algorithm, device="cpu", engine="sequential")
+def specification(algorithm: str, data: str = OWN, **settings: Any) -> RunSpec:
+    name = load_reference(data)
+    spec = RunSpec(task=name, algorithm=algorithm, device="cpu", engine="sequential")
     return spec.with_settings(settings)
 
 
@@ -94,9 +96,10 @@ SLOW = sorted(set(algorithms.ALGORITHMS) - {"scaffold", "fedlion", "fedper"})
 def test_devices_give_the_bits_and_records_of_a_simulation(
     tmp_path: Path, name: str, settings: dict[str, Any]
 ) -> None:
-    spec = specification(name, **settings)
-    history = deployed(Direct(tmp_path / "state"), spec, tmp_path)
-    [simulated] = run_pack(tasks.get(OWN), [spec], [tmp_path / "simulated"])
+    data = NORMALIZED if name == "fedbn" else OWN
+    spec = specification(name, data, **settings)
+    history = deployed(Direct(tmp_path / "state", data=data), spec, tmp_path)
+    [simulated] = run_pack(tasks.get(data), [spec], [tmp_path / "simulated"])
     assert equal(history.params, simulated.params)
     for one, two in zip(history.records, simulated.records, strict=True):
         assert one._replace(seconds=0) == two._replace(seconds=0)

@@ -64,7 +64,9 @@ def server(
 ) -> None:
     """Train a run with devices; the same command continues it."""
     limits = (deadline, min_replies, max_examples, max_update)
-    _serve(file, clients, set_, out, host, port, None if insecure else keys, limits, track)
+    _serve(
+        file, clients, set_, out, host, port, None if insecure else keys.absolute(), limits, track
+    )
 
 
 @app.command()

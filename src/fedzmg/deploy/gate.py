@@ -6,6 +6,7 @@ of devices. It also bounds the bytes that a device may send in answer to one mes
 """
 
 import asyncio
+import ssl
 import threading
 from collections import Counter
 from pathlib import Path
@@ -50,7 +51,7 @@ class Gate:
         self.refused = 0
         """Requests that were too large or not of a device."""
         left: dict[str, int] = {}
-        verify = False if keys is None else str(keys / "ca.crt")
+        verify = keys is not None and ssl.create_default_context(cafile=keys / "ca.crt")
         client = httpx.AsyncClient(base_url=target, verify=verify, timeout=120, trust_env=False)
 
         async def forward(request: Request) -> Response:
