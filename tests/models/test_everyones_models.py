@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from fedzmg import Task, Trial, cli, simulate
 from fedzmg.engine.choose import EnginePlanner
-from fedzmg.errors import CannotMap, InputError
+from fedzmg.errors import CannotMap, UserCodeError
 from fedzmg.simulation import Simulation
 from golden_problems import Net
 
@@ -180,9 +180,8 @@ def test_lower_precisions_on_a_gpu(name: str, precision: str) -> None:
     assert all(leaf.isfinite().all() for leaf in trained(MAPPED[name](), **more).values())
 
 
-@pytest.mark.parametrize(
-    "name", ["samples", pytest.param("functional-dropout", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["samples", "functional-dropout"])
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 def test_compiled_as_mapped(name: str) -> None:
     """The compiler traces the second model, and the first runs without it."""
@@ -301,11 +300,11 @@ def test_an_error_of_the_model_says_where(engine: str) -> None:
     assert "client '1', local step 1" in caught.value.__notes__[0]
 
 
-def test_a_buffer_that_changes_in_training_is_rejected() -> None:
-    module = dense(lambda m, x: m.last(m.first(x)) * m.steps.add_(1))
-    module.register_buffer("steps", torch.zeros(()))
-    with pytest.raises(InputError, match="'steps'"):
-        federation(module, VECTORS)
+def test_an_unknown_nonlinearity_is_torchs_own_error() -> None:
+    cell = nn.RNNCell(4, 3, nonlinearity="sine")
+    with pytest.raises(UserCodeError, match="sine") as caught:
+        federation(cell, VECTORS[:, :4])
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_the_command_line_shows_the_users_traceback_below_our_line(

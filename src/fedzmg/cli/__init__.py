@@ -18,7 +18,6 @@ from fedzmg.terminal.render import print_text
 from fedzmg.version import __version__
 
 _LONGEST = 1000
-"""Longest error message, in characters."""
 _NO_MEMORY = re.compile("out of memory|(?:can't|cannot) allocate memory|not enough memory")
 FIRST_STEPS = """\
 fedzmg trains and compares federated-learning algorithms. Try:

@@ -17,11 +17,10 @@ from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.messages import Asked, BatchOutputs, ClientContext, FullPass, FullPassTiming, Upload
 from fedzmg.models.objective import Batch, Objective, PrepareFunction
-from fedzmg.tree import State, Tree, num_bytes, row, stack, tree_map
+from fedzmg.tree import State, Tree, num_bytes, row, stack, tree_map, vmap
 
 CHUNK_BYTES = 1 << 22
-"""Models that the loop collects before they are merged: merging few small ones costs as much as a
-local step."""
+"""Models that the loop collects before they are merged: a merge of small ones costs a step."""
 T = TypeVar("T")
 BatchT = TypeVar("BatchT")
 
@@ -268,7 +267,7 @@ def mapped_losses(program: Program) -> Callable[..., tuple[Tensor, Tree]]:
     """Build the function of all clients' losses; their own ones need numbers and context."""
     rule, objective = program.rule, program.objective
     if not rule.own_loss:
-        return torch.vmap(objective.train)
+        return vmap(objective.train)
 
     def one(rule: ClientRule, *own: Any) -> tuple[Tensor, Tree]:
         return client_loss(rule, objective, *own)
@@ -322,19 +321,22 @@ class Sequential:
         """Yield chunks of clients whose uploads are merged together."""
         model = num_bytes(broadcast.params) // len(broadcast.round)
         size = max(1, CHUNK_BYTES // max(model, 1))
+        own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
+        rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
             outcomes = [
-                self._train_one(batches[i], row(broadcast, batches[i].trial), row(memory, i))
-                for i in part
+                self._train_one(rules[b.trial], b, own[b.trial], row(memory, i))
+                for i, b in zip(part, batches[first:], strict=False)
             ]
             computed = sum(len(batches[i].stream) for i in part)
             all_ = stack(outcomes) if len(outcomes) > 1 else row(outcomes[0], None)
             yield Chunk(part, list(range(len(part))), all_, computed)
 
-    def _train_one(self, batch: ClientBatch, broadcast: Broadcast, memory: State) -> Outcome:
+    def _train_one(
+        self, rule: ClientRule, batch: ClientBatch, broadcast: Broadcast, memory: State
+    ) -> Outcome:
         program, stream = self.program, batch.stream
-        rule = bind(program.rule, broadcast.numbers)
         facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
         context = program.context(broadcast, memory, *facts)
         full_pass: FullPass | tuple[()] = ()

@@ -136,6 +136,8 @@ class Cell(nn.RNNCellBase):
         kind = type(self).__name__.removesuffix("Cell")
         if isinstance(self, nn.RNNCell):
             kind += f"_{self.nonlinearity.upper()}"
+        if kind not in _NEXT:
+            return super().forward(input, hx)  # which names the unknown nonlinearity
         lstm = kind == "LSTM"
         if hx is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
