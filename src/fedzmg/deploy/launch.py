@@ -30,6 +30,8 @@ from fedzmg.tree import num_bytes
 Say = Callable[[str], None]
 PORT = 8443
 RETRY_SECONDS = 5.0
+START_SECONDS = 180.0
+"""Time in which a server app must start: Flower reports the end of one, but not its reason."""
 MOST_RESTARTS = 20
 """Restarts of a server app that ends without a result, such as one that was killed."""
 _DEVICE = re.compile(r"device-(\d+)")
@@ -82,12 +84,14 @@ def _follow(flower: Flower, say: Say) -> None:
         if attempt:
             say("the server app has ended: starting it again")
         (home / PID).unlink(missing_ok=True)
-        flower.call("run", str(home / "app"), "here")
-        app: int | None = None
+        run = flower.call("run", str(home / "app"), "here")["run-id"]
+        app, late = None, time.monotonic() + START_SECONDS
         while app is None or _is_alive(app):
             time.sleep(0.2)
             if app is None and (home / PID).exists():
-                app = int((home / PID).read_text() or 0) or None
+                app = int((home / PID).read_text())
+            if app is None and time.monotonic() > late:
+                raise InputError(f"the server app does not start: {flower.words('log', run)}")
             with contextlib.suppress(FileNotFoundError), (home / LOG).open() as log:
                 log.seek(shown)
                 for line in log:

@@ -88,10 +88,7 @@ class Flower:
 
     def call(self, *command: str) -> dict[str, Any]:
         """Run a command of ``flwr`` and return its JSON."""
-        done = subprocess.run(
-            ["flwr", *command, "--format", "json"],
-            env=self.environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = self._run(*command, "--format", "json")
         start = done.stdout.find("{")
         with contextlib.suppress(ValueError):
             found: dict[str, Any] = json.loads(done.stdout[start:])
@@ -99,6 +96,16 @@ class Flower:
                 return found
         words = " ".join((done.stdout + done.stderr).split())[-300:]
         raise InputError(f"flwr {' '.join(command[:2])} failed: {words}")
+
+    def words(self, *command: str) -> str:
+        """Return the end of what a command of ``flwr`` prints about a run."""
+        return " ".join(self._run(*command, "here", "--show").stdout.split())[-300:]
+
+    def _run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["flwr", *command],
+            env=self.environment, cwd=self.home, capture_output=True, text=True, check=False,
+        )  # fmt: skip
 
     def tail(self, log: str) -> str:
         """Return the end of a log in one line, for a message."""
