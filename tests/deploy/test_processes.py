@@ -163,7 +163,7 @@ def test_only_registered_keys_and_calls_of_devices_pass_the_gate(folder: Path) -
     server = ["server", "run.toml", "--clients", "2", "--port", str(port)]
     own = ["--server", f"127.0.0.1:{port}", "--data", "own_task.py:task", "--partition", "1"]
     with started(folder, "server", *server) as process:
-        wait_for(lambda: "clients are here" in log.read_text(), process, log)
+        wait_for(lambda: "clients are known" in log.read_text(), process, log)
         trusted = ssl.create_default_context(cafile=folder / "keys" / "ca.crt")
         with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted) as web:
             assert web.post("/v1/control/register-node", content=b"").status_code == 404

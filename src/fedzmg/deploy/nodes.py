@@ -79,15 +79,9 @@ class Nodes:
         return {one.node: one for one in self.nodes.values()}
 
     def register(
-        self,
-        number: int,
-        facts: Mapping[str, Any],
-        *,
-        population: int,
-        structure: str,
-        most: int,
-        online: set[int],
-    ) -> Node:
+        self, number: int, facts: Mapping[str, Any], online: set[int], population: int,
+        structure: str, most: int,
+    ) -> Node:  # fmt: skip
         """Add a device by its answer to a greeting, or find it again; refuse a wrong answer."""
         client, examples = (_whole(facts, key) for key in ("client", "examples"))
         name, data = (str(facts.get(key, ""))[:LONGEST_NAME] for key in ("name", "data"))

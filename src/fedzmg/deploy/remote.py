@@ -28,7 +28,7 @@ from fedzmg.engine.local import Broadcast, Chunk, Engine, Outcome, Program
 from fedzmg.tree import State, flatten_rows, leaves, row, stack, tree_map
 from fedzmg.wrappers.parts import travelling
 
-TICK = 0.5
+TICK = 1.0
 """Seconds between two looks for answers."""
 
 
@@ -92,8 +92,7 @@ class Remote:
     def greet(self) -> set[int]:
         """Greet nodes that are new, read their answers, and return the nodes online."""
         online = self.link.online()
-        for number in list(self._greeted.keys() - online):
-            del self._greeted[number]
+        self._greeted = {n: message for n, message in self._greeted.items() if n in online}
         facts = {
             "kind": "hello",
             "federation": self.nodes.federation,
@@ -103,20 +102,14 @@ class Remote:
         for number in online - self._greeted.keys():
             self._greeted[number] = self.link.push(number, Frame(facts), self._valid_seconds)
         waiting = {message: number for number, message in self._greeted.items() if message}
-        for reply in self.link.pull(list(waiting)) if waiting else ():
+        for reply in self.link.pull(list(waiting)):
             number = waiting[reply.message]
             self._greeted[number] = ""
             try:
-                if reply.frame is None or "error" in reply.frame.facts:
-                    raise BadMessage(reply.error or str(reply.frame and reply.frame.facts["error"]))
                 node = self.nodes.register(
-                    number,
-                    reply.frame.facts,
-                    population=self.population,
-                    structure=self.blueprint.structure(),
-                    most=self.limits.max_examples,
-                    online=online,
-                )
+                    number, _answer(reply).facts, online, self.population,
+                    self.blueprint.structure(), self.limits.max_examples,
+                )  # fmt: skip
             except BadMessage as error:
                 self.nodes.refused += 1
                 self.say(f"node {number} refused: {error}")
@@ -127,11 +120,8 @@ class Remote:
 
     def gather(self) -> None:
         """Wait until every client has been there once."""
-        said = -1
+        self.say(f"{len(self.nodes.nodes)} of {self.population} clients are known; waiting for all")
         while len(self.nodes.nodes) < self.population:
-            if len(self.nodes.nodes) != said:
-                said = len(self.nodes.nodes)
-                self.say(f"{said} of {self.population} clients are here")
             self.greet()
             time.sleep(TICK)
 
@@ -186,9 +176,9 @@ class Remote:
                         failed.add(answered)
                         self._refuse(node, round_, error)
                     continue
-                self._count(node, frame)
                 try:
                     found[answered] = self._outcomes(frame, planned[answered], largest)
+                    self._count(node, frame)
                 except BadMessage as error:
                     self._refuse(node, round_, error)
                     found[answered] = [_refused(self.blueprint.up)] * len(planned[answered])
@@ -201,12 +191,8 @@ class Remote:
         return found
 
     def _checked(self, reply: Reply, node: Node, sent: Mapping[str, Any]) -> Frame:
-        """Refuse an error, and an answer of another node or to another message."""
-        frame = reply.frame
-        if frame is None or "error" in frame.facts:
-            raise BadMessage(reply.error or str(frame and frame.facts["error"]))
-        if reply.node != node.node:
-            raise BadMessage(f"an answer of node {reply.node}")
+        """Refuse an error, and an answer of another client or to another message."""
+        frame = _answer(reply)
         wanted = {key: sent[key] for key in ("federation", "round", "nonce")}
         for key, value in {**wanted, "client": node.client}.items():
             if frame.facts.get(key) != value:
@@ -240,10 +226,7 @@ class Remote:
             self.say(f"client {node.client} has lost its memory and began anew")
 
     def _outcomes(self, frame: Frame, planned: list[ClientBatch], largest: float) -> list[Outcome]:
-        """Check the arrays of an answer and return them by occurrence.
-
-        Values that are not finite pass: the merger rejects and records them.
-        """
+        """Check the arrays of an answer and return them by occurrence."""
         parts: list[dict[str, Wire]] = [{} for _ in planned]
         for name, wire in frame.arrays.items():
             number, _, rest = name.partition(".")
@@ -260,11 +243,16 @@ class Remote:
             whole = [t for t in leaves(upload) if not t.is_floating_point() and t.numel()]
             if any(int(t.max()) > most or int(t.min()) < -most for t in whole):
                 raise BadMessage(f"whole numbers above the {most} local steps")
-            if (norm := _norm(upload)) > largest:
-                raise BadMessage(
-                    f"an update of norm {norm:.3g}, above {largest:.3g} (--max-update)"
-                )
+            if not (norm := _norm(upload)) <= largest:
+                raise BadMessage(f"an update of norm {norm:.3g}: more than --max-update")
         return found
+
+
+def _answer(reply: Reply) -> Frame:
+    """Return an answer that is not an error."""
+    if reply.frame is None or "error" in reply.frame.facts:
+        raise BadMessage(reply.error or str(reply.frame and reply.frame.facts["error"]))
+    return reply.frame
 
 
 def _norm(value: Any) -> float:
@@ -273,11 +261,8 @@ def _norm(value: Any) -> float:
 
 
 def _refused(like: Outcome) -> Outcome:
-    """Return an outcome that the merger rejects."""
-    return tree_map(
-        lambda t: torch.full_like(t, math.nan) if t.is_floating_point() else t.new_zeros(t.shape),
-        like,
-    )
+    """Return an outcome that the merger rejects, counts and names in the log."""
+    return tree_map(lambda t: torch.full_like(t, math.nan if t.is_floating_point() else 0), like)
 
 
 class RemotePlanner(EnginePlanner, Engine):
@@ -291,7 +276,6 @@ class RemotePlanner(EnginePlanner, Engine):
 
     def plan(self, program: Program, *_: Any, **__: Any) -> None:
         """Take the path that devices take."""
-        self._program = program
         self.choice = EngineChoice("sequential", "clients train on their own devices")
 
     def build(self, program: Program) -> Engine:

@@ -23,7 +23,7 @@ class GridLink(Link):
     """The nodes of Flower's grid."""
 
     def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+        self._grid, self._nodes = grid, dict[str, int]()
 
     def online(self) -> set[int]:
         return set(self._grid.get_node_ids())
@@ -31,19 +31,23 @@ class GridLink(Link):
     def push(self, node: int, frame: Frame, seconds: float) -> str:
         message = Message(to_records(frame), node, "train", ttl=seconds)
         [sent] = self._grid.push_messages([message])
+        self._nodes[sent] = node
         return sent
 
     def pull(self, messages: Sequence[str]) -> list[Reply]:
-        return [self._read(one) for one in self._grid.pull_messages(messages)] if messages else []
+        # One by one: an answer cannot pose as that of another node, nor spoil it.
+        return [reply for one in messages for reply in self._pull(one)]
 
-    def _read(self, message: Message) -> Reply:
-        about = message.metadata.reply_to_message_id, message.metadata.src_node_id
-        if message.has_error():
-            return Reply(*about, None, f"{message.error.reason or message.error.code}"[:200])
+    def _pull(self, sent: str) -> list[Reply]:
         try:
-            return Reply(*about, from_records(message.content))
-        except ValueError as error:
-            return Reply(*about, None, str(error))
+            found = list(self._grid.pull_messages([sent]))
+            frames = [None if m.has_error() else from_records(m.content) for m in found]
+            errors = [str(m.error.reason or m.error.code) if m.has_error() else "" for m in found]
+        except Exception as error:  # whatever its decoding raises
+            frames, errors = [None], [f"{type(error).__name__} {error}"]
+        if not frames:
+            return []
+        return [Reply(sent, self._nodes.pop(sent), frames[0], errors[0][:200])]
 
 
 @app.main()
