@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import ssl
@@ -176,3 +178,36 @@ def test_only_registered_keys_and_calls_of_devices_pass_the_gate(folder: Path) -
         assert "client 1" not in log.read_text()
         facts = json.loads((folder / "runs" / "run.deploy" / "settings.json").read_text())
         assert sorted(facts["bound"].values()) == [0, 1]
+
+
+def test_commands_of_the_page_run_as_printed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    [run] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "run.toml").write_text(run)
+    port = str(free_port())
+    blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    lines = [line.strip().replace("8443", port) for block in blocks for line in block.splitlines()]
+    waiting = []
+    with contextlib.ExitStack() as stack:
+        for i, line in enumerate(line for line in lines if line.startswith("fedzmg")):
+            first, *command = shlex.split(line)[1:]
+            if first == "deploy" and command[0] in ("server", "client"):
+                waiting.append(stack.enter_context(started(tmp_path, f"{i}", *command)))
+                continue
+            done = subprocess.run(
+                [sys.executable, "-m", "fedzmg", first, *command],
+                cwd=tmp_path, capture_output=True, text=True, timeout=LONGEST, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr[-2000:]
+        assert waiting[0].wait(LONGEST) == 0
+    assert len(waiting) == 3
+    assert (tmp_path / "report" / "report.html").exists() or list(tmp_path.rglob("report.html"))
+
+
+def test_secure_aggregation_of_flower_still_needs_its_older_interface() -> None:
+    from flwr.app import Context, RecordDict
+    from flwr.server.workflow import SecAggPlusWorkflow
+
+    context = Context(0, 0, {}, RecordDict(), {})
+    with pytest.raises(TypeError, match="LegacyContext"):
+        SecAggPlusWorkflow(3, 2)(None, context)  # type: ignore[arg-type]

@@ -73,8 +73,3 @@ def _tensor(name: str, given: Wire, like: Tensor) -> Tensor:
         raise BadMessage(f"{name} is not a table of true and false")
     array = np.frombuffer(given.data, dtype=kind).astype(raw).reshape(given.shape)
     return torch.from_numpy(array).view(like.dtype).to(like.device)
-
-
-def num_bytes(arrays: Mapping[str, Wire]) -> int:
-    """Count the bytes of all arrays."""
-    return sum(len(one.data) for one in arrays.values())

@@ -79,8 +79,6 @@ class Device:
         self._state, self._device = state, device
         self._preset = tasks.info(self.name)
         self._built: tuple[str, Blueprint] | None = None
-        self.rounds = 0
-        """Rounds trained since the start."""
 
     def answer(self, frame: Frame) -> Frame:
         """Answer a message; an error is an answer, too."""
@@ -156,7 +154,6 @@ class Device:
         )
         if named_leaves(after):
             kept.write(round_, after, {int(r) for r in facts["keep"]})
-        self.rounds += 1
         arrays: dict[str, Wire] = {}
         for i in range(times):
             arrays |= {f"{i}{name}": w for name, w in codec.encode(row(outcomes, i)).items()}

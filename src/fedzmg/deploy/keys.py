@@ -105,11 +105,3 @@ def _host(host: str) -> Any:
     if not host.isascii() or not host.replace("-", "").replace(".", "").isalnum():
         raise InputError(f"host {host!r}: expected a name or an IP address")
     return x509.DNSName(host)
-
-
-def public_keys(folder: Path) -> list[Path]:
-    """List the public keys of devices."""
-    found = sorted(folder.glob("*.pub"))
-    if not found:
-        raise InputError(f"{folder} holds no *.pub of a device: make them with fedzmg deploy keys")
-    return found

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from fedzmg.deploy import keys as key_files
 from fedzmg.deploy.blueprint import Blueprint
 from fedzmg.deploy.device import Device, serve
 from fedzmg.deploy.gate import Gate
@@ -28,7 +27,6 @@ from fedzmg.storage.lock import hold
 from fedzmg.tree import num_bytes
 
 Say = Callable[[str], None]
-PORT = 8443
 RETRY_SECONDS = 5.0
 START_SECONDS = 180.0
 """Time in which a server app must start: Flower reports the end of one, but not its reason."""
@@ -54,7 +52,7 @@ def run_server(
     (home / "app" / "pyproject.toml").write_text(APP)
     for name in (DONE, PID, LOG):
         (home / name).unlink(missing_ok=True)
-    inner, public = free_port(), key_files.public_keys(keys) if keys else []
+    inner, public = free_port(), sorted(keys.glob("*.pub")) if keys else []
     scheme = "http" if keys is None else "https"
     gate = None
     with hold([home], say), superlink(flower, inner, keys, public) as nodes:

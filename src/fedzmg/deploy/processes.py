@@ -25,16 +25,15 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 """Environment in which Flower contacts nobody but its own server."""
-_COMPONENTS = {"serverapp": "server_app:app", "clientapp": "client_app:app"}
-APP = "\n".join(
-    [
-        '[project]\nname = "fedzmg-app"\nversion = "1.0.0"\nlicense = "Apache-2.0"',
-        'description = "A federation of fedzmg"\ndependencies = []',
-        '[tool.flwr.app]\npublisher = "fedzmg"\n[tool.flwr.app.components]',
-        *(f'{name} = "fedzmg.deploy.{where}"' for name, where in _COMPONENTS.items()),
-        "[tool.flwr.app.config]\n",
-    ]
-)
+APP = """\
+project = {name = "fedzmg-app", version = "1.0.0", license = "Apache-2.0", dependencies = []}
+[tool.flwr.app]
+publisher = "fedzmg"
+config = {}
+[tool.flwr.app.components]
+serverapp = "fedzmg.deploy.server_app:app"
+clientapp = "fedzmg.deploy.client_app:app"
+"""
 """Flower's description of an app whose code is this package, as it is installed on each side."""
 
 

@@ -11,9 +11,8 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -118,8 +117,8 @@ class EnginePlanner:
 
     choice: EngineChoice
     """Set by :meth:`plan`."""
-    remote = False
-    """Clients are on other machines; their examples and memories are not here."""
+    memory: Callable[..., MemoryStore] = MemoryStore
+    remote = False  # clients are on other machines, with their examples and memories
 
     def __init__(
         self,
@@ -190,10 +189,6 @@ class EnginePlanner:
             cuda_graph=path.endswith("cuda_graph"),
             backend=self.backend,
         )
-
-    def memory(self, fresh: State, clients: int, places: Sequence[Path] | None) -> MemoryStore:
-        """Build the store of client memory; see :class:`MemoryStore`."""
-        return MemoryStore(fresh, clients, places)
 
     def halve(self, clients: int, device: torch.device) -> None:
         """Train half as many clients at once, after a chunk did not fit on the device."""
