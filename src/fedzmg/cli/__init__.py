@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fedzmg.cli import data, extending, inspection, measuring, searching, training
+from fedzmg.cli import data, deploying, extending, inspection, measuring, searching, training
 from fedzmg.cli.common import INTERRUPTED, with_plugins
 from fedzmg.errors import InputError, Interrupted, UserCodeError
 from fedzmg.plain_text import plain
@@ -57,6 +57,7 @@ for command in (  # in the order of the help
         command = with_plugins(command)
     app.command(name=command.__name__.rstrip("_"))(command)
 app.add_typer(data.app, name="data")
+app.add_typer(deploying.app, name="deploy")
 app.add_typer(extending.new, name="new")
 
 

@@ -100,6 +100,13 @@ class LocalWork:
             return self._usual, None
         return self._fitted(self._drawn(seed, round_, client, count), count)
 
+    def batch(self, address: tuple[int, int, int, int], first: int, count: int) -> ClientBatch:
+        """Plan the part of a client, by seed, round, client and occurrence, in a round."""
+        batching, steps = self.plan(*address[:3], count)
+        stream = local_stream(batching, *address, first, count)
+        planned = stream if steps is None else stream[:steps]
+        return ClientBatch(0, address[2], count, planned, address)
+
     def most_steps(self, count: int) -> int:
         """Return the largest number of steps of a client; of a function, a guess."""
         return self._steps(max, count)

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from fedzmg.data.plan import ClientBatch
+from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast, Engine, Program, Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import CannotMap, InputError, unknown
@@ -116,6 +117,8 @@ class EnginePlanner:
 
     choice: EngineChoice
     """Set by :meth:`plan`."""
+    memory: Callable[..., MemoryStore] = MemoryStore
+    remote = False  # clients are on other machines, with their examples and memories
 
     def __init__(
         self,

@@ -101,6 +101,10 @@ class Slots:
         """List clients that have a memory."""
         return np.flatnonzero(self._stamps["round"].max(1) != NEVER).tolist()
 
+    def rounds(self, client: int) -> list[int]:
+        """List the rounds of a client's slots that later rounds or checkpoints may need."""
+        return [int(r) for r in self._stamps["round"][client] if r != NEVER]
+
     def read(self, client: int) -> npt.NDArray[Any] | None:
         """Read a client's memory; None if it never took part."""
         rounds = self._stamps["round"][client]
@@ -259,6 +263,10 @@ class MemoryStore:
                 slots = self._trials[trial]
                 with self._writing(slots.path.parent):
                     slots.write(client, round_, values)
+
+    def rounds(self, trial: int, client: int) -> list[int]:
+        """List the rounds after which a client's memory is kept."""
+        return self._trials[trial].rounds(client) if self._trials else []
 
     def of_trial(self, trial: int) -> dict[int, State]:
         """Return every memory of one trial, by client."""

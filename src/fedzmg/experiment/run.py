@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedzmg.engine.choose import EnginePlanner
 from fedzmg.errors import InputError
 from fedzmg.experiment import run_directory, training
 from fedzmg.experiment.progress import Progress, Silent
@@ -68,14 +69,16 @@ def run_pack(
     label: str | None = None,
     models: bool = True,
     shards: Shards | None = None,
+    engines: EnginePlanner | None = None,
 ) -> list[History]:
     """Train runs that differ only in numbers and seeds; return one history each.
 
     An existing directory in ``paths`` is continued or, if complete, read. ``stop`` is called after
     every round; a run that it stops has fewer records than rounds and a ``stopped.json``. Without
-    ``models``, a finished run needs no checkpoints. ``shards`` train in other processes. Runs that
-    cannot continue raise ``InputError``, the time ``end`` ``TimeLimitReached`` and Ctrl-C
-    ``Interrupted``, with everything finished stored.
+    ``models``, a finished run needs no checkpoints. ``shards`` train in other processes;
+    ``engines`` takes the place of the engines of this machine. Runs that cannot continue raise
+    ``InputError``, the time ``end`` ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with
+    everything finished stored.
     """
     progress = progress or Silent()
     runs = [spec.resolve(task) for spec in specs]
@@ -130,7 +133,8 @@ def run_pack(
         for (done, *_), members in groups.items():
             progress.begin(label, rounds, done)
             with training.named_write_errors(paths[members[0]] if paths else None):
-                storage = RunStorage(task, [jobs[i] for i in members], progress, stop, shards)
+                own = [jobs[i] for i in members]
+                storage = RunStorage(task, own, progress, stop, shards, engines)
             training.training_loop(
                 storage.simulation, storage, progress,
                 held=held, end=end, checkpoint_seconds=seconds,
@@ -206,6 +210,7 @@ class RunStorage(training.TrainingStorage):
         progress: Progress,
         stop: training.Ask | None,
         shards: Shards | None = None,
+        engines: EnginePlanner | None = None,
     ) -> None:
         first, self._jobs, self._stop = jobs[0], list(jobs), stop or (lambda _: {})
         self._directories = {i: j.directory for i, j in enumerate(jobs) if j.directory is not None}
@@ -222,6 +227,7 @@ class RunStorage(training.TrainingStorage):
             chunk=chunks[-1]["chunk"] if chunks else None,
             restored=[job.position.checkpoint for job in jobs if job.position is not None],
             shards=shards,
+            engines=engines,
         )
         self._saved_round = self.simulation.round
         # Also protect what the checkpoint before needs, in case the newest gets damaged.
@@ -249,7 +255,8 @@ class RunStorage(training.TrainingStorage):
                 self._directories[i].append(report.records[i])
         every = self._jobs[0].run.spec.client_metrics_every
         is_due = every > 0 and (simulation.round - 1) % every == 0
-        if is_due or simulation.round == simulation.rounds:
+        here = not simulation.engines.remote
+        if here and (is_due or simulation.round == simulation.rounds):
             found = simulation.evaluate_clients()
             for i in active:
                 self.clients[i].append(found[i])

@@ -39,6 +39,7 @@ FORMAT = 1
 NEWEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
 LOG = "metrics.jsonl"
+NODES = "nodes.json"
 
 
 class Position(NamedTuple):
@@ -61,7 +62,7 @@ class RunDirectory:
     def exists(self) -> bool:
         """True if a run was created; files of a crashed creation do not count."""
         names = {found.name for found in self.path.iterdir()} if self.path.is_dir() else set()
-        return any(name[0] != "." for name in names - {"manifest.json", lock.NAME})
+        return any(name[0] != "." for name in names - {"manifest.json", lock.NAME, NODES})
 
     def create(self, spec: RunSpec, manifest: Mapping[str, Any]) -> None:
         """Create a run directory."""

@@ -293,13 +293,14 @@ def build_simulation(
     trainings: int = 1,
     restored: Sequence[Checkpoint] | None = None,
     shards: Shards | None = None,
+    engines: EnginePlanner | None = None,
 ) -> Simulation:
     """Build a simulation with the device, dtype, engine and precision of a specification.
 
     ``memory`` has a directory of client memory per trial. ``facts`` is the manifest of an earlier
     part; another execution path would change the last bits, and so may another ``chunk``, the
     number of clients that train at once. ``trainings`` simulations share compiled code. ``shards``
-    are those of other processes.
+    are those of other processes; ``engines`` takes the place of the engines of this machine.
     """
     if chunk is None and facts:
         participation = spec.federation.build().participation
@@ -319,7 +320,7 @@ def build_simulation(
         rounds=task.protocol.rounds,
         device=device,
         dtype=DTYPES[spec.dtype],
-        engine=EnginePlanner(engine, chunk=chunk, trainings=trainings),
+        engine=engines or EnginePlanner(engine, chunk=chunk, trainings=trainings),
         precision=spec.precision,
         deterministic=spec.deterministic,
         federation=spec.federation.build(),

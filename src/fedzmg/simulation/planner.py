@@ -60,11 +60,7 @@ class RoundPlanner:
 
     def _batch(self, seed: int, round_: int, client: int, occurrence: int) -> ClientBatch:
         first, last = (int(o) for o in self._task.train.offsets[client : client + 2])
-        batching, steps = self._work.plan(seed, round_, client, last - first)
-        stream = local_stream(batching, seed, round_, client, occurrence, first, last - first)
-        planned = stream if steps is None else stream[:steps]
-        address = seed, round_, client, occurrence
-        return ClientBatch(0, client, last - first, planned, address)
+        return self._work.batch((seed, round_, client, occurrence), first, last - first)
 
     def absent(self) -> ClientBatch:
         """Return a client without a step, which stands for an empty cohort: it has no upload."""

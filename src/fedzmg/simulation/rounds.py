@@ -14,7 +14,7 @@ from torch import Tensor
 from fedzmg.data.federated import Examples
 from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
 from fedzmg.engine.client_memory import MemoryStore
-from fedzmg.engine.local import Broadcast, Program
+from fedzmg.engine.local import Broadcast
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.federation import Federation
@@ -24,9 +24,9 @@ from fedzmg.models.kernels.precision import Precision, same_bits
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
 from fedzmg.simulation.host_memory import keep_freed_memory
-from fedzmg.simulation.labels import label_counts
 from fedzmg.simulation.personal import own_metrics
 from fedzmg.simulation.planner import RoundPlanner
+from fedzmg.simulation.program import build_program
 from fedzmg.simulation.records import RoundFacts, message_sizes
 from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
 from fedzmg.simulation.shards import (
@@ -105,17 +105,9 @@ class Simulation:
             self.federation.participation,
             shared.client.extra_epochs,
         )
-        half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
-        labels = label_counts(task, shared.client, device)
-        self.program = Program(
-            rule=shared.client,
-            objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
-            data=task.train.to(device, dtype),
-            prepare=task.prepare,
-            dtype=dtype,
-            device=device,
-            longest=self.planner.longest,
-            label_counts=labels,
+        self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
+        self.program = build_program(
+            task, shared.client, dtype, device, precision, longest=self.planner.longest
         )
         self._test = task.test.to(device, dtype)
         known = task.model.layout, task.parts, len(task.train)
@@ -139,7 +131,6 @@ class Simulation:
         """Trials that train no further: they have no clients, and keep their model."""
         self._evaluated_at_once = len(self.trials)
         self._examples_at_once = task.examples_at_once
-        self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
         with self.numerics():
             self.engines.plan(
                 self.program,
@@ -162,7 +153,8 @@ class Simulation:
         traffic, merging = torch.stack([none, none], 1), self.server_side.init(params)
         snapshot = Snapshot(params, state, none == 0, none, traffic, merging)
         fresh = self._clients.map(lambda rule, p: rule.init_memory(p), params)
-        memory = open_memory(self.shards, fresh, len(self.task.train), self._memory_places)
+        where = fresh, len(self.task.train), self._memory_places
+        memory = open_memory(self.shards, *where) if self.shards else self.engines.memory(*where)
         if restored is None:
             for i in range(len(self.trials)):
                 memory.rewind(i, 0)

@@ -150,11 +150,9 @@ def train_batches(
 
 
 def open_memory(
-    shards: Shards | None, fresh: State, clients: int, places: Sequence[Path] | None
+    shards: Shards, fresh: State, clients: int, places: Sequence[Path] | None
 ) -> MemoryStore:
-    """Open the client memory of a population, or of its shards."""
-    if shards is None:
-        return MemoryStore(fresh, clients, places)
+    """Open the client memory of a population in shards."""
     borders = shard_borders(clients, shards.count)
     return ShardedMemory(fresh, borders, shards.open(fresh, clients, places))
 

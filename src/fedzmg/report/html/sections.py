@@ -12,6 +12,7 @@ from fedzmg.errors import InputError
 from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.clients import clients, own_models
+from fedzmg.report.tables.devices import devices
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Column, Table
@@ -76,6 +77,7 @@ def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
         yield Block("table", make(result))
     yield Block("notes", result.notes)
     yield Block("table", uploads(result), "Unusual uploads")
+    yield Block("table", devices(result), "Devices")
     of_clients = [charts.pop(name) for name in list(charts) if name.startswith("client")]
     yield Block("pictures", list(charts.values()))
     yield Block("table", clients(result), "Clients")

@@ -1,13 +1,39 @@
-"""Values of a task that rules may ask for: label counts, and features of the model."""
+"""The program of engines: a task and a rule, with the values that the rule asks for."""
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedzmg.contract import ClientRule, chain
+from fedzmg.engine.local import Program
 from fedzmg.errors import InputError
+from fedzmg.models.kernels.precision import Precision
 from fedzmg.tasks.task import Task
 from fedzmg.tree import row, tree_map
+
+
+def build_program(
+    task: Task,
+    rule: ClientRule,
+    dtype: torch.dtype,
+    device: torch.device,
+    precision: Precision = "float32",
+    longest: int = 0,
+) -> Program:
+    """Build what engines need to train clients of a task by a rule."""
+    half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+    return Program(
+        rule=rule,
+        objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
+        data=task.train.to(device, dtype),
+        prepare=task.prepare,
+        dtype=dtype,
+        device=device,
+        longest=longest,
+        label_counts=label_counts(task, rule, device),
+    )
 
 
 def label_counts(task: Task, rule: ClientRule, device: torch.device) -> Tensor | tuple[()]:

@@ -1,0 +1,160 @@
+"""Start a server, a device, or a whole federation on one machine."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import torch
+
+from fedzmg.deploy.blueprint import Blueprint
+from fedzmg.deploy.device import Device, serve
+from fedzmg.deploy.gate import Gate
+from fedzmg.deploy.processes import APP, Flower, free_port, stop, superlink, supernode
+from fedzmg.deploy.server import DONE, LOG, PID, SETTINGS, Settings, prepare
+from fedzmg.errors import InputError
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.storage.formats import read_json
+from fedzmg.storage.lock import hold
+from fedzmg.tree import num_bytes
+
+Say = Callable[[str], None]
+RETRY_SECONDS = 5.0
+START_SECONDS = 180.0
+"""Time in which a server app must start: Flower reports the end of one, but not its reason."""
+MOST_RESTARTS = 20
+"""Restarts of a server app that ends without a result, such as one that was killed."""
+_DEVICE = re.compile(r"device-(\d+)")
+
+
+def run_server(
+    spec: RunSpec, settings: Settings, host: str, port: int, keys: Path | None, say: Say
+) -> None:
+    """Run a server until its training has ended.
+
+    The key ``device-3`` may only be client 3. A server app that is killed is started again and
+    continues from its last checkpoint.
+    """
+    task, run = prepare(spec, spec.build_task(), settings.clients)
+    sizes = Blueprint.of(task, run.spec, torch.device("cpu"))
+    most = 4 * num_bytes(sizes.up) + (1 << 20)
+    home = Path(settings.home)
+    flower = Flower(home, **{SETTINGS: str(home / "settings.json")})
+    (home / "app").mkdir(exist_ok=True)
+    (home / "app" / "pyproject.toml").write_text(APP)
+    for name in (DONE, PID, LOG):
+        (home / name).unlink(missing_ok=True)
+    inner, public = free_port(), sorted(keys.glob("*.pub")) if keys else []
+    scheme = "http" if keys is None else "https"
+    gate = None
+    with hold([home], say), superlink(flower, inner, keys, public) as nodes:
+        named = {node: _DEVICE.fullmatch(name) for node, name in nodes.items()}
+        bound = {node: int(found[1]) for node, found in named.items() if found}
+        own = replace(settings, spec=run.spec.to_toml(), bound=bound, parent=os.getpid())
+        own.write(home / "settings.json")
+        try:
+            gate = Gate(f"{scheme}://127.0.0.1:{inner}", host, port, most, keys)
+            while not gate.is_open:
+                if gate.has_failed:
+                    raise InputError(f"port {port} of {host} cannot be used: choose another --port")
+                time.sleep(0.1)
+            say(f"listening on {host}:{port}, {'plain text' if keys is None else 'TLS'}")
+            _follow(flower, say)
+            up, down = (gate.bytes[way] / 1e6 for way in ("up", "down"))
+            say(f"{down:.2f} MB went to devices, {up:.2f} MB came from them")
+        finally:
+            if gate is not None:
+                gate.close()
+
+
+def _follow(flower: Flower, say: Say) -> None:
+    """Start the server app, show its log, and start it again when it ends without a result."""
+    home, shown = flower.home, 0
+    for attempt in range(MOST_RESTARTS):
+        if attempt:
+            say("the server app has ended: starting it again")
+        (home / PID).unlink(missing_ok=True)
+        run = flower.call("run", str(home / "app"), "here")["run-id"]
+        app, late = None, time.monotonic() + START_SECONDS
+        while app is None or _is_alive(app):
+            time.sleep(0.2)
+            if app is None and (home / PID).exists():
+                app = int((home / PID).read_text())
+            if app is None and time.monotonic() > late:
+                raise InputError(f"the server app does not start: {flower.words('log', run)}")
+            with contextlib.suppress(FileNotFoundError), (home / LOG).open() as log:
+                log.seek(shown)
+                for line in log:
+                    say(line.rstrip("\n"))
+                shown = log.tell()
+            if (home / DONE).exists():
+                if error := read_json(home / DONE)["error"]:
+                    raise InputError(str(error))
+                return
+    raise InputError(f"the server app ends again and again: see {home / 'superlink.log'}")
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def run_client(
+    data: str, client: int, server: str, state: Path, keys: tuple[Path, Path] | None, say: Say,
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Run a device for ever: a worker that trains, and a SuperNode that is started again."""
+    for file in keys or ():
+        if not file.is_file():
+            raise InputError(f"{file} is missing: copy it from the server's 'fedzmg deploy keys'")
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own = Device(data, client, state, device)
+    flower = Flower(state / "flower")
+    with hold([state], say), tempfile.TemporaryDirectory(prefix="fedzmg-") as folder:
+        path = Path(folder) / "worker"  # the path of a socket must be short
+        worker = threading.Thread(target=serve, args=(str(path), own, say), daemon=True)
+        worker.start()
+        said = ""
+        while worker.is_alive():
+            process = supernode(flower, server, path, keys)
+            say(f"client {client}: connecting to {server}")
+            try:
+                process.wait()
+            finally:
+                stop(process)
+            reason = flower.tail("supernode.log")
+            if reason != said:
+                said = reason
+                say(f"client {client}: disconnected, trying again: {reason}")
+            time.sleep(RETRY_SECONDS)
+
+
+@contextlib.contextmanager
+def local_clients(
+    data: str, clients: int, server: str, home: Path, keys: Path | None, plugins: tuple[str, ...]
+) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Run devices as processes of this machine, each with its own state and log."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(clients):
+            command = [sys.executable, "-m", "fedzmg", "deploy", "client", "--server", server]
+            command += ["--data", data, "--partition", str(number)]
+            command += ["--state", str(home / f"client-{number}")]
+            command += ["--keys", str(keys)] if keys else ["--insecure"]
+            for file in plugins:
+                command += ["--plugin", file]
+            flower = Flower(home / f"client-{number}")
+            started.append(flower.start(*command, log="client.log"))
+        yield started
+    finally:
+        stop(*started)

@@ -1,0 +1,179 @@
+"""Flower's processes: SuperLink and SuperNode, without telemetry, update checks or installs."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fedzmg.errors import InputError
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Environment in which Flower contacts nobody but its own server."""
+APP = """\
+project = {name = "fedzmg-app", version = "1.0.0", license = "Apache-2.0", dependencies = []}
+[tool.flwr.app]
+publisher = "fedzmg"
+config = {}
+[tool.flwr.app.components]
+serverapp = "fedzmg.deploy.server_app:app"
+clientapp = "fedzmg.deploy.client_app:app"
+"""
+"""Flower's description of an app whose code is this package, as it is installed on each side."""
+
+
+def require_flower() -> None:
+    """Refuse to continue without Flower."""
+    if util.find_spec("flwr") is None:
+        raise InputError("deploy needs Flower: pip install 'fedzmg[flower]'")
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that is free now."""
+    with socket.socket() as found:
+        found.bind((host, 0))
+        return int(found.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process when its parent ends, however that happens."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def exit_with(parent: int) -> None:
+    """End this process soon after another one has ended."""
+
+    def watch() -> None:
+        while psutil.pid_exists(parent):
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class Flower:
+    """Environment and directory of Flower's processes on one machine."""
+
+    def __init__(self, home: Path, **more: str) -> None:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.home, scripts = home.absolute(), str(Path(sys.executable).parent)
+        path = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+        own = {"PATH": path, "FLWR_HOME": str(self.home)}
+        self.environment = {**os.environ, **QUIET, **own, **more}
+
+    def start(self, *command: str, log: str) -> "subprocess.Popen[bytes]":
+        """Start a process in a group of its own, which ends with this one."""
+        with (self.home / log).open("wb") as file:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                env=self.environment, start_new_session=True, preexec_fn=_die_with_parent,
+            )  # fmt: skip
+
+    def call(self, *command: str) -> dict[str, Any]:
+        """Run a command of ``flwr`` and return its JSON."""
+        done = self._run(*command, "--format", "json")
+        start = done.stdout.find("{")
+        with contextlib.suppress(ValueError):
+            found: dict[str, Any] = json.loads(done.stdout[start:])
+            if done.returncode == 0 and found.get("success", True):
+                return found
+        words = " ".join((done.stdout + done.stderr).split())[-300:]
+        raise InputError(f"flwr {' '.join(command[:2])} failed: {words}")
+
+    def words(self, *command: str) -> str:
+        """Return the end of what a command of ``flwr`` prints about a run."""
+        return " ".join(self._run(*command, "here", "--show").stdout.split())[-300:]
+
+    def _run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["flwr", *command],
+            env=self.environment, cwd=self.home, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def tail(self, log: str) -> str:
+        """Return the end of a log in one line, for a message."""
+        text = (self.home / log).read_text(errors="replace")
+        return " ".join(text.split())[-300:]
+
+
+def stop(*processes: "subprocess.Popen[bytes]") -> None:
+    """End processes and everything that they started."""
+    for process in processes:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5)
+
+
+@contextlib.contextmanager
+def superlink(
+    flower: Flower, port: int, keys: Path | None, public_keys: Sequence[Path]
+) -> Iterator[dict[str, str]]:
+    """Run a SuperLink on the loopback interface; yield the name of the key of every node.
+
+    Without ``keys``, it speaks plain text and accepts every node.
+    """
+    command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--disable-runtime-dependency-installation"]
+    connection = "insecure = true"
+    if keys is None:
+        command += ["--insecure"]
+    else:
+        command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(keys / "ca.crt")]
+        command += ["--ssl-certfile", str(keys / "server.pem")]
+        command += ["--ssl-keyfile", str(keys / "server.key")]
+        connection = f"root-certificates = {json.dumps(str(keys / 'ca.crt'))}"
+    known = f'[superlink.here]\naddress = "127.0.0.1:{port}"\n{connection}\n'
+    (flower.home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n{known}')
+    process = flower.start(*command, log="superlink.log")
+    try:
+        _wait_for_port(process, port, lambda: flower.tail("superlink.log"))
+        yield {
+            str(flower.call("supernode", "register", str(key), "here")["node-id"]): key.stem
+            for key in public_keys
+        }
+    finally:
+        stop(process)
+
+
+def _wait_for_port(process: "subprocess.Popen[bytes]", port: int, words: Any) -> None:
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        if process.poll() is not None:
+            raise InputError(f"the SuperLink has ended: {words()}")
+        time.sleep(0.2)
+
+
+def supernode(
+    flower: Flower, server: str, worker: Path, keys: tuple[Path, Path] | None
+) -> "subprocess.Popen[bytes]":
+    """Start a SuperNode, whose messages go to the worker at a Unix socket.
+
+    ``keys`` are the CA's certificate and the private key of this device; None: plain text.
+    """
+    command = ["flower-supernode", "--superlink", server, "--host", "127.0.0.1"]
+    command += ["--port", str(free_port()), "--node-config", f"worker={json.dumps(str(worker))}"]
+    if keys is None:
+        command += ["--insecure"]
+    else:
+        command += ["--root-certificates", str(keys[0])]
+        command += ["--auth-supernode-private-key", str(keys[1])]
+    return flower.start(*command, log="supernode.log")

@@ -1,0 +1,320 @@
+"""The engine of a deployed server: clients train on their own devices.
+
+It takes the place of the loop over clients in a simulation, so planning, merging, the server rule,
+evaluation, records and checkpoints are those of a simulation. Client memory stays on the device.
+The server keeps the round of each client's last accepted upload in its place, under the same
+checkpoints, and names it to the device, which has the memory of that round on its disk.
+"""
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from fedzmg.data.plan import ClientBatch
+from fedzmg.deploy import codec
+from fedzmg.deploy.blueprint import Blueprint, Down
+from fedzmg.deploy.codec import BadMessage
+from fedzmg.deploy.frames import Frame, Wire
+from fedzmg.deploy.nodes import Node, Nodes
+from fedzmg.engine.choose import EngineChoice, EnginePlanner
+from fedzmg.engine.client_memory import MemoryStore
+from fedzmg.engine.local import Broadcast, Chunk, Engine, Outcome, Program
+from fedzmg.tree import State, flatten_rows, leaves, row, stack, tree_map
+from fedzmg.wrappers.parts import travelling
+
+TICK = 1.0
+"""Seconds between two looks for answers."""
+
+
+class Limits(NamedTuple):
+    """Bounds of a round, and of what a device may claim."""
+
+    deadline: float = 300.0
+    """Seconds until a round continues without clients that have not answered."""
+    min_replies: int = 1
+    """Answers that a round needs; with fewer, it is sent again."""
+    max_examples: int = 1_000_000
+    """Examples of a client at most; also the largest weight that a rule may upload."""
+    max_update: float = 100.0
+    """Norm of an upload at most, in multiples of 1 + the norm of the model."""
+
+
+class Reply(NamedTuple):
+    """An answer, or the reason why there is none."""
+
+    message: str
+    node: int
+    frame: Frame | None
+    error: str = ""
+
+
+class Link(Protocol):
+    """Messages to and from nodes."""
+
+    def online(self) -> set[int]:
+        """Return the numbers of the nodes that are connected."""
+        ...
+
+    def push(self, node: int, frame: Frame, seconds: float) -> str:
+        """Send a message that is valid for some seconds; return its id."""
+        ...
+
+    def pull(self, messages: Sequence[str]) -> list[Reply]:
+        """Return the replies to some messages that have arrived."""
+        ...
+
+
+@dataclass
+class Remote:
+    """Exchange with all devices of one federation."""
+
+    link: Link
+    nodes: Nodes
+    blueprint: Blueprint
+    population: int
+    limits: Limits
+    say: Callable[[str], None]
+    _greeted: dict[int, str] = field(default_factory=dict)
+    """Nodes that were greeted, and the message that is not answered yet."""
+    _late: dict[str, float] = field(default_factory=dict)
+    """Messages whose answer comes too late, and the end of their validity."""
+
+    @property
+    def _valid_seconds(self) -> float:
+        return 2 * self.limits.deadline + 60
+
+    def greet(self) -> set[int]:
+        """Greet nodes that are new, read their answers, and return the nodes online."""
+        online = self.link.online()
+        self._greeted = {n: message for n, message in self._greeted.items() if n in online}
+        facts = {
+            "kind": "hello",
+            "federation": self.nodes.federation,
+            "spec": self.blueprint.run.spec.to_toml(),
+            "population": self.population,
+        }
+        for number in online - self._greeted.keys():
+            self._greeted[number] = self.link.push(number, Frame(facts), self._valid_seconds)
+        waiting = {message: number for number, message in self._greeted.items() if message}
+        for reply in self.link.pull(list(waiting)):
+            number = waiting[reply.message]
+            self._greeted[number] = ""
+            try:
+                node = self.nodes.register(
+                    number, _answer(reply).facts, online, self.population,
+                    self.blueprint.structure(), self.limits.max_examples,
+                )  # fmt: skip
+            except BadMessage as error:
+                self.nodes.refused += 1
+                self.say(f"node {number} refused: {error}")
+            else:
+                self.say(f"client {node.client} is {node.name!r} with {node.examples} examples")
+            self.nodes.save()
+        return online
+
+    def gather(self) -> None:
+        """Wait until every client has been there once."""
+        self.say(f"{len(self.nodes.nodes)} of {self.population} clients are known; waiting for all")
+        while len(self.nodes.nodes) < self.population:
+            self.greet()
+            time.sleep(TICK)
+
+    def exchange(
+        self,
+        down: Down,
+        round_: int,
+        planned: dict[int, list[ClientBatch]],
+        about: Callable[[int], dict[str, Any]],
+    ) -> dict[int, list[Outcome]]:
+        """Send a round to its clients and collect their answers until the deadline.
+
+        With too few answers, the round is sent again to the clients that have not answered.
+        """
+        arrays, need = codec.encode(down), min(self.limits.min_replies, len(planned))
+        largest = self.limits.max_update * (1 + _norm(down.params))
+        found: dict[int, list[Outcome]] = {}
+        sent: dict[str, int] = {}
+        facts = {"kind": "train", "federation": self.nodes.federation, "round": round_}
+        failed, end = set[int](), 0.0
+        while len(found) < need or len(found) + len(failed) < len(planned):
+            if time.monotonic() >= end:
+                if end and len(found) >= need:
+                    break
+                if end:
+                    missing = f"{len(found)} answers of {need} needed"
+                    self.say(f"round {round_}: {missing}; sending it again")
+                facts["nonce"] = secrets.token_hex(8)
+                failed, end = set(), time.monotonic() + self.limits.deadline
+                self._leave(sent)
+            online = self.greet()
+            for message, client in list(sent.items()):
+                if self.nodes.nodes[client].node not in online:  # it may come back without it
+                    self._leave({message: sent.pop(message)})
+            for client in planned.keys() - found.keys() - failed - set(sent.values()):
+                number = self.nodes.nodes[client].node
+                if number in online and self._greeted.get(number) == "":
+                    own = {**facts, "occurrences": len(planned[client]), **about(client)}
+                    message = self.link.push(number, Frame(own, arrays), self._valid_seconds)
+                    sent[message] = client
+            for reply in self.link.pull([*sent, *self._late]):
+                self._count_late(reply)
+                if (answered := sent.pop(reply.message, None)) is None:
+                    continue
+                node = self.nodes.nodes[answered]
+                try:
+                    frame = self._checked(reply, node, facts)
+                except BadMessage as error:
+                    if "is unknown here" in str(error):  # it has lost its disk
+                        self._greeted.pop(node.node, None)
+                    else:
+                        failed.add(answered)
+                        self._refuse(node, round_, error)
+                    continue
+                try:
+                    found[answered] = self._outcomes(frame, planned[answered], largest)
+                    self._count(node, frame)
+                except BadMessage as error:
+                    self._refuse(node, round_, error)
+                    found[answered] = [_refused(self.blueprint.up)] * len(planned[answered])
+            if len(found) + len(failed) < len(planned):
+                time.sleep(TICK)
+        self._leave(sent)
+        for client in planned.keys() - found.keys():
+            self.nodes.nodes[client].absent += 1
+        self.nodes.save()
+        return found
+
+    def _checked(self, reply: Reply, node: Node, sent: Mapping[str, Any]) -> Frame:
+        """Refuse an error, and an answer of another client or to another message."""
+        frame = _answer(reply)
+        wanted = {key: sent[key] for key in ("federation", "round", "nonce")}
+        for key, value in {**wanted, "client": node.client}.items():
+            if frame.facts.get(key) != value:
+                raise BadMessage(f"{key} = {str(frame.facts.get(key))[:40]!r}")
+        return frame
+
+    def _refuse(self, node: Node, round_: int, error: BadMessage) -> None:
+        node.refused, node.reason = node.refused + 1, str(error)[:200]
+        self.say(f"round {round_}: answer of client {node.client} refused: {error}")
+
+    def _leave(self, sent: dict[str, int]) -> None:
+        """Count later answers to some messages as late."""
+        now = time.monotonic()
+        self._late |= dict.fromkeys(sent, now + self._valid_seconds)
+        self._late = {message: end for message, end in self._late.items() if end > now}
+        sent.clear()
+
+    def _count_late(self, reply: Reply) -> None:
+        late = self._late.pop(reply.message, None) is not None and reply.frame is not None
+        node = self.nodes.by_node().get(reply.node) if late else None
+        if node is not None:
+            node.late, node.last_seen = node.late + 1, time.time()
+            self.say(f"a late answer of client {node.client} is ignored")
+
+    def _count(self, node: Node, frame: Frame) -> None:
+        node.rounds, node.last_seen = node.rounds + 1, time.time()
+        seconds = frame.facts.get("seconds")
+        node.seconds = float(seconds) if isinstance(seconds, float) and 0 <= seconds < 1e9 else 0.0
+        if frame.facts.get("lost"):
+            node.lost += 1
+            self.say(f"client {node.client} has lost its memory and began anew")
+
+    def _outcomes(self, frame: Frame, planned: list[ClientBatch], largest: float) -> list[Outcome]:
+        """Check the arrays of an answer and return them by occurrence."""
+        parts: list[dict[str, Wire]] = [{} for _ in planned]
+        for name, wire in frame.arrays.items():
+            number, _, rest = name.partition(".")
+            if not number.isdecimal() or len(number) > 3 or int(number) >= len(parts):
+                raise BadMessage(f"array {name[:80]!r}")
+            parts[int(number)][f".{rest}"] = wire
+        found = [codec.decode(part, self.blueprint.up) for part in parts]
+        for (upload, _, steps, _), batch in zip(found, planned, strict=True):
+            most = len(batch.stream)
+            if not 0 <= int(steps) <= most:
+                raise BadMessage(f"{int(steps)} steps: expected up to {most}")
+            if any(float(w) > self.limits.max_examples for w in leaves(upload.weight)):
+                raise BadMessage("a weight above --max-examples")
+            whole = [t for t in leaves(upload) if not t.is_floating_point() and t.numel()]
+            if any(int(t.max()) > most or int(t.min()) < -most for t in whole):
+                raise BadMessage(f"whole numbers above the {most} local steps")
+            if not (norm := _norm(upload)) <= largest:
+                raise BadMessage(f"an update of norm {norm:.3g}: more than --max-update")
+        return found
+
+
+def _answer(reply: Reply) -> Frame:
+    """Return an answer that is not an error."""
+    if reply.frame is None or "error" in reply.frame.facts:
+        raise BadMessage(reply.error or str(reply.frame and reply.frame.facts["error"]))
+    return reply.frame
+
+
+def _norm(value: Any) -> float:
+    real = [leaf.double() for leaf in leaves(value) if leaf.is_floating_point()]
+    return math.sqrt(sum(float(leaf.square().sum()) for leaf in real))
+
+
+def _refused(like: Outcome) -> Outcome:
+    """Return an outcome that the merger rejects, counts and names in the log."""
+    return tree_map(lambda t: torch.full_like(t, math.nan if t.is_floating_point() else 0), like)
+
+
+class RemotePlanner(EnginePlanner, Engine):
+    """The engine of a deployed server, in place of the choice among engines of one machine."""
+
+    remote = True
+
+    def __init__(self, remote: Remote) -> None:
+        super().__init__("sequential")
+        self._remote = remote
+
+    def plan(self, program: Program, *_: Any, **__: Any) -> None:
+        """Take the path that devices take."""
+        self.choice = EngineChoice("sequential", "clients train on their own devices")
+
+    def build(self, program: Program) -> Engine:
+        """Return the exchange with the devices."""
+        return self
+
+    def memory(self, fresh: State, clients: int, places: Sequence[Path] | None) -> MemoryStore:
+        """Keep the round of every client's memory in place of the memory."""
+        if not leaves(fresh):
+            self._store = MemoryStore(fresh, clients, places)
+            return self._store
+        rows = flatten_rows(fresh)[0]
+        self._store = MemoryStore({"round": torch.zeros(len(rows), 1)}, clients, places)
+        self._store.kept_bytes = rows.shape[1] * rows.element_size()
+        return self._store
+
+    def train(
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+    ) -> Iterator[Chunk]:
+        """Yield the answers in the order of the cohort; clients without one are left out."""
+        remote, round_ = self._remote, int(broadcast.round[0])
+        planned: dict[int, list[ClientBatch]] = {}
+        bases: dict[int, int] = {}
+        for i, batch in enumerate(batches):
+            if len(batch.stream):
+                planned.setdefault(batch.client, []).append(batch)
+                bases[batch.client] = int(memory["round"][i]) if leaves(memory) else 0
+
+        def about(client: int) -> dict[str, Any]:
+            return {"base": bases[client], "keep": self._store.rounds(0, client)}
+
+        one = row(broadcast, 0)
+        down = Down(travelling(remote.blueprint.rule, one.params), one.shared)
+        found = remote.exchange(down, round_, planned, about) if planned else {}
+        token = {"round": torch.full((1,), float(round_))} if leaves(memory) else ()
+        order = [i for i, batch in enumerate(batches) if found.get(batch.client)]
+        rows = [found[batches[i].client].pop(0)._replace(memory=token) for i in order]
+        if not rows:  # an empty cohort
+            order = [0]
+            rows = [tree_map(torch.zeros_like, remote.blueprint.up)._replace(memory=token)]
+        computed = sum(len(batches[i].stream) for i in order)
+        yield Chunk(order, list(range(len(order))), stack(rows), computed)

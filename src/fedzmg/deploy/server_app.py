@@ -1,0 +1,65 @@
+"""Flower's server app: trains a run with the devices that the grid reaches."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+
+from fedzmg.deploy.flower import from_records, to_records
+from fedzmg.deploy.frames import Frame
+from fedzmg.deploy.processes import exit_with
+from fedzmg.deploy.remote import Link, Reply
+from fedzmg.deploy.server import DONE, PID, SETTINGS, Settings, train
+from fedzmg.errors import InputError
+from fedzmg.storage.files import write_atomic
+from fedzmg.storage.formats import write_json
+
+app = ServerApp()
+
+
+class GridLink(Link):
+    """The nodes of Flower's grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid, self._nodes = grid, dict[str, int]()
+
+    def online(self) -> set[int]:
+        return set(self._grid.get_node_ids())
+
+    def push(self, node: int, frame: Frame, seconds: float) -> str:
+        message = Message(to_records(frame), node, "train", ttl=seconds)
+        [sent] = self._grid.push_messages([message])
+        self._nodes[sent] = node
+        return sent
+
+    def pull(self, messages: Sequence[str]) -> list[Reply]:
+        # One by one: an answer cannot pose as that of another node, nor spoil it.
+        return [reply for one in messages for reply in self._pull(one)]
+
+    def _pull(self, sent: str) -> list[Reply]:
+        try:
+            found = list(self._grid.pull_messages([sent]))
+            frames = [None if m.has_error() else from_records(m.content) for m in found]
+            errors = [str(m.error.reason or m.error.code) if m.has_error() else "" for m in found]
+        except Exception as error:  # whatever its decoding raises
+            frames, errors = [None], [f"{type(error).__name__} {error}"]
+        if not frames:
+            return []
+        return [Reply(sent, self._nodes.pop(sent), frames[0], errors[0][:200])]
+
+
+@app.main()
+def main(grid: Grid, _: Context) -> None:
+    """Train the run that the settings name; leave its end to the launcher."""
+    settings = Settings.read(Path(os.environ[SETTINGS]))
+    home = Path(settings.home)
+    write_atomic(home / PID, str(os.getpid()).encode())
+    exit_with(settings.parent)
+    try:
+        train(GridLink(grid), settings)
+    except InputError as error:
+        write_json(home / DONE, {"error": str(error)})
+    else:
+        write_json(home / DONE, {"error": ""})
