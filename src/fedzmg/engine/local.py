@@ -310,11 +310,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Sequential:
-    """Reference engine: clients in a loop; a deployed client runs the same code."""
+    """Reference engine: clients in a loop, as in a deployed client; errors name ``path``."""
 
     program: Program
     path: str = "sequential"
-    """Execution path that errors name."""
 
     def train(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
@@ -336,7 +335,7 @@ class Sequential:
     def _train_one(
         self, rule: ClientRule, batch: ClientBatch, broadcast: Broadcast, memory: State
     ) -> Outcome:
-        program, stream = self.program, batch.stream
+        program, stream, parts = self.program, batch.stream, self._batches(batch.stream)
         facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
         context = program.context(broadcast, memory, *facts)
         full_pass: FullPass | tuple[()] = ()
@@ -354,7 +353,6 @@ class Sequential:
         def apply(function: Callable[..., Any], *args: Any) -> Any:
             return function(rule, *args)
 
-        parts = self._batches(stream)
         for t in range(len(stream)):
             with self._named(batch, f"local step {t + 1}"):
                 gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
