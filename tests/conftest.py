@@ -77,9 +77,10 @@ def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from fedzmg import plugins
     from fedzmg.aggregators import AGGREGATORS
     from fedzmg.algorithms import ALGORITHMS
+    from fedzmg.tasks import TASKS
 
     monkeypatch.setattr(plugins, "_PLUGINS", {})
-    tables: list[Any] = [AGGREGATORS, ALGORITHMS]
+    tables: list[Any] = [AGGREGATORS, ALGORITHMS, TASKS]
     before = [(dict(table.data), dict(table.origins)) for table in tables]
     yield
     for table, (data, origins) in zip(tables, before, strict=True):

@@ -21,6 +21,7 @@ FILES = dict(
     re.findall(r"`src/fedzmg/(algorithms/\w+\.py)`\.[^`].*?```python\n(.*?)```", TEXT, re.DOTALL)
 )
 """Contents of the new files by their names."""
+[CATALOG] = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     folder = tmp_path_factory.mktemp("algorithms")
     for name, source in FILES.items():
         (folder / Path(name).name).write_text(source)
+    (folder / "catalog.toml").write_text(CATALOG)
     spec = importlib.util.spec_from_file_location(
         "fedzmg.algorithms", algorithms.__file__,
         submodule_search_locations=[*algorithms.__path__, str(folder)],

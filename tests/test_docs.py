@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
     "page",
     [
         "README.md",
-        "docs/guide.md",
+        pytest.param("docs/guide.md", marks=pytest.mark.slow),
         "docs/data.md",
         "docs/diagnose.md",
         "docs/optimizer.md",

@@ -85,7 +85,11 @@ def test_fednova_runs_from_a_file_of_ones_own_and_agrees_with_numpy(tmp_path: Pa
 QUICK = [name for name in PROPERTIES if name != "compiled step"]
 
 
-@pytest.mark.parametrize("block", [NOVA, *OTHERS], ids=["fednova", "trim", "head"])
+@pytest.mark.parametrize(
+    "block",
+    [NOVA, *(pytest.param(b, marks=pytest.mark.slow) for b in OTHERS)],
+    ids=["fednova", "trim", "head"],
+)
 def test_examples_keep_the_contract(block: str, tmp_path: Path) -> None:
     [example] = algorithms(block, tmp_path / "mine.py")
     result = check(example, only=QUICK)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from fedzmg.tree import (
     stack,
     tree_map,
     unflatten_rows,
+    vmap,
 )
 
 numbers = st.floats(-100, 100).map(lambda v: round(v, 3))
@@ -154,6 +155,31 @@ def test_stack_and_row_undo_each_other() -> None:
     assert values(row(many, [2, 1])[0].first) == {"a": [[1.0, 2.0], [2.0, 3.0]], "b": [3, 4]}
     assert row(many, slice(1, None))[2][0].tolist() == [[6.0], [5.0]]
     assert row((), 0) == stack([(), ()]) == ()
+
+
+def test_vmap_is_torchs_own() -> None:
+    many = stack([nested(), tree_map(lambda t: t + 1, nested()), nested()])
+    numbers = {"lr": torch.tensor([1.0, 2.0, 3.0])}
+
+    def one(own: dict[str, Tensor], value: Any) -> tuple[Any, Tensor]:
+        inner = vmap(lambda x, y: x * y)(value[0].first["a"], value[0].first["a"])
+        return tree_map(lambda t: own["lr"] * t.sum() + inner.sum(), value), torch.ones(2)
+
+    found, expected = vmap(one)(numbers, many), torch.vmap(one)(numbers, many)
+    assert type(found[0][0]) is Pair
+    for a, b in zip(leaves(found), leaves(expected), strict=True):
+        assert torch.equal(a, b)
+    x = torch.randn(3, 4, requires_grad=True)
+    [slope] = torch.autograd.grad(vmap(lambda row: (row**2).sum())(x).sum(), x)
+    assert torch.equal(slope, 2 * x)
+
+
+@pytest.mark.parametrize("wrong", [torch.rand_like, lambda x: x.item()])
+def test_vmap_refuses_the_same_and_leaves_nothing_behind(wrong: Callable[..., Any]) -> None:
+    for mapped in (torch.vmap(wrong), vmap(wrong)):
+        with pytest.raises(RuntimeError):
+            mapped(torch.ones(3))
+    assert torch.rand(2).shape == (2,)  # an open map would refuse random numbers
 
 
 def test_named_leaves_and_refill_undo_each_other() -> None:

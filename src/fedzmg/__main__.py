@@ -1,7 +1,4 @@
-"""Run the command line: ``fedzmg`` or ``python -m fedzmg``.
-
-Imports happen inside the ``try``: they take seconds, and Ctrl-C may come at any time.
-"""
+"""Run the command line; imports are inside the ``try``, for Ctrl-C may come meanwhile."""
 
 import os
 import signal

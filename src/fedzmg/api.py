@@ -30,15 +30,10 @@ from fedzmg.tasks.preset import TUNED_ON, tuned, tunings
 from fedzmg.tasks.task import Task
 
 COMPARED = ("fedzmg", "fedavg", "fedavg:momentum", "fedadam")
-"""Algorithms of a comparison by default."""
 
 
 def register(thing: Any) -> None:
-    """Add an algorithm, a task or a Python file with ``ALGORITHMS`` or ``TASKS`` to known names.
-
-    ``compare``, ``tune``, ``Trial.of``, specifications and ``verify`` then know its name. The same
-    thing can be registered again; another one of the same name is an ``InputError``.
-    """
+    """Add an algorithm, a task or a plugin file to the known names; the same may be added again."""
     if isinstance(thing, str | Path):
         plugins.load(thing)
     elif isinstance(thing, Algorithm | AlgorithmInfo):
@@ -56,11 +51,7 @@ def tuning_notes(
     settings: Collection[str] = (),
     options: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[str]:
-    """Describe algorithms whose learning rates are untuned or doubtful.
-
-    ``settings`` are keys that a user set, ``fedavg.client.lr`` or ``client.lr`` for all;
-    ``options`` replaces the preset's tuned options.
-    """
+    """Describe algorithms with untuned or doubtful rates; ``settings`` are keys that a user set."""
     known, searches = tuned(task) if options is None else options, tunings(task)
     notes, untuned = [], []
     for name in names:
@@ -247,7 +238,6 @@ def search_spec(
 
 
 def _task(task: Any, preset: Mapping[str, Any] | None) -> Task:
-    """Return the task that was given or named."""
     if isinstance(task, str):
         return tasks.get(task, preset)
     if not isinstance(task, Task):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedzmg.contract import Algorithm
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import PRECISIONS, rounding
 from fedzmg.models.kernels.precision import Precision
@@ -90,11 +90,7 @@ def reset_host_peak() -> None:
 
 
 def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
-    """Count the operations and bytes of a client's local step on a batch.
-
-    Operations are those of matrix products and convolutions, forward and backward. Bytes are those
-    of parameters, gradients, state and activations, once per pass that moves them.
-    """
+    """Count operations of matrix products, and bytes moved, of a client's step on a batch."""
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     size = task.protocol.batch_size
@@ -262,8 +258,7 @@ def measure_all(
         ("engine", engines, get_args(EngineName)),
         ("precision", precisions, PRECISIONS),
     ):
-        for name in set(names) - set(known):
-            raise unknown(kind, name, known)
+        check_names(kind, names, known)
     for count in trials:
         if not str(count).isdecimal() or len(str(count)) > 4 or int(count) < 1:
             raise InputError(f"trials = {count!r}: expected whole numbers from 1 to 9999")

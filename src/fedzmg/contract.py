@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.messages import (
     BatchOutputs,
     ClientContext,
@@ -44,6 +44,7 @@ from fedzmg.rule import (
     number,
     numbers,
     replace_in_chain,
+    rule_class,
     structure,
     whole,
 )  # fmt: skip
@@ -52,7 +53,8 @@ from fedzmg.tree import State, Tree
 __all__ = [
     "Aggregator", "Algorithm", "AlgorithmInfo", "ClientRule", "Layout", "Need", "Number",
     "ParamInfo", "Parts", "Rule", "ServerRule", "bind", "chain", "check_rule", "choice", "flag",
-    "inner_rules", "map_rule", "number", "numbers", "replace_in_chain", "structure", "whole",
+    "inner_rules", "map_rule", "number", "numbers", "replace_in_chain", "rule_class", "structure",
+    "whole",
 ]  # fmt: skip
 
 Weights = Literal["examples", "uniform"]
@@ -138,10 +140,7 @@ class ClientRule(Rule, ABC):
     def next_point(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree
     ) -> Stepped:
-        """Return the point of the next gradient of the same batch, and the state.
-
-        It is called before :meth:`step`, once for every gradient of a step but the last.
-        """
+        """Return the point of a batch's next gradient, and the state; before :meth:`step`."""
         return params, scratch
 
     @abstractmethod
@@ -157,10 +156,7 @@ class ClientRule(Rule, ABC):
         return Upload(context.params - params), context.memory
 
     def wire(self, upload: Upload) -> State | int:
-        """Return the values of an upload that travel, or their size in bytes.
-
-        Values that the server could compute from others need not travel.
-        """
+        """Return the values of an upload that travel (not those that follow), or their bytes."""
         return upload
 
     def personal_model(self, params: Tree, memory: State) -> Tree:
@@ -255,8 +251,7 @@ class Algorithm:
     parts: Parts = Parts()
 
     def __post_init__(self) -> None:
-        if self.weights not in ("examples", "uniform"):
-            raise unknown("weights", str(self.weights), ["examples", "uniform"])
+        check_names("weights", [self.weights], get_args(Weights))
         try:
             check_rule("client", self.client, ClientRule)
             check_rule("server", self.server, ServerRule)
@@ -272,10 +267,7 @@ class Algorithm:
                 raise InputError(f"{self.name}: weights = {self.weights!r}: it needs {needed!r}")
 
     def for_layout(self, layout: Layout, population: int | None = None) -> "Algorithm":
-        """Return a copy whose rules know a model's layout.
-
-        A server rule with a field ``population`` gets the number of clients there.
-        """
+        """Return a copy whose rules know a model's layout, and ``population`` if they have it."""
         client, server = self.client.for_layout(layout), self.server.for_layout(layout)
         if any(hasattr(rule, "population") for rule in chain(server)):
             server = replace_in_chain(server, "population", population)
@@ -299,17 +291,10 @@ class Algorithm:
         return found
 
     def with_options(self, options: Mapping[str, Any]) -> "Algorithm":
-        """Return a copy with fields changed: ``client.FIELD``, ``server.FIELD``, ``weights``.
-
-        A field of a wrapped rule is named as if it were the wrapper's own, one of the parts
-        ``parts.FIELD``. An unknown key or a
-        value out of range is an InputError.
-        """
-        known = self.options()
+        """Return a copy with ``client.F``, ``server.F``, ``parts.F`` or ``weights`` changed."""
         changed = self
+        check_names(f"option of {self.name}", options, self.options())
         for name, value in options.items():
-            if name not in known:
-                raise unknown(f"option of {self.name}", name, known)
             side, _, field = name.rpartition(".")
             try:
                 if not side:

@@ -2,16 +2,14 @@
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from fedzmg.plain_text import plain
 
 
 class InputError(ValueError):
-    """Input that cannot be used; the message is one line with the value and a remedy.
-
-    The command line prints it and exits with code 2; Python callers catch a ``ValueError``.
-    """
+    """Input that cannot be used, in one line with a remedy; the command line exits with code 2."""
 
     def __str__(self) -> str:
         """Return the message without control characters, also in a traceback."""
@@ -23,20 +21,11 @@ class UserCodeError(InputError):
 
 
 class CannotMap(InputError):
-    """A model or loss that a loop over clients can train, but that does not map over clients.
-
-    ``engine="auto"`` then trains client by client; the message is the reason.
-    """
+    """A model or loss that does not map over clients; ``engine="auto"`` then trains in a loop."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, deferred until the end of a round; ``except Exception`` does not catch it.
-
-    Args:
-        done: rounds trained.
-        rounds: rounds planned.
-        kept: whether a directory exists from which the same call continues.
-    """
+    """Ctrl-C after ``done`` of ``rounds`` rounds; ``kept``: the same call continues from files."""
 
     def __init__(self, done: int, rounds: int, *, kept: bool = True) -> None:
         remedy = "nothing is lost, make the same call again to continue"
@@ -53,12 +42,7 @@ LONGEST_TEXT = 100
 
 
 def check_text(what: str, text: str) -> None:
-    r"""Refuse a name or label that a table, a figure or a terminal cannot show in one line.
-
-    >>> check_text("label", "a\nb")
-    Traceback (most recent call last):
-    fedzmg.errors.InputError: label = 'a\nb': expected one line without control characters
-    """
+    """Refuse a name or label that a table, a figure or a terminal cannot show in one line."""
     if not text.strip() or len(text) > LONGEST_TEXT:
         raise InputError(f"{what} = {text[:LONGEST_TEXT]!r}: expected 1 to {LONGEST_TEXT} letters")
     if any(unicodedata.category(c) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp") for c in text):
@@ -66,11 +50,7 @@ def check_text(what: str, text: str) -> None:
 
 
 def brief(value: object) -> str:
-    """Format a wrong value for a message; the middle of a long one is left out.
-
-    >>> brief(0.5), brief([7] * 1000)[-20:]
-    ('0.5', '7, 7, 7, 7, 7, 7, 7]')
-    """
+    """Format a wrong value for a message; the middle of a long one is left out."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write it
@@ -99,27 +79,7 @@ _OTHER_WORDS = {
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> InputError:
-    """Return an ``InputError`` for an unknown name, with the nearest known names.
-
-    Args:
-        kind: the thing it should be a name of.
-        name: the unknown name.
-        known: all names; only a few of them are listed.
-        commands: commands that show them all.
-
-    >>> str(unknown("weights", "example", ["examples", "uniform"]))
-    "unknown weights 'example': did you mean 'examples'? (known: examples, uniform)"
-    >>> str(unknown("task", "digit", ["digits", "plays"], "fedzmg list"))
-    "unknown task 'digit': did you mean 'digits'? ('fedzmg list' shows all)"
-    >>> str(unknown("task", "xyz", ["digits", "plays"], "fedzmg list"))
-    "unknown task 'xyz' (known: digits, plays)"
-    >>> str(unknown("task", "xyz", map(str, range(9)), "fedzmg list"))
-    "unknown task 'xyz' ('fedzmg list' shows all)"
-    >>> str(unknown("column", "xyz", map(str, range(10))))
-    "unknown column 'xyz' (known: 0, 1, 2, 3, 4, 5, 6, 7 and 2 more)"
-    >>> str(unknown("key", "c", ["x.c", "y.c", "z.c"], "l x", "l y", "l z"))
-    "unknown key 'c': did you mean 'x.c', 'y.c' or 'z.c'? ('l x', 'l y' and 'l z' show all)"
-    """
+    """Return an error with the nearest ``known`` names; ``commands`` show all of this ``kind``."""
     names = sorted(set(known))
     close = _close(name, names)
     hint = f": did you mean {listed(map(repr, close), 'or')}?" if close else ""
@@ -134,25 +94,21 @@ def unknown(kind: str, name: str, known: Iterable[str], *commands: str) -> Input
     return InputError(f"unknown {kind} {name!r}{hint}{rest}")
 
 
-def listed(words: Iterable[str], last: str = "and") -> str:
-    """Join words as in a sentence.
+def check_names(kind: str, names: Iterable[Any], known: Collection[Any], *commands: str) -> None:
+    """Refuse the first name that is unknown; ``commands`` show all of this ``kind``."""
+    for name in names:
+        if name not in known:
+            raise unknown(kind, str(name), known, *commands)
 
-    >>> listed("abc"), listed("ab", "or"), listed("a")
-    ('a, b and c', 'a or b', 'a')
-    """
+
+def listed(words: Iterable[str], last: str = "and") -> str:
+    """Join words as in a sentence."""
     *some, final = words
     return f" {last} ".join(filter(None, [", ".join(some), final]))
 
 
 def _close(name: str, names: list[str]) -> list[str]:
-    """Return the names that were probably meant.
-
-    >>> known = ["client.form", "client.lr", "protocol.cohort"]
-    >>> [_close(name, known) for name in ("cohort", "server.lr", "client.lrr", "client.mu")]
-    [['protocol.cohort'], ['client.lr'], ['client.lr'], []]
-    >>> [_close(name, known) for name in ("client.learning_rate", "fraction_fit", "num_clients")]
-    [['client.lr'], ['protocol.cohort'], ['protocol.cohort']]
-    """
+    """Return the names that were probably meant."""
     table, _, last = name.rpartition(".")
     same = {last, *(ours for ours, words in _OTHER_WORDS.items() if last in words)}
     # "cohort" means "protocol.cohort".

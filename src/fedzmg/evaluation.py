@@ -172,11 +172,7 @@ def evaluate_by_owner(
     *,
     chunk: int = CHUNK,
 ) -> Tensor:
-    """Compute mean loss and metric of stacked models on every owner's examples.
-
-    ``positions`` names the examples, owner after owner; each owner has ``counts`` of them, at least
-    one. The result is models x owners x (loss, metric), in double precision.
-    """
+    """Compute loss and metric of models on owners: ``positions`` of ``counts`` examples each."""
     each = _for_each_model(params, objective, metric, prepare, Tensor.double)
     owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     sums: list[Tensor] = []
@@ -205,11 +201,7 @@ def _for_each_model(
     prepare: PrepareFunction,
     reduce: Callable[[Tensor], Tensor],
 ) -> Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]:
-    """Build a function of stored inputs and targets: loss and metric of every stacked model.
-
-    A lone model is evaluated beside a copy of itself: a map of width one takes other kernels and
-    would move the last bits.
-    """
+    """Build a function to evaluate every stacked model; a lone one beside a copy, for its bits."""
     first = next(iter(params.values()))
     wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if len(first) == 1 else params
 
@@ -231,7 +223,11 @@ def _for_each_model(
                 raise
             except Exception:  # a loop over models raises their own errors once more
                 loop = True
-        return stack([one(row(wide, i), x, y) for i in range(len(first))])
+        try:
+            return stack([one(row(wide, i), x, y) for i in range(len(first))])
+        except Exception as error:
+            error.add_note(f"evaluation of {len(y)} examples, metric {metric.name!r}")
+            raise
 
     return each
 
@@ -258,10 +254,6 @@ class OverClients(NamedTuple):
 def share_short_of(
     values: npt.NDArray[np.float64], threshold: float, *, higher_is_better: bool = True
 ) -> float:
-    """Compute the share of clients that do not reach a threshold.
-
-    >>> share_short_of(np.array([0.1, 0.5, 0.9, 0.9]), 0.5)
-    0.25
-    """
+    """Compute the share of clients that do not reach a threshold."""
     reached = values >= threshold if higher_is_better else values <= threshold
     return float((~reached).mean())

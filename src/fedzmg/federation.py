@@ -15,7 +15,6 @@ class Federation:
     guard: bool = False
     """Reject updates whose norm is above 100 times the median of the cohort."""
     participation: Participation = Participation()
-    """Clients of a round, and their local work."""
     aggregator: Aggregator | None = None
     """Way to merge updates, by default the algorithm's; a name of :mod:`fedzmg.aggregators` is
     accepted, too."""

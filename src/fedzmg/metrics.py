@@ -1,8 +1,4 @@
-"""Ready-made metrics by name, for one label, many labels, sequences, images and numbers.
-
-Outputs are logits. Classes are on the last axis of outputs, and on axis 1 of images (four axes or
-more). Outputs with as many values as targets are a logit per label. Negative targets are ignored.
-"""
+"""Ready-made metrics of logits, classes last (axis 1 of images); negative targets are ignored."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedzmg.errors import unknown
+from fedzmg.errors import check_names
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models import objective
 from fedzmg.models.objective import LOSSES, LossFunction
@@ -147,11 +143,7 @@ def scores(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def area_under_curve(rows: Tensor) -> Tensor:
-    """Compute the mean area under the ROC curve over labels with both values; 0.5 if none has.
-
-    It is the share of pairs of a positive and a negative in the right order, ties counted by half:
-    Mann and Whitney's statistic, exact by mean ranks.
-    """
+    """Compute the mean area under the ROC curve over labels with both values, by mean ranks."""
     score, label = (part.T.contiguous() for part in rows.double().chunk(2, -1))
     # Ignored examples rank below all others.
     score = torch.where(label >= 0, score, -torch.inf)
@@ -193,7 +185,6 @@ METRICS: dict[str, Metric] = {
         )
     },
 }
-"""Metrics that a task takes by name."""
 _USUAL = {
     "masked_cross_entropy": "masked_accuracy",
     "next_token_cross_entropy": "next_token_perplexity",
@@ -208,8 +199,7 @@ _USUAL = {
 def loss_and_metric(loss: Any, metric: Any) -> tuple[LossFunction, Metric]:
     """Look up a loss and a metric that are given by name; None is the loss's usual metric."""
     for kind, given, known in (("loss", loss, LOSSES), ("metric", metric, METRICS)):
-        if isinstance(given, str) and given not in known:
-            raise unknown(kind, given, known)
+        check_names(kind, [given] if isinstance(given, str) else [], known)
     loss = LOSSES[loss] if isinstance(loss, str) else loss
     if metric is None:
         names = (name for name, known in LOSSES.items() if known is loss)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.errors import InputError, brief, unknown
+from fedzmg.errors import InputError, brief, check_names
 
 SAMPLERS = ("uniform", "examples", "poisson", "schedule")
 LARGEST_WORK = {"epochs": 10**5, "steps": 10**6}
@@ -26,11 +26,7 @@ Work: TypeAlias = float | tuple[float, float] | WorkFunction
 
 @dataclass(frozen=True)
 class Participation:
-    """Choice of the clients of a round, and of their local work.
-
-    Random choices are functions of (seed, round, client), so all algorithms see the same ones.
-    Functions get a key of that address and must be pure.
-    """
+    """Choice of a round's clients and their work, by (seed, round, client); functions are pure."""
 
     sampler: str | SamplerFunction = "uniform"
     """``uniform``: as many clients as the protocol's cohort. ``examples``: the same number, each
@@ -47,9 +43,7 @@ class Participation:
     """Local steps in place of epochs: the same three forms."""
 
     def __post_init__(self) -> None:
-        """Reject values that cannot be meant."""
-        if not callable(self.sampler) and self.sampler not in SAMPLERS:
-            raise unknown("sampler", str(self.sampler), SAMPLERS)
+        check_names("sampler", [] if callable(self.sampler) else [self.sampler], SAMPLERS)
         if (self.sampler == "schedule") != (self.schedule is not None):
             raise InputError(
                 f"schedule = {brief(self.schedule)} and sampler = {brief(self.sampler)}: lists of "

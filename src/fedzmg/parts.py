@@ -1,7 +1,8 @@
 """Parts of a model: parameters that clients train together, alone, or not at all.
 
-Running statistics of normalisation layers are not trained. They belong to a client if their layer
-is personal; all others travel and are averaged.
+Buffers that change in training, such as running statistics of normalisation layers, are not
+trained. Personal ones stay with the client; all others travel and are averaged, whole numbers
+rounded to the nearest.
 """
 
 import re
@@ -16,6 +17,8 @@ ROLES = ("lora_A", "lora_B", "lora_base")
 """Patterns for all parameters of a role, if the model has any."""
 BATCH_NORM = "BatchNorm"
 """Layer type, in a layout, of everything that normalises by statistics of batches."""
+BUFFER = "buffer"
+"""Layer type, in a layout, of other buffers that change in training."""
 _LAYERS = re.compile(r"(first|last):([1-9]\d{0,5})")
 
 
@@ -26,9 +29,11 @@ class Split(NamedTuple):
     personal: tuple[str, ...]
     frozen: tuple[str, ...]
     averaged: tuple[str, ...] = ()
-    """Running statistics that travel."""
+    """Running statistics and other changing buffers that travel."""
     own: tuple[str, ...] = ()
-    """Running statistics of personal layers."""
+    """Those of personal layers."""
+    counts: tuple[str, ...] = ()
+    """Those among ``averaged`` that are whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Parts:
             {name for pattern in patterns for name in matches(pattern, layout)}
             for patterns in (self.personal, self.frozen)
         )
-        moving = {name for name, info in layout.items() if info.role == "statistics"}
+        moving = {name for name, info in layout.items() if info.is_buffer}
         if both := (personal & frozen) - moving:
             raise InputError(f"parameter {min(both)!r} is personal and frozen: choose one")
         shared = tuple(n for n in layout if n not in personal | frozen | moving)
@@ -79,21 +84,23 @@ class Parts:
             given = ", ".join((*self.personal, *self.frozen))
             alone = "'ditto' with client.lam = 0 trains clients alone"
             raise InputError(f"parts {given} leave no parameter to share: name fewer; {alone}")
-        rest = personal - moving, frozen - moving, moving - personal, moving & personal
+        counts = {n for n in moving - personal if layout[n].role == "counts"}
+        rest = personal - moving, frozen - moving, moving - personal, moving & personal, counts
         return Split(shared, *(tuple(n for n in layout if n in part) for part in rest))
 
 
 def matches(pattern: str, layout: Layout) -> list[str]:
     """Return the parameters that a pattern names."""
     if found := _LAYERS.fullmatch(pattern):
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in layout))
+        known = (name for name, info in layout.items() if info.layer != BUFFER)
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in known))
         number = int(found[2])
         chosen = layers[:number] if found[1] == "first" else layers[-number:]
         return [name for name in layout if name.rpartition(".")[0] in chosen]
     if pattern in ROLES:
         return [name for name, info in layout.items() if info.role == pattern]
     if pattern == "norm":
-        return [name for name, info in layout.items() if info.role in ("norm", "statistics")]
+        return [n for n, i in layout.items() if i.role == "norm" or i.layer == BATCH_NORM]
     if pattern == "batch_norm":
         if names := [name for name, info in layout.items() if info.layer == BATCH_NORM]:
             return names

@@ -91,12 +91,7 @@ def loaded_files() -> tuple[Path, ...]:
 
 
 def load(path: Path | str) -> Plugin:
-    """Run a plugin file and add what it defines to all tables; a loaded file is not run again.
-
-    Raises:
-        InputError: if it is not a readable Python file, or defines something unusable.
-        PluginError: if it raises; its exception is the cause.
-    """
+    """Run a plugin file once, and add what it defines to all tables; its error is a PluginError."""
     path = Path(path)
     if path.suffix != ".py" or (path.exists() and not path.is_file()):
         raise InputError(f"plugin {path}: expected a Python file, NAME.py")
@@ -141,20 +136,13 @@ def tables() -> "list[Registry[Any]]":
 
 
 def split_reference(name: object) -> tuple[str, str] | None:
-    """Split ``FILE.py:NAME``; None for another name.
-
-    >>> split_reference("my/task.py:task"), split_reference("fedavg:momentum")
-    (('my/task.py', 'task'), None)
-    """
+    """Split ``FILE.py:NAME``; None for another name."""
     file, _, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
     return (file, attribute) if file.endswith(".py") and attribute.isidentifier() else None
 
 
 def load_reference(name: str, base: Path | None = None) -> str:
-    """Load the file of ``PATH.py:NAME`` and return ``FILE.py:NAME``; keep other names.
-
-    ``base`` is the directory of relative paths, by default the current one.
-    """
+    """Load the file of ``PATH.py:NAME``, relative to ``base``; return ``FILE.py:NAME``."""
     found = split_reference(name)
     if found is None:
         return name
@@ -192,7 +180,6 @@ class Registry(UserDict[str, T]):
         super().__init__(entries)
         self.kind, self._convert, self._same = kind, convert, same
         self.origins: dict[str, Origin] = {}
-        """Sources of entries that are not of the package."""
         _REGISTRIES.append(self)
         for plugin in _PLUGINS.values():
             self.take_all(plugin)
@@ -289,10 +276,7 @@ class Registry(UserDict[str, T]):
 
 
 def written_in(value: Any) -> Origin | None:
-    """Return the origin of an algorithm, task or tracker made in Python, if it has a file.
-
-    It is that of the first class or function in it that is not of this package.
-    """
+    """Return the origin of the first class or function of a user in a thing, if it has a file."""
     algorithm = getattr(value, "algorithm", value)
     parts = [getattr(algorithm, side, None) for side in ("client", "server")]
     kinds = [type(part) for part in parts if part is not None] or [value]

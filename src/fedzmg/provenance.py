@@ -19,11 +19,7 @@ def provenance() -> dict[str, Any]:
 
 
 def command(arguments: Sequence[str]) -> str:
-    """Return the command line as typed; ``Python`` if another program called.
-
-    >>> command(["/usr/bin/fedzmg", "run", "digits", "--out", "my runs"]), command(["train.py"])
-    ("fedzmg run digits --out 'my runs'", 'Python')
-    """
+    """Return the command line as typed; ``Python`` if another program called."""
     program = PurePath(arguments[0]) if arguments else PurePath()
     if program.stem == "fedzmg" or program.parts[-2:] == ("fedzmg", "__main__.py"):
         return shlex.join(["fedzmg", *arguments[1:]])

@@ -3,25 +3,27 @@
 import dataclasses
 import math
 import sys
+import typing
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor
 
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names, unknown
+from fedzmg.tree import vmap
 
+T = TypeVar("T")
 Number: TypeAlias = float | Tensor
 """A hyper-parameter that may differ between trials trained together; a 0-d tensor inside an engine,
 so it is used only arithmetically."""
 
 Role = Literal[
-    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown", "statistics",
+    "kernel", "recurrent_kernel", "embedding", "bias", "norm", "unknown", "statistics", "counts",
     "lora_A", "lora_B", "lora_base",
 ]  # fmt: skip
-"""``unknown``: a weight of a module whose input axes are not known. ``statistics``: running ones of
-a normalisation layer, which are not trained."""
+"""``unknown``: a weight of a module whose input axes are not known. ``statistics`` and ``counts``
+(whole numbers): buffers that training passes change, such as those of a normalisation layer."""
 
 
 class ParamInfo(NamedTuple):
@@ -33,6 +35,11 @@ class ParamInfo(NamedTuple):
     """Type of the module that owns it, such as ``Conv2d``; several with different axes: ``A+B``."""
     scale: float | None = None
     """Factor of an adapter's product, beside its A."""
+
+    @property
+    def is_buffer(self) -> bool:
+        """Changes in training passes, and is not trained."""
+        return self.role in ("statistics", "counts")
 
     def __repr__(self) -> str:
         # Fingerprints of tasks contain it: a field that came later is shown only if it is set.
@@ -75,6 +82,12 @@ def whole(default: int | None, *, low: int = 0, doc: str) -> Any:
 def flag(default: bool, *, doc: str) -> Any:
     """Declare a rule's field that is true or false."""
     return dataclasses.field(default=default, metadata={"flag": True, "doc": doc})
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def rule_class(kind: type[T]) -> type[T]:
+    """Make a class a rule of this package: a frozen dataclass without subclasses."""
+    return typing.final(dataclasses.dataclass(frozen=True)(kind))
 
 
 def _range_text(limits: Mapping[str, float]) -> str:
@@ -181,7 +194,7 @@ def map_rule(
     rule: Rule, function: Callable[..., Any], values: Mapping[str, Tensor], *args: Any
 ) -> Any:
     """Map ``function(rule, *args)`` over rows, the rule bound to the numbers of each row."""
-    return torch.vmap(lambda own, *a: function(bind(rule, own), *a))(dict(values), *args)
+    return vmap(lambda own, *a: function(bind(rule, own), *a))(dict(values), *args)
 
 
 def structure(rule: R) -> R:
@@ -211,9 +224,7 @@ def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
         raise InputError(
             f"{name} is not a frozen dataclass: put @dataclass(frozen=True) above the class"
         )
-    for need in getattr(rule, "needs", ()):
-        if need not in kind._known_needs:
-            raise unknown(f"value in {name}.needs", str(need), kind._known_needs)
+    check_names(f"value in {name}.needs", getattr(rule, "needs", ()), kind._known_needs)
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):

@@ -4,7 +4,7 @@ A model's parameters, a gradient, a momentum buffer and a client's upload are al
 equations of an algorithm read as they are printed: ``params - lr * grad``. Names are part of the
 value; combining trees with different names is an error, never a silent zip.
 
-This is the only file that touches torch's pytree registry, which is private API.
+This is the only file that uses private functions of torch: its pytree registry and its map.
 """
 
 from __future__ import annotations
@@ -16,6 +16,13 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
+from torch._C._functorch import (
+    _add_batch_dim,
+    _remove_batch_dim,
+    _vmap_decrement_nesting,
+    _vmap_increment_nesting,
+)
+from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
 T = TypeVar("T")
@@ -25,6 +32,17 @@ State: TypeAlias = Any
 """Nested trees, tuples and tensors whose structure, shapes and dtypes never change."""
 Inputs: TypeAlias = Any
 """A tensor, or a dict of tensors by the name of the model's argument; first axis examples."""
+
+
+def _operator(op: Callable[[Any, Any], Any]) -> Callable[[Tree, Tree | Scalar], Tree]:
+    """Return an operator of a tree with another one, or with a number."""
+
+    def combine(self: Tree, other: Tree | Scalar) -> Tree:
+        if isinstance(other, Tree):
+            return self.map(op, other)
+        return Tree({name: op(leaf, other) for name, leaf in self._tensors.items()})
+
+    return combine
 
 
 @final
@@ -59,44 +77,23 @@ class Tree(Mapping[str, Tensor]):
 
     def map(self, function: Callable[..., Tensor], *others: Tree) -> Tree:
         """Apply ``function`` leaf by leaf to this tree and ``others`` (same names required)."""
-        for other in others:
-            if other._tensors.keys() != self._tensors.keys():
-                difference = sorted(other._tensors.keys() ^ self._tensors.keys())
+        own, rest = self._tensors, [other._tensors for other in others]
+        for tensors in rest:
+            if tensors.keys() != own.keys():
+                difference = sorted(tensors.keys() ^ own.keys())
                 raise ValueError(f"trees have different names: {', '.join(difference)}")
-        return Tree(
-            {
-                name: function(leaf, *(other._tensors[name] for other in others))
-                for name, leaf in self._tensors.items()
-            }
-        )
+        if len(rest) == 1:
+            [other] = rest
+            return Tree({name: function(leaf, other[name]) for name, leaf in own.items()})
+        return Tree({n: function(leaf, *[t[n] for t in rest]) for n, leaf in own.items()})
 
-    def _combine(self, other: Tree | Scalar, op: Callable[[Any, Any], Any]) -> Tree:
-        if isinstance(other, Tree):
-            return self.map(op, other)
-        return Tree({name: op(leaf, other) for name, leaf in self._tensors.items()})
-
-    def __add__(self, other: Tree | Scalar) -> Tree:
-        return self._combine(other, operator.add)
-
-    def __sub__(self, other: Tree | Scalar) -> Tree:
-        return self._combine(other, operator.sub)
-
-    def __mul__(self, other: Tree | Scalar) -> Tree:
-        return self._combine(other, operator.mul)
-
-    def __truediv__(self, other: Tree | Scalar) -> Tree:
-        return self._combine(other, operator.truediv)
-
-    def __pow__(self, exponent: float) -> Tree:
-        return self._combine(exponent, operator.pow)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __rsub__(self, other: Scalar) -> Tree:
-        return self._combine(other, lambda leaf, scalar: scalar - leaf)
-
-    def __rtruediv__(self, other: Scalar) -> Tree:
-        return self._combine(other, lambda leaf, scalar: scalar / leaf)
+    __add__ = __radd__ = _operator(operator.add)
+    __sub__ = _operator(operator.sub)
+    __rsub__ = _operator(lambda leaf, scalar: scalar - leaf)
+    __mul__ = __rmul__ = _operator(operator.mul)
+    __truediv__ = _operator(operator.truediv)
+    __rtruediv__ = _operator(lambda leaf, scalar: scalar / leaf)
+    __pow__ = _operator(operator.pow)
 
     # Tensors have no single truth value, so trees compare as objects do.
     __eq__ = object.__eq__
@@ -160,8 +157,42 @@ pytree.register_pytree_node(
 
 
 def tree_map(function: Callable[..., Any], value: T, *others: Any) -> T:
-    """Apply ``function`` to every tensor of nested trees, tuples and named tuples."""
-    mapped: T = pytree.tree_map(function, value, *others)
+    """Apply ``function`` to every tensor of nested trees, tuples, lists and dicts."""
+    found: Any
+    if isinstance(value, Tree):
+        found = value.map(function, *others)
+    elif isinstance(value, tuple | list):
+        parts = [tree_map(function, *same) for same in zip(value, *others, strict=True)]
+        found = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    elif isinstance(value, dict):
+        found = {n: tree_map(function, v, *[o[n] for o in others]) for n, v in value.items()}
+    else:
+        found = function(value, *others)
+    mapped: T = found
+    return mapped
+
+
+def vmap(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Map a function over the first axis of all tensors, as :func:`torch.vmap` does.
+
+    The same, without its checks and its slow walk through arguments: these cost small models as
+    much as their training does.
+    """
+    plain = torch.vmap(function)
+
+    def mapped(*args: Any) -> Any:
+        first = next(_tensors(args), None)
+        if first is None or torch.compiler.is_compiling():
+            return plain(*args)
+        size = len(first)
+        lazy_load_decompositions()
+        level = _vmap_increment_nesting(size, "error")
+        try:
+            found = function(*tree_map(lambda leaf: _add_batch_dim(leaf, 0, level), args))
+            return tree_map(lambda leaf: _remove_batch_dim(leaf, level, size, 0), found)
+        finally:
+            _vmap_decrement_nesting()
+
     return mapped
 
 
@@ -176,8 +207,18 @@ def map_trees(function: Callable[[Tree], Tree], value: Any) -> Any:
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """Return every tensor of nested trees, tuples and named tuples, in a fixed order."""
-    return pytree.tree_leaves(value)
+    """Return every tensor of nested trees, tuples, lists and dicts, in a fixed order."""
+    return list(_tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tree | dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+    else:
+        yield value
 
 
 def stack(values: list[T]) -> T:
@@ -195,15 +236,16 @@ def row(value: T, index: Any) -> T:
 class Flat(NamedTuple):
     """Structure, shapes and types of the tensors that flat rows were made of."""
 
-    spec: pytree.TreeSpec
+    form: Any
+    """The structure, with nothing in place of tensors."""
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
 
 
 def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
     """Concatenate stacked tensors into one floating-point matrix with the same rows."""
-    tensors, spec = pytree.tree_flatten(value)
-    flat = Flat(spec, [t.shape[1:] for t in tensors], [t.dtype for t in tensors])
+    tensors, form = leaves(value), tree_map(lambda _: None, value)
+    flat = Flat(form, [t.shape[1:] for t in tensors], [t.dtype for t in tensors])
     if not tensors:
         assert like is not None
         return like.new_zeros(len(like), 0), flat
@@ -219,7 +261,8 @@ def unflatten_rows(rows: Tensor, flat: Flat, *, exact: bool = False) -> Any:
     shaped = [part.reshape(len(rows), *s) for part, s in zip(parts, flat.shapes, strict=True)]
     if exact:
         shaped = [part.to(dtype) for part, dtype in zip(shaped, flat.dtypes, strict=True)]
-    return pytree.tree_unflatten(shaped, flat.spec)
+    rest = iter(shaped)
+    return tree_map(lambda _: next(rest), flat.form)
 
 
 def named_leaves(value: Any) -> dict[str, Tensor]:

@@ -55,15 +55,19 @@ def covering() -> list[str]:
 
 
 OFTEN = covering()
+SOME = ("fedzmg", "scaffold", *OFTEN[::3])
 TRACED = ("wrapped clients",)
 """Traced in every run: projection and wrappers; the rest with ``-m slow``."""
-RARE = ("zero gradients", "one client", "useless uploads", "lost round")
-"""Checked in every run for some algorithms only."""
+RARE = (
+    *("pure rules", "zero gradients", "packed = alone", "resumed = whole"),
+    *("one client", "useless uploads", "lost round", "bytes as declared"),
+)
+"""Checked in every run for some algorithms only; the golden tests run both engines for all."""
 
 
 def row(name: str, prop: str) -> Any:
     """Mark other combinations of the same rules, and most compilations: ``-m slow``."""
-    often = name in (TRACED if prop == "compiled step" else OFTEN[:12] if prop in RARE else OFTEN)
+    often = name in (TRACED if prop == "compiled step" else SOME if prop in RARE else OFTEN)
     return pytest.param(name, prop, marks=() if often else pytest.mark.slow)
 
 

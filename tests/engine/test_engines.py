@@ -59,7 +59,8 @@ def assert_equal(a: Tree, b: Tree, atol: float = 0) -> None:
         torch.testing.assert_close(leaf.cpu(), b[name].cpu(), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
 @COMPILER_WARNS
 def test_compiled_equals_eager_with_dropout(backend: str) -> None:
     if backend == "inductor" and not can_compile(CPU):

@@ -132,7 +132,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", ["plain", pytest.param("zero mean", marks=pytest.mark.slow), "parts"]
+)
 def test_engines_agree(name: str) -> None:
     algorithm = VARIANTS[name]
     expected = final(algorithm, "sequential")

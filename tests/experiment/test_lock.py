@@ -148,8 +148,10 @@ def test_number_given_to_another_process_is_not_its_owner(tmp_path: Path) -> Non
             assert "taken over" in said[0]
 
 
-@pytest.mark.parametrize("changes", [{"host": "elsewhere"}, {"machine": "another start"}])
-@pytest.mark.parametrize("clock", [-1000, 0, 1000])
+@pytest.mark.parametrize(
+    ("changes", "clock"),
+    [({"host": "elsewhere"}, -1000), ({"machine": "another start"}, 1000)],
+)
 def test_process_elsewhere_is_gone_when_its_heartbeat_stands_still(
     tmp_path: Path, changes: dict[str, str], clock: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

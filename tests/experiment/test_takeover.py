@@ -62,10 +62,10 @@ def lines(path: Path) -> int:
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(80, marks=pytest.mark.slow)])
-def test_kills_do_not_move_a_bit(tmp_path: Path, start: Start, kills: int) -> None:
+@pytest.mark.slow
+def test_kills_do_not_move_a_bit(tmp_path: Path, start: Start) -> None:
     """Every third process is killed at any moment of its start, the others after a few rounds."""
-    path, rng = tmp_path / "run", random.Random(4)
+    path, rng, kills = tmp_path / "run", random.Random(4), 80
     for i in range(kills):
         process, before = start(train, path, 5 * kills), lines(path)
         began, rounds = time.monotonic(), rng.randint(1, 4)

@@ -1,7 +1,7 @@
 """Our GPU kernels under Triton's interpreter, against autograd; prints the largest differences.
 
-With ``--all`` every case, else some of each kind. ``test_kernels.py`` runs it in a process of its
-own: the interpreter is switched on for a whole process, before Triton is imported.
+``test_kernels.py`` runs it in a process of its own: the interpreter is switched on for a whole
+process, before Triton is imported.
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ def draws(layer: int, call: int, places: int, share: float | None) -> float:
 def main() -> None:
     torch.manual_seed(0)
     case = CONVOLUTIONS["more padding, rows of taps"]
-    often = dict(list(CONVOLUTIONS.items())[:3])
-    chosen = CONVOLUTIONS if "--all" in sys.argv else often
-    found = {f"convolution, {name}": convolution(own) for name, own in chosen.items()}
+    found = {f"convolution, {name}": convolution(own) for name, own in CONVOLUTIONS.items()}
     found["convolution, float32 products"] = convolution(case, precision="ieee")
     # The interpreter cannot multiply bfloat16: halves stand for it.
     found["convolution, 16 bits"] = convolution(case, dtype=torch.float16)

@@ -1,4 +1,7 @@
-"""Batch normalisation: torch's own layers and loops, four policies, every engine, no padding."""
+"""Batch normalisation: torch's own layers and loops, four policies, every engine, no padding.
+
+Other buffers that change in training are here, too.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedzmg
-from fedzmg import InputError, Parts, Task, Trial, algorithms
+from fedzmg import InputError, Parts, Task, Trial, algorithms, tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.data.plan import local_stream, sample_cohort
 from fedzmg.diagnose import diagnose
+from fedzmg.experiment.specs import files as specs
 from fedzmg.messages import Cohort
 from fedzmg.models.batch_norm import BatchNorm1d, BatchNormPolicy
 from fedzmg.models.functional import FunctionalModel
@@ -220,12 +224,15 @@ def centre(net: nn.Module) -> None:
             grad.sub_(grad.mean(tuple(range(1, grad.ndim)), keepdim=True))
 
 
-def loop_by_hand(name: str, seed: int = 0) -> nn.Module:
+def loop_by_hand(
+    name: str, make: Callable[[], nn.Module] = Net, seed: int = 0, personal: str = "-"
+) -> nn.Module:
     """Train as people do who write the loop themselves; state dicts are averaged."""
     options = algorithms.get(name).options()
     x, y = (column.double() if column.is_floating_point() else column for column in data())
     ends = [0, *np.cumsum(COUNTS).tolist()]
-    server = module().double()
+    server = module(make).double()
+    kept: dict[int, dict[str, Tensor]] = {}
     zeros = {n: torch.zeros_like(p) for n, p in server.named_parameters()}
     m, v, c = dict(zeros), dict(zeros), dict(zeros)
     own: dict[int, dict[str, Tensor]] = {}
@@ -233,11 +240,13 @@ def loop_by_hand(name: str, seed: int = 0) -> nn.Module:
     batching = task().protocol.batching
     for round_ in range(1, ROUNDS + 1):
         cohort = sample_cohort(seed, round_, len(COUNTS), 3, replacement=False).tolist()
-        mean = {n: torch.zeros_like(b) for n, b in server.state_dict().items()}
+        sent = server.state_dict()
+        mean = {n: torch.zeros_like(b, dtype=torch.float64) for n, b in sent.items()}
         weights = [1.0 if name == "scaffold" else float(COUNTS[k]) for k in cohort]
         changes = dict(zeros)
         for client, weight in zip(cohort, weights, strict=True):
             local = copy.deepcopy(server).train()
+            local.load_state_dict(kept.get(client, {}), strict=False)
             momentum = options.get("client.momentum") or 0.0
             optimiser = torch.optim.SGD(local.parameters(), lr=lr, momentum=momentum)
             plan = local_stream(batching, seed, round_, client, 0, ends[client], COUNTS[client])
@@ -255,7 +264,9 @@ def loop_by_hand(name: str, seed: int = 0) -> nn.Module:
                             p.grad.add_(c[n] - variate[n])
                         p.mul_(1 - lr * (options.get("client.decay") or 0.0))
                 optimiser.step()
-            for n, value in local.state_dict().items():
+            after = local.state_dict()
+            kept[client] = {n: after.pop(n) for n in sent if personal in n}
+            for n, value in after.items():
                 mean[n] = mean[n] + value * (weight / sum(weights))
             if name == "scaffold":
                 with torch.no_grad():
@@ -273,7 +284,9 @@ def loop_by_hand(name: str, seed: int = 0) -> nn.Module:
                 m[n], v[n] = 0.9 * m[n] + 0.1 * delta, 0.99 * v[n] + 0.01 * delta**2
                 rate = 0.1 * (1 - 0.99**round_) ** 0.5 / (1 - 0.9**round_)
                 mean[n] = p.detach() - rate * m[n] / (v[n].sqrt() + 1e-3)
-        server.load_state_dict(mean)
+        whole = [n for n, b in sent.items() if not b.is_floating_point()]
+        mean |= {n: mean[n].round() for n in whole}
+        server.load_state_dict({n: b for n, b in mean.items() if personal not in n}, strict=False)
     return server
 
 
@@ -285,6 +298,107 @@ def test_training_equals_a_plain_loop(name: str) -> None:
         assert set(expected) - set(found) == {n for n in expected if n.endswith("tracked")}
         for parameter, leaf in found.items():
             torch.testing.assert_close(leaf, expected[parameter], rtol=0, atol=1e-9, msg=parameter)
+
+
+class Centre(nn.Module):
+    """A mean that is replaced, a whole number of steps, and a queue with a pointer."""
+
+    mean: Tensor
+    steps: Tensor
+    queue: Tensor
+    place: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(12))
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("queue", torch.ones(3, 12))
+        self.register_buffer("place", torch.tensor([0], dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1  # in evaluation, too, where it has no effect
+        if self.training:
+            self.mean = 0.8 * self.mean + 0.2 * x.detach().mean(0)
+            self.queue[int(self.place)] = x.detach()[0]
+            self.place[0] = (self.place[0] + 1) % 3
+        return (x - self.mean) / (1 + 0.1 * self.steps) + 0.1 * self.queue.mean(0)
+
+
+class FirstBatch(nn.Module):
+    """A scale that the first batch sets in place."""
+
+    ready: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(12))
+        self.register_buffer("ready", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.ready:
+            self.scale.data.copy_(1 / (0.5 + x.detach().abs().mean(0)))
+            self.ready.fill_(True)
+        return x * self.scale
+
+
+def changing() -> nn.Module:
+    """Spectral norm of the old kind changes two vectors by hooks."""
+    dense = nn.utils.spectral_norm(nn.Linear(12, 5))
+    conv = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten())
+    return nn.Sequential(conv, FirstBatch(), Centre(), nn.Tanh(), dense, nn.Linear(5, CLASSES))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedadam"])
+def test_buffers_that_change_train_as_in_a_plain_loop(name: str) -> None:
+    own = task(module(changing), batch_size=BATCH)
+    counts = {n for n, info in own.model.layout.items() if info.role == "counts"}
+    assert counts == {"1.ready", "2.steps", "2.place"}
+    assert set(own.model.statistics) - counts == {
+        "2.mean", "2.queue", "4.weight_u", "4.weight_v",
+    }  # fmt: skip
+    assert "'1.ready'" in own.model.loop_reason
+    sim = trained(own, name, "auto")
+    assert sim.choice.path == "sequential"
+    expected = loop_by_hand(name, changing).state_dict()
+    found = model_of(sim)
+    for n, leaf in found.items():
+        torch.testing.assert_close(leaf, expected[n].double(), rtol=0, atol=1e-9, msg=n)
+    assert expected["2.steps"] > 3
+    assert {n for n in expected if not n.endswith(".weight")} <= set(found)
+    again = Task.from_arrays(module(changing), *data(), OWNERS, test=data(), init="torch", cohort=3)
+    start = initial_params(again.model, "torch", 0)
+    assert all(torch.equal(start[n], again.model.params()[n]) for n in again.model.statistics)
+
+
+def test_personal_buffers_stay_with_their_client() -> None:
+    own = task(module(changing), parts=Parts(personal=("2.mean",)))
+    found = model_of(trained(own, "fedavg", "sequential"))
+    expected = loop_by_hand("fedavg", changing, personal="2.mean").state_dict()
+    assert not found["2.mean"].any()
+    for n, leaf in found.items():
+        torch.testing.assert_close(leaf, expected[n].double(), rtol=0, atol=1e-9, msg=n)
+    history = simulate(own, [Trial.of("fedper")], rounds=1, device="cpu")[0]
+    layers = {name.partition(".")[0] for name in history.task.model.layout}
+    assert history.model()[2].steps.dtype == torch.int64
+    assert layers == {"0", "1", "2", "4", "5"}
+
+
+def cumulative() -> nn.Module:
+    """Every batch counts as much as the others: the share of one depends on their number."""
+    norm = nn.BatchNorm2d(3, momentum=None)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), norm, nn.Flatten(), nn.Linear(12, CLASSES))
+
+
+def test_cumulative_statistics_equal_a_plain_loop() -> None:
+    """The server's number of batches is the mean of the clients', rounded."""
+    expected = loop_by_hand("fedavg", cumulative).state_dict()
+    assert expected["1.num_batches_tracked"] > ROUNDS * EPOCHS
+    for engine in ("sequential", "vectorized", "cuda_graph"):
+        for n, leaf in model_of(trained(task(module(cumulative)), "fedavg", engine)).items():
+            torch.testing.assert_close(leaf, expected[n].double(), rtol=0, atol=1e-9, msg=n)
+    sim = trained(task(module(cumulative), batch_norm="local"), "fedavg")
+    for kept, _ in sim.memory.of_trial(0).values():
+        assert kept["1.num_batches_tracked"] == kept["1.num_batches_tracked"].round() > 0
 
 
 # Policies.
@@ -332,6 +446,57 @@ def test_graphs_on_a_gpu_agree_with_the_loop(policy: BatchNormPolicy) -> None:
         models.append(model_of(sim))
     for other in models[1:]:
         assert_close(models[0], other)
+
+
+def assert_single_precision(params: Tree, *, start: Tree) -> None:
+    for n, leaf in params.items():
+        assert leaf.dtype == torch.float32
+        assert not (n.endswith("running_mean") and torch.equal(leaf, start[n].to(leaf)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [Net, cumulative])
+def test_statistics_stay_in_single_precision_on_a_gpu(make: Callable[[], nn.Module]) -> None:
+    models = []
+    for engine in ("sequential", "cuda_graph", "compiled_cuda_graph"):
+        sim = Simulation(
+            task(module(make)),
+            [Trial.of("fedzmg", client_lr=0.05)],
+            rounds=1,
+            device=torch.device("cuda"),
+            engine=engine,  # type: ignore[arg-type]
+            precision="bf16",
+        )
+        sim.run_round()
+        models.append(model_of(sim))
+    assert_single_precision(models[0], start=FunctionalModel(module(make)).params())
+    for other in models[1:]:
+        assert_close(models[0], other, limit=2e-2)
+
+
+@pytest.mark.parametrize("make", [Net, cumulative])
+def test_statistics_of_half_precision_layers(make: Callable[[], nn.Module]) -> None:
+    """A padded and mapped batch equals the real examples alone; statistics stay float32."""
+    model = FunctionalModel(module(make))
+    params = model.params()
+    real = torch.tensor([1, 1, 0, 1, 1]) > 0
+    x, _ = data()
+    batches = torch.stack([x[:5], x[10:15]])
+
+    def mapped(params: Tree, x: Tensor) -> Tree:
+        moved: dict[str, Tensor] = {}
+        model.train(params, x, real=real, moved=moved)
+        return Tree(moved)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.vmap(mapped)(params.map(lambda leaf: torch.stack([leaf, leaf])), batches)
+        for i, batch in enumerate(batches):
+            moved: dict[str, Tensor] = {}
+            out = model.train(params, batch[real], moved=moved)
+            assert out.dtype == torch.bfloat16
+            alone = Tree(moved)
+            assert_single_precision(alone, start=params)
+            assert_close(row(found, i), alone, limit=2e-2)
 
 
 def test_frozen_statistics_are_those_of_the_module() -> None:
@@ -447,6 +612,51 @@ def test_initial_statistics_are_fresh_unless_given() -> None:
         assert start["twice.running_mean"].unique().item() == mean
         assert start["twice.running_var"].unique().item() == 1.0
         assert start["twice.weight"].unique().item() == 1.0
+
+
+OWN_TASK = """
+import numpy as np
+import torch
+from torch import nn
+from fedzmg import Task
+
+class Mix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x):
+        return x @ self.table
+
+def rows():
+    x, y = np.eye(12, 4, dtype="float32"), np.arange(12) % 3
+    net = nn.Sequential(Mix(), nn.BatchNorm1d(3))
+    more = {"cohort": 3, "batch_norm": "local"}
+    return Task.from_arrays(net, x, y, np.arange(12) % 3, test=(x, y), **more)
+"""
+
+
+@pytest.mark.usefixtures("forget_plugins")
+@pytest.mark.filterwarnings("ignore:not projected")
+def test_policy_is_an_option_of_specifications_and_in_manifests(
+    tmp_path: Path, fedzmg: Callable[..., Any]
+) -> None:
+    file, spec = tmp_path / "own.py", tmp_path / "own.toml"
+    file.write_text(OWN_TASK)
+    spec.write_text('task = "own.py:rows"\nprotocol.rounds = 1\npreset.batch_norm = "batch"\n')
+    assert specs.read(spec).build_task().model.batch_norm == "batch"
+    own = tasks.get(f"{file}:rows")
+    other = tasks.get(f"{file}:rows", {"batch_norm": "average"})
+    assert (own.model.batch_norm, own.parts.personal) == ("local", ("batch_norm",))
+    assert (other.model.batch_norm, other.parts.personal) == ("average", ())
+    change = ("--set", "preset.batch_norm=frozen", "--out", str(tmp_path / "out"))
+    assert fedzmg("run", str(spec), *change).code == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["preset"] == {"batch_norm": "frozen"}
+    assert manifest["not_projected"] == "0.table (Mix)"
+    assert "preset.batch_norm" in fedzmg("list", f"{file}:rows").out
+    for word in ("preset.batch_norm=mean", "preset.norm=batch"):
+        assert fedzmg("run", f"{file}:rows", "--set", word).code == 2
 
 
 def test_fingerprints_tell_policies_apart() -> None:

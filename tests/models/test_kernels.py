@@ -22,20 +22,18 @@ from fedzmg.models.kernels.precision import milliseconds
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton (Linux) for its interpreter"
 )
-@pytest.mark.parametrize(
-    ("arguments", "cases"), [((), 11), pytest.param(("--all",), 18, marks=pytest.mark.slow)]
-)
-def test_gpu_kernels_under_the_interpreter(arguments: tuple[str, ...], cases: int) -> None:
+@pytest.mark.slow
+def test_gpu_kernels_under_the_interpreter() -> None:
     script = Path(__file__).with_name("interpreted_kernels.py")
     done = subprocess.run(
-        [sys.executable, str(script), *arguments],
+        [sys.executable, str(script)],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=True,
     )
     found = json.loads(done.stdout)
-    assert len(found) == cases
+    assert len(found) == 18
     assert {name: value for name, value in found.items() if not value < 1e-5} == {}
 
 

@@ -51,11 +51,12 @@ MAKERS: dict[str, Callable[[nn.Module], ZeroMeanSGD]] = {
     "mixed": mixed,
     "compiled": compiled,
 }
+SLOWEST_LAST = [*[*MAKERS.values()][:-1], pytest.param(compiled, marks=pytest.mark.slow)]
 
 
 @pytest.mark.filterwarnings("ignore")  # what the compiler warns of inside itself changes
 @pytest.mark.parametrize("beforehand", [False, True])
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("make", SLOWEST_LAST, ids=MAKERS)
 def test_gradients_are_unscaled_and_infinite_ones_skipped(
     make: Callable[[nn.Module], ZeroMeanSGD], beforehand: bool
 ) -> None:

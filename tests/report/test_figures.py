@@ -253,7 +253,14 @@ HOSTILE = "$\\bm{w}$ \x1b[3\u6f22\x00\x7f\ud800_"
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", ["curves", "seeds", "grid", "data", "examples"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "curves",
+        "grid",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("seeds", "data", "examples")),
+    ],
+)
 def test_labels_are_neither_mathtext_nor_control_characters(
     kind: str, grid: dict[str, Any]
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_compressed_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         log_lines(tmp_path / "log.jsonl", dict)
 
 
+@pytest.mark.slow
 def test_a_reader_always_finds_a_whole_copy(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

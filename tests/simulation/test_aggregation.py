@@ -101,7 +101,7 @@ def check_all_ways(chosen: list[Trial], **stages: Any) -> Simulation:
     return whole
 
 
-@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("guard", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", STAGES)
 def test_packs_chunks_resumes_and_engines_agree(name: str, guard: bool) -> None:
     stages = Federation(guard=guard, aggregator=aggregators.build(STAGES[name]))

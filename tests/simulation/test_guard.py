@@ -112,7 +112,7 @@ class NoRead(TorchDispatchMode):
 
 @pytest.mark.parametrize("guard", [False, True])
 def test_merge_reads_nothing_back(guard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate, "_is_at_hand", lambda _: False)  # as on a GPU
+    monkeypatch.setattr(aggregate, "is_at_hand", lambda _: False)  # as on a GPU
     stream, norms = full_pass(1, 0, 1), [1.0, 2.0, math.nan, 1e9, 3.0]
     merger = Merger(
         [ClientBatch(0, i, 1, stream) for i in range(5)], 1, by_examples=True, guard=guard

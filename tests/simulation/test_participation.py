@@ -80,7 +80,11 @@ def distance(a: object, b: object) -> float:
 
 @pytest.mark.parametrize(
     ("name", "choice"),
-    [*((name, "poisson") for name in NAMES), *(("scaffold", choice) for choice in OTHERS)],
+    [
+        *((name, "poisson") for name in NAMES[:2]),
+        *(pytest.param(name, "poisson", marks=pytest.mark.slow) for name in NAMES[2:]),
+        *(("scaffold", choice) for choice in OTHERS),
+    ],
 )
 def test_engines_packs_chunks_and_resumes_agree(name: str, choice: str) -> None:
     whole = simulation(name, choice)

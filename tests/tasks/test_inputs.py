@@ -1,8 +1,13 @@
-"""Inputs that people have: tables, lists, odd types, dicts of tensors, datasets per client."""
+"""Inputs that people have: tables, lists, odd types, dicts of tensors, datasets per client.
+
+Tables and datasets are those of pandas and Hugging Face if they are installed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,7 +28,7 @@ X, Y = RNG.integers(0, 5, (24, 4)), RNG.integers(0, 3, 24)
 WHO = np.repeat(np.arange(4), 6)
 
 
-class Frame:
+class StandIn:
     """A table of pandas, as far as tasks see it."""
 
     def __init__(self, values: Any) -> None:
@@ -37,6 +42,16 @@ class Frame:
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.values
+
+
+def Frame(values: Any) -> Any:
+    """Make a table or a column."""
+    if find_spec("pandas") is None:
+        return StandIn(values)
+    pandas = import_module("pandas")
+    return (pandas.Series if values.ndim == 1 else pandas.DataFrame)(
+        values, index=np.arange(len(values))[::-1]
+    )
 
 
 def linear() -> nn.Module:
@@ -128,8 +143,25 @@ def padded(samples: list[Any]) -> Any:
     return torch.tensor([[*x] for x, _ in samples]).float(), torch.tensor([y for _, y in samples])
 
 
-@pytest.mark.parametrize("kind", ["pairs", "dicts", "lists", "tensors", "iterables", "collate"])
+def hugging_face(rows: Any, kind: str) -> Any:
+    found = import_module("datasets").Dataset.from_dict(
+        {"label": Y[rows], "pixels": X[rows].astype(np.float32) * 2}
+    )
+    made = {"iterable": found.to_iterable_dataset, "columns": lambda: zip(*columns, strict=True)}
+    columns = found["pixels"], found["label"]
+    return made[kind]() if kind in made else found.with_format(kind or None)
+
+
+real = [f"hugging face {kind}".strip() for kind in ("", "torch", "numpy", "iterable", "columns")]
+
+
+@pytest.mark.filterwarnings("ignore:::(datasets|dill|pyarrow|multiprocess|fsspec|huggingface_hub)")
+@pytest.mark.parametrize(
+    "kind", ["pairs", "dicts", "lists", "tensors", "iterables", "collate", *real]
+)
 def test_one_dataset_per_client(kind: str) -> None:
+    if kind in real:
+        pytest.importorskip("datasets")
     double = X.astype(np.float32) * 2
     mine = [np.flatnonzero(who == WHO) for who in range(4)]
     make: Any = {
@@ -139,6 +171,7 @@ def test_one_dataset_per_client(kind: str) -> None:
         "tensors": lambda rows: TensorDataset(torch.tensor(double)[rows], torch.tensor(Y)[rows]),
         "iterables": lambda rows: ((double[i], Y[i]) for i in rows),
         "collate": lambda rows: [(double[i].tolist(), Y[i]) for i in rows],
+        **{name: lambda rows: hugging_face(rows, kind[len(real[0]) + 1 :]) for name in real},
     }[kind]
     parts = [make(rows) for rows in mine]
     task = Task.from_datasets(

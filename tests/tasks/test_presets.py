@@ -200,7 +200,10 @@ DECISIONS: dict[str, list[Mapping[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DECISIONS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n != "shakespeare" else pytest.param(n, marks=pytest.mark.slow) for n in DECISIONS],
+)
 def test_every_decision_is_recorded_and_moves_the_fingerprint(name: str, cache: Path) -> None:
     seen: set[str] = set()
     for options in DECISIONS[name]:

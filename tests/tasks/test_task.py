@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -220,6 +221,24 @@ def test_unsuitable_columns_are_rejected_in_one_line(train: Any, test: Any, mess
     with pytest.raises(InputError, match=message) as caught:
         Task.from_columns(nn.Linear(4, 3), train, test=test, cohort=2)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["test_clients", "client_names", "notes", "losss", "cohrt"])
+def test_wrong_arguments_are_named_in_one_line(name: str) -> None:
+    rows = [[(row, int(label)) for row, label in zip(X.astype(np.float32), Y, strict=True)]]
+    net = nn.Linear(4, 3)
+    makers: list[Callable[..., Task]] = [
+        lambda **more: Task.from_columns(net, columns(), test=columns(), **more),
+        lambda **more: Task.from_datasets(net, rows, test=rows, **more),
+    ]
+    for maker in makers:
+        if maker is makers[1] and name == "notes":
+            continue
+        with pytest.raises(InputError, match=name) as caught:
+            maker(**{name: WHO}, **({} if name == "cohrt" else {"cohort": 1}))
+        assert "\n" not in str(caught.value)
+        near = {"losss": "loss", "cohrt": "cohort"}.get(name, name)
+        assert f"{near}" in str(caught.value)
 
 
 def test_labels_of_padded_targets_are_checked() -> None:

@@ -12,7 +12,7 @@ from fedzmg.aggregators.coordinates import Mean, Median, TrimmedMean
 from fedzmg.aggregators.geometric import GeometricMedian
 from fedzmg.aggregators.nearest import Bulyan, Krum, MultiKrum
 from fedzmg.contract import Aggregator, check_rule
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.plugins import Registry
 
 __all__ = [
@@ -69,7 +69,6 @@ AGGREGATORS: Registry[AggregatorInfo] = Registry(
     _entry,
     lambda old, new: old.aggregator == new.aggregator,
 )
-"""Aggregators by name."""
 
 
 def get(name: str) -> Aggregator:
@@ -78,20 +77,14 @@ def get(name: str) -> Aggregator:
 
 
 def build(table: Mapping[str, Any]) -> Aggregator:
-    """Build an aggregator from its name and options, such as ``{"name": "krum", "byzantine": 2}``.
-
-    >>> build({"name": "krum", "byzantine": 2})
-    Krum(byzantine=2, neighbours='n-f-2')
-    """
+    """Build an aggregator from a table, such as ``{"name": "krum", "byzantine": 2}``."""
     options = dict(table)
     if "name" not in options:
         raise InputError(f"aggregator = {options!r}: add its name, such as name = 'median'")
     name = options.pop("name")
     aggregator = get(name)
     known = [field.name for field in dataclasses.fields(aggregator)]  # type: ignore[arg-type]
-    for key in options:
-        if key not in known:
-            raise unknown(f"option of {name}", key, known, "fedzmg list --aggregators")
+    check_names(f"option of {name}", options, known, "fedzmg list --aggregators")
     try:
         return dataclasses.replace(aggregator, **options)  # type: ignore[type-var]
     except InputError as error:

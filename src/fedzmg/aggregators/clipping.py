@@ -14,15 +14,14 @@ with b the share of norms up to M (inferred from TensorFlow Federated's robust a
 limits the harm of a client but does not exclude any.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fedzmg.aggregators.coordinates import WEIGHTED
 from fedzmg.aggregators.rows import combine, coordinate_median, distances, middle, present, shares
-from fedzmg.contract import Aggregator, Number, choice, flag, number, whole
+from fedzmg.contract import Aggregator, Number, choice, flag, number, rule_class, whole
 from fedzmg.messages import Rows
 from fedzmg.tree import State, Tree
 
@@ -35,8 +34,7 @@ def _factors(norms: Tensor, bound: Number) -> Tensor:
     return torch.where(norms > bound, bound / norms, 1.0)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class CentredClipping(Aggregator):
     """Centre moved by the mean of clipped differences from it."""
 
@@ -63,8 +61,7 @@ class CentredClipping(Aggregator):
         return centre, centre.to(rows.deltas.dtype) if self.start == "previous" else ()
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class NormBound(Aggregator):
     """Mean of updates whose norms are bounded."""
 

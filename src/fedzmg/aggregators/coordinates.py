@@ -6,15 +6,15 @@ is the smallest value at which half of the weight is reached. The trimmed mean l
 smallest and the f largest values of every parameter. Both tolerate fewer than half of the clients.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import inf
-from typing import ClassVar, final
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedzmg.aggregators.rows import by_columns, combine, coordinate_median, present, shares
-from fedzmg.contract import Aggregator, flag, whole
+from fedzmg.contract import Aggregator, flag, rule_class, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import Rows
 from fedzmg.tree import State
@@ -22,8 +22,7 @@ from fedzmg.tree import State
 WEIGHTED = "weight clients by the algorithm's weights (by default by their examples)"
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Mean(Aggregator):
     """Mean with the algorithm's weights of clients."""
 
@@ -33,8 +32,7 @@ class Mean(Aggregator):
         return combine(shares(rows, weighted=True), rows.deltas), state
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Median(Aggregator):
     """Median of every parameter."""
 
@@ -44,8 +42,7 @@ class Median(Aggregator):
         return coordinate_median(rows, self.weighted), state
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class TrimmedMean(Aggregator):
     """Mean of every parameter without its smallest and its largest values."""
 

@@ -9,23 +9,21 @@ from the mean of the updates. Three steps, as in the paper, are near the limit b
 tolerates bad clients of less than half of the weight.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fedzmg.aggregators.coordinates import WEIGHTED
 from fedzmg.aggregators.rows import combine, distances, shares
-from fedzmg.contract import Aggregator, Number, choice, flag, number, whole
+from fedzmg.contract import Aggregator, Number, choice, flag, number, rule_class, whole
 from fedzmg.messages import Rows
 from fedzmg.tree import State
 
 Start = Literal["mean", "zero"]
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class GeometricMedian(Aggregator):
     """Point with the smallest sum of distances to the updates."""
 

@@ -11,7 +11,7 @@ Clients are counted, so weights are not used.
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from fedzmg.aggregators.rows import (
     present,
     squared_distances,
 )
-from fedzmg.contract import Aggregator, choice, flag, whole
+from fedzmg.contract import Aggregator, choice, flag, rule_class, whole
 from fedzmg.messages import Rows
 from fedzmg.tree import State
 
@@ -53,8 +53,7 @@ class _Krum(Aggregator):
         return combine(lowest(scores, number).double() / number, rows.deltas)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Krum(_Krum):
     """Update with the lowest sum of squared distances to its neighbours."""
 
@@ -62,8 +61,7 @@ class Krum(_Krum):
         return self._chosen(rows, 1), state
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class MultiKrum(_Krum):
     """Mean of the updates with the lowest scores of Krum."""
 
@@ -78,8 +76,7 @@ class MultiKrum(_Krum):
         return self._chosen(rows, number), state
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Bulyan(Aggregator):
     """Winners of Krum, then for every parameter the values nearest to their median."""
 

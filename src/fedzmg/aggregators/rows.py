@@ -13,7 +13,6 @@ from torch import Tensor
 from fedzmg.messages import Rows
 
 BLOCK = 1 << 16
-"""Columns computed at once."""
 
 
 def present(rows: Rows) -> Tensor:

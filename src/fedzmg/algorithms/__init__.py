@@ -1,9 +1,9 @@
 """Every algorithm: one module per paper, and the table made from these modules.
 
 A module that defines ``ALGORITHMS`` is a part of the table without further edits; so is a user's
-plugin file (:mod:`fedzmg.plugins`). Family, summary, source and costs are in ``catalog.toml``,
-or in ``FAMILY`` and an :class:`AlgorithmInfo` in place of the algorithm. All final rule classes of
-the package can be imported from here.
+plugin file (:mod:`fedzmg.plugins`). Family, summary, source and costs of the package's algorithms
+are in ``catalog.toml``, those of a plugin in an :class:`AlgorithmInfo` in place of the algorithm.
+All final rule classes of the package can be imported from here.
 """
 
 import dataclasses
@@ -55,8 +55,7 @@ def _entry(value: Any, name: str, module: ModuleType | None) -> tuple[str, Algor
         given = f"{value!r:.80}"
         raise InputError(f"{given}: expected an Algorithm, or an AlgorithmInfo that describes one")
     if module is not None:
-        about, family = module.__doc__ or "", getattr(module, "FAMILY", value.family)
-        value = dataclasses.replace(value, about=value.about or about, family=family)
+        value = dataclasses.replace(value, about=value.about or module.__doc__ or "")
     if name and name != value.algorithm.name:
         value = dataclasses.replace(
             value, algorithm=dataclasses.replace(value.algorithm, name=name)
@@ -83,10 +82,10 @@ def _same(old: AlgorithmInfo, new: AlgorithmInfo) -> bool:
 
 def _built_in() -> Iterator[tuple[str, AlgorithmInfo]]:
     """Yield every algorithm of the package with its texts and costs."""
-    families = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
-    catalog = {
-        name: {"family": f, **row} for f, rows in families.items() for name, row in rows.items()
-    }
+    catalog: dict[str, dict[str, Any]] = {}
+    for path in (Path(folder, "catalog.toml") for folder in __path__):
+        for family, rows in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            catalog |= {name: {"family": family, **row} for name, row in rows.items()}
     for module in _modules():
         for own in getattr(module, "ALGORITHMS", ()):
             if isinstance(own, Algorithm) and own.name in catalog:
@@ -100,7 +99,6 @@ ALGORITHMS: Registry[AlgorithmInfo] = Registry(
     _entry,
     _same,
 )
-"""Algorithms by name."""
 _WRAPPERS = [import_module(f"fedzmg.wrappers.{name}") for name in ("clip", "schedule", "wrapper")]
 _RULES = {
     name: rule for module in (*_modules(), *_WRAPPERS) for name, rule in _rules(module).items()

@@ -24,13 +24,12 @@ Degenerate cases: ``mu = beta = 0`` is FedAvg with uniform weights; a client tha
 has no correction, and one that returns after a gap keeps a fraction of its estimate.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -42,8 +41,7 @@ class Bias(NamedTuple):
     round: Tensor
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class AdaBest(ClientRule):
     """SGD along the gradient minus the client's bias estimate."""
 
@@ -67,8 +65,7 @@ class AdaBest(ClientRule):
         return Upload(delta), Bias(estimate, context.round)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class AdaBestServer(ServerRule):
     """The mean model, extrapolated by a share of its last change."""
 

@@ -24,26 +24,22 @@ while training continues from the last model; it is then a part of the server st
 Degenerate cases: ``mixture_lr = 0`` is FedAvg with uniform weights.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, final
+from dataclasses import field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.qfedavg import LossFirst
-from fedzmg.contract import Algorithm, Need, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, Result
 from fedzmg.tree import State, Tree
 
 
 def nearest_mixture(values: Tensor) -> Tensor:
-    """Project a vector onto the vectors that are not negative and sum to one.
-
-    >>> nearest_mixture(torch.tensor([1.3, 0.2]))
-    tensor([1., 0.])
-    """
+    """Project a vector onto the vectors that are not negative and sum to one."""
     high = values.sort(descending=True).values
     count = torch.arange(1, len(values) + 1, dtype=values.dtype, device=values.device)
     inside = high + (1 - high.cumsum(0)) / count > 0
@@ -51,17 +47,15 @@ def nearest_mixture(values: Tensor) -> Tensor:
     return (values + shift).clamp(min=0)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class WithLoss(LossFirst):
     """Any client rule that also sends the loss at the model it received."""
 
     pairing = "afl"
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        loss, inside = scratch
-        upload, memory = self.inner.finish(context, params, inside, steps)
-        return upload._replace(each=loss), memory
+        upload, memory = super().finish(context, params, scratch, steps)
+        return upload._replace(each=scratch[0]), memory
 
 
 class Mixture(NamedTuple):
@@ -72,13 +66,14 @@ class Mixture(NamedTuple):
     models: Any
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Agnostic(ServerRule):
     """The average by the mixture of clients, which moves towards large losses."""
 
     pairing = "afl"
     only_weights = "uniform"
+    needs = frozenset({"client"})
+    own_weights = True
 
     lr: Number = number(1.0, above=0, doc="server learning rate")
     mixture_lr: Number = number(0.01, low=0, doc="learning rate of the mixture")
@@ -93,14 +88,6 @@ class Agnostic(ServerRule):
     )
     population: int | None = field(default=None, repr=False, metadata={"derived": True})
     """Number of clients, once the task is known."""
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset({"client"})
-
-    @property
-    def own_weights(self) -> bool:
-        return True
 
     def init(self, params: Tree) -> Mixture:
         if self.population is None:

@@ -19,15 +19,14 @@ the mixture that is evaluated.
 Degenerate cases: ``alpha = 0`` without adapting is FedAvg, ``alpha = 1`` local training.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.ditto import OwnModelClient, no_own_model
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, Number, choice, number
+from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -39,19 +38,16 @@ def mixture(alpha: Tensor, own: Tree, common: Tree) -> Tree:
     return alpha * own + (1 - alpha) * common
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class APFL(OwnModelClient):
     """SGD on the common model, and SGD on an own one through their mixture."""
+
+    gradients_per_step = 2
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     alpha: Number = number(0.5, low=0, high=1, doc="share of the own model at first")
     alpha_lr: Number = number(0.1, low=0, doc="learning rate of the share")
     adapt: Adapt = choice(*get_args(Adapt), doc="steps of a round that change the share")
-
-    @property
-    def gradients_per_step(self) -> int:
-        return 2
 
     def init_memory(self, params: Tree) -> State:
         own = no_own_model(params)

@@ -16,14 +16,13 @@ Degenerate cases: ``lam = 0`` is local training; for a large ``lam`` the persona
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, ClientRule, Number, WrapperKind, number
+from fedzmg.contract import Algorithm, ClientRule, Number, WrapperKind, number, rule_class
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -55,10 +54,7 @@ class OwnModelClient(ClientRule):
     """A client that keeps a model of its own, and uses it."""
 
     incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
-
-    @property
-    def is_personal(self) -> bool:
-        return True
+    is_personal = True
 
     def init_memory(self, params: Tree) -> State:
         return no_own_model(params)
@@ -68,18 +64,15 @@ class OwnModelClient(ClientRule):
         return own.or_else(params)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Ditto(OwnModelClient):
     """SGD on the common model, and SGD on a personal one that is pulled to the received model."""
+
+    gradients_per_step = 2
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     lam: Number = number(1.0, low=0, doc="strength of the pull to the received model")
     personal_lr: Number | None = number(None, above=0, doc="of the personal model; absent: lr")
-
-    @property
-    def gradients_per_step(self) -> int:
-        return 2
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return context.memory.or_else(context.params), context.params.zeros()

@@ -15,18 +15,14 @@ Degenerate cases: ``beta = 0`` is FedProx, with ``mu = 0`` also FedAvg, both wit
 ``mu = 0`` is FedAvgM whose clients start at the lookahead model.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedprox import Prox
-from fedzmg.contract import Algorithm, Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Lookahead(ServerRule):
     """Accumulating momentum whose next step is taken before clients train."""
 

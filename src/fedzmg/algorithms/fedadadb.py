@@ -23,21 +23,19 @@ Degenerate cases: the first round of ``fedadadb`` is FedAvg with server rate 1 w
 ``lr sqrt(1 - beta2) / (1 - beta1) <= |g|``; a large gamma pins every rate to the floor.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, no_moments
-from fedzmg.contract import Algorithm, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class AdaDB(ServerRule):
     """Adam with learning rates between ``floor`` and ``floor + r``."""
 

@@ -17,18 +17,14 @@ Degenerate cases: ``beta1 = 0`` equals no beta1; the first step from ``v0 = 0`` 
 is a sign step; a coordinate that never moved stays.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Statistics, averaged, ratio
-from fedzmg.contract import Algorithm, Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Adagrad(ServerRule):
     """Adagrad with epsilon inside the root, as in TFF."""
 
@@ -44,8 +40,7 @@ class Adagrad(ServerRule):
         return params - self.lr * cohort.delta.map(ratio, (squares + self.eps).sqrt()), squares
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ReddiAdagrad(ServerRule):
     """Adagrad as published by Reddi et al.: tau outside the root, squares start at ``tau^2``."""
 

@@ -19,18 +19,16 @@ Degenerate cases: ``beta1 = beta2 = 0``, ``tau = 0``, ``v0 = 0`` gives a sign st
 that never moved stays.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, adam_moments, correction, direction, no_moments
-from fedzmg.contract import Algorithm, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Adam(ServerRule):
     """Bias-corrected Adam with epsilon outside the root ("epsilon-hat"), as in TFF."""
 
@@ -52,8 +50,7 @@ class Adam(ServerRule):
         return params - rate * direction(state, self.eps), state
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ReddiAdam(ServerRule):
     """Adam as published by Reddi et al.: no bias correction, second moment starts at ``tau^2``."""
 

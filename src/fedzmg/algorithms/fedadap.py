@@ -23,15 +23,14 @@ Degenerate cases: ``factor = 1`` with a patience above the number of epochs is F
 as is a single local epoch.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, ClientRule, Number, number
-from fedzmg.messages import ClientContext, FullPass, FullPassTiming, Stepped
+from fedzmg.contract import Algorithm, ClientRule, Number, number, rule_class
+from fedzmg.messages import ClientContext, FullPass, Stepped
 from fedzmg.tree import State, Tree
 
 
@@ -43,10 +42,12 @@ class Progress(NamedTuple):
     bad: Tensor
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class AdaptiveSGD(ClientRule):
     """SGD that lowers its learning rate after a bad epoch, and stops after some of them."""
+
+    full_pass = "epochs"
+    uses_epoch_end = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate at the start of a round")
     factor: Number = number(
@@ -54,14 +55,6 @@ class AdaptiveSGD(ClientRule):
     )
     patience: Number = number(2.0, low=1, doc="bad epochs in a row that end local training")
     min_delta: Number = number(1e-3, low=0, doc="fall of the loss that counts as progress")
-
-    @property
-    def full_pass(self) -> FullPassTiming:
-        return "epochs"
-
-    @property
-    def uses_epoch_end(self) -> bool:
-        return True
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Progress:
         assert isinstance(full_pass, FullPass), "engines compute it for full_pass = epochs"

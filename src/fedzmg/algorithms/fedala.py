@@ -18,25 +18,26 @@ Degenerate cases: ``weight_lr = 0`` is FedAvg. Inside ``ZeroMean`` column sums a
 because entries are mixed one by one.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Self, final
+from dataclasses import field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.ditto import OwnModel, OwnModelClient
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, Layout, Number, number, whole
+from fedzmg.contract import Algorithm, Layout, Number, number, rule_class, whole
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.parts import matches
 from fedzmg.tree import State, Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedALA(OwnModelClient):
     """SGD from a learned mixture of the received model and the client's own."""
+
+    uses_epoch_end = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     weight_lr: Number = number(1.0, low=0, doc="learning rate of the mixture's weights")
@@ -47,10 +48,6 @@ class FedALA(OwnModelClient):
 
     def for_layout(self, layout: Layout) -> Self:
         return replace(self, mixed=tuple(matches(f"last:{self.layers}", layout)))
-
-    @property
-    def uses_epoch_end(self) -> bool:
-        return True
 
     @property
     def extra_epochs(self) -> int:

@@ -22,14 +22,13 @@ Degenerate cases: ``fedams`` with a huge ``eps`` is averaging server momentum at
 ``v0 = 0``.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, final, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, adam_moments, no_moments, ratio
-from fedzmg.contract import Algorithm, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -43,8 +42,7 @@ class Peak(NamedTuple):
     largest: Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class AMS(ServerRule):
     """Adam that divides by the root of the largest second moment so far."""
 

@@ -11,18 +11,17 @@ projection alone.
 Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the clients' models.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, Self, final
+from dataclasses import field, replace
+from typing import Literal, Self
 
 from fedzmg.contract import Algorithm, ClientRule, ServerRule
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
-from fedzmg.rule import Layout, Number, choice, number
+from fedzmg.rule import Layout, Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class SGD(ClientRule):
     """Local stochastic gradient descent.
 
@@ -77,8 +76,7 @@ class SGD(ClientRule):
         return Tree({n: w if n in spared else w * kept for n, w in params.items()})
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Average(ServerRule):
     """Move the model along the averaged client update: ``w <- w - lr delta``."""
 

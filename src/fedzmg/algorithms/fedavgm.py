@@ -16,17 +16,13 @@ Degenerate cases: ``beta = 0`` is FedAvg bit for bit. Updates that never change 
 ``server_lr / (1 - beta)`` times the update in the end.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.contract import Algorithm, Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Momentum(ServerRule):
     """Accumulating server momentum: ``v <- beta v + delta ; w <- w - lr v``."""
 

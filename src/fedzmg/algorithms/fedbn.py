@@ -17,13 +17,6 @@ Degenerate cases: a model without BatchNorm is refused; FedAvg trains it.
 """
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Parts
+from fedzmg.contract import Algorithm, Parts
 
-FAMILY = "personal models"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedbn", SGD(), Average(), parts=Parts(personal=("batch_norm",))),
-        summary="local SGD; BatchNorm layers are personal, the others are averaged",
-        source="Li, Jiang et al. 2021",
-    ),
-)
+ALGORITHMS = (Algorithm("fedbn", SGD(), Average(), parts=Parts(personal=("batch_norm",))),)

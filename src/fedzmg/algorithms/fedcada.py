@@ -24,8 +24,7 @@ Degenerate cases: one client alone with ``psi = none`` is one uninterrupted Adam
 ``eps``.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -37,15 +36,14 @@ from fedzmg.algorithms.moments import (
     adam_moments,
     no_moments,
 )
-from fedzmg.contract import Algorithm, Number, choice, number
+from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import Tree
 
 Psi = Literal["none", "inverse_round", "exp"]
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class SharedAdam(SharedStateClient):
     """Adam that continues from the server's moments, its bias correction damped by ``psi``."""
 
@@ -78,8 +76,7 @@ class SharedAdam(SharedStateClient):
         return 1 / round_ if self.psi == "inverse_round" else torch.exp(-round_)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class AverageMoments(AverageSharedState):
     """The cohort's mean model, moments and step count."""
 

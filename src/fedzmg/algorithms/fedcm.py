@@ -16,18 +16,14 @@ Degenerate cases: ``alpha = 1`` is FedAvg with uniform weights. The first round 
 ``alpha`` times FedAvg's update, exactly so for one local step.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedCM(ClientRule):
     """SGD that mixes the server's direction into its gradients."""
 
@@ -53,8 +49,7 @@ class FedCM(ClientRule):
         return upload.delta, upload.average[1]
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedCMServer(ServerRule):
     """The mean model, and the mean direction of a step for the next cohort."""
 

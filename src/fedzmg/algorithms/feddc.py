@@ -25,12 +25,11 @@ updates so far, so the first round is twice FedAvg's. ``alpha = 0`` does not rem
 the server adds; without that, it would be SCAFFOLD, option II.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -42,8 +41,7 @@ class Drift(NamedTuple):
     state: Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedDC(ClientRule):
     """SGD pulled to the global model less the client's drift, and corrected by gradient states."""
 
@@ -86,8 +84,7 @@ class FedDC(ClientRule):
         return Upload(delta, total=change), Drift(own.drift - delta, state)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedDCServer(ServerRule):
     """The mean of the clients' models, plus the mean drift of all clients."""
 

@@ -19,18 +19,14 @@ fixed point each ``h_k`` is its client's gradient and their mean is zero: the op
 objective.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedDyn(ClientRule):
     """SGD on the client's objective, corrected by its past and pulled to the global model."""
 
@@ -52,8 +48,7 @@ class FedDyn(ClientRule):
         return Upload(delta), context.memory + self.alpha * delta
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedDynServer(ServerRule):
     """The mean of the clients' models, minus the sum of all updates so far."""
 

@@ -19,14 +19,13 @@ Degenerate cases: FedAvg as long as the ratio is at most 1, so for one client, f
 for a huge ``eps``.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, Result, Upload
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import PartsAware, rate_of
@@ -49,8 +48,7 @@ def first_rate(kept: Tensor, rate: Tensor) -> Tensor:
     return torch.where(kept > 0, kept, rate)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class WithNorm(PartsAware):
     """Any client rule; the server also sees the norm of its update and its learning rate."""
 
@@ -72,8 +70,7 @@ class Extrapolated(NamedTuple):
     rate: Tensor
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Extrapolate(ServerRule):
     """The average, extrapolated the more, the more the updates of clients differ."""
 

@@ -24,14 +24,13 @@ Degenerate cases: ``beta1 = 0`` without a second moment is FedAvg with equal wei
 ``beta2 = 0`` keeps only the last round's gradient.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.moments import Statistics, averaged
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -57,8 +56,7 @@ class Frozen(NamedTuple):
         return grad
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FrozenSteps(ClientRule):
     """SGD on gradients transformed by the server's frozen statistics."""
 
@@ -75,8 +73,7 @@ class FrozenSteps(ClientRule):
         return Upload(context.params - params, average=length), context.memory
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedGBOServer(ServerRule):
     """The mean model, and moments of the mean gradient recovered from the mean step."""
 

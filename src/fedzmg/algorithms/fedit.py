@@ -20,18 +20,9 @@ move (``add_lora(merge=True)``), these stay constant.
 """
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Parts
+from fedzmg.contract import Algorithm, Parts
 
-FAMILY = "low-rank adapters"
 ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("fedit", SGD(), Average(), parts=Parts(frozen=("lora_base",))),
-        summary="local SGD on adapters A and B; server averages both",
-        source="Zhang et al. 2023",
-    ),
-    AlgorithmInfo(
-        Algorithm("ffa-lora", SGD(), Average(), parts=Parts(frozen=("lora_A", "lora_base"))),
-        summary="local SGD on B of every adapter, A is never trained; server average",
-        source="Sun et al. 2024",
-    ),
+    Algorithm("fedit", SGD(), Average(), parts=Parts(frozen=("lora_base",))),
+    Algorithm("ffa-lora", SGD(), Average(), parts=Parts(frozen=("lora_A", "lora_base"))),
 )

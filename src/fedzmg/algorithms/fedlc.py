@@ -21,14 +21,13 @@ Degenerate cases: ``tau = 0`` is FedAvg if no class is absent, and so are equal 
 classes.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, Need, Number, choice, number
+from fedzmg.contract import Algorithm, Need, Number, choice, number, rule_class
 from fedzmg.messages import BatchOutputs, ClientContext
 from fedzmg.models.objective import cross_entropy
 from fedzmg.wrappers.wrapper import Wrapper
@@ -36,10 +35,11 @@ from fedzmg.wrappers.wrapper import Wrapper
 Absent = Literal["masked", "counted"]
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class CalibratedLogits(Wrapper):
     """Any client rule, on the cross-entropy of calibrated logits."""
+
+    own_loss = True
 
     tau: Number = number(1.0, low=0, doc="strength of the calibration")
     absent: Absent = choice(
@@ -49,10 +49,6 @@ class CalibratedLogits(Wrapper):
     @property
     def needs(self) -> frozenset[Need]:
         return self.inner.needs | {"label_counts"}
-
-    @property
-    def own_loss(self) -> bool:
-        return True
 
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
         counts = context.label_counts

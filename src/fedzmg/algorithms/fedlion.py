@@ -22,14 +22,13 @@ projection before the sign does not make the step zero-mean.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.moments import AverageSharedState
-from fedzmg.contract import Algorithm, ClientRule, Number, WrapperKind, number
+from fedzmg.contract import Algorithm, ClientRule, Number, WrapperKind, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -41,8 +40,7 @@ class LionState(NamedTuple):
     ticks: Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class LionTicks(ClientRule):
     """Lion from the server's momentum; sends whole ticks of ``lr`` instead of a difference."""
 
@@ -72,8 +70,7 @@ class LionTicks(ClientRule):
         return Upload(scratch.ticks, average=(scratch.momentum, lr)), context.memory
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedLionServer(AverageSharedState):
     """Server that moves by the mean number of ticks and keeps the mean momentum."""
 

@@ -30,8 +30,8 @@ gives no step. Orthogonalising keeps column sums of zero: inside ``ZeroMean``, a
 the sum of every column is conserved.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Self, final, get_args
+from dataclasses import field, replace
+from typing import Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from fedzmg.algorithms.moments import Moments
 from fedzmg.contract import Algorithm, ClientRule, Need, ServerRule
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
-from fedzmg.rule import Layout, Number, choice, number
+from fedzmg.rule import Layout, Number, choice, number, rule_class
 from fedzmg.tree import Tree
 from fedzmg.wrappers.wrapper import Wrapper
 
@@ -68,8 +68,7 @@ def polar(matrix: Tensor) -> Tensor:
     return torch.where((matrix != 0).any(), exact, torch.zeros_like(matrix))
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Muon(ClientRule):
     """Momentum with orthogonalised steps for matrices, AdamW for vectors."""
 
@@ -146,8 +145,7 @@ class SharedMuon(NamedTuple):
     lr: Tensor
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Aligned(Wrapper):
     """Muon from the server's momentum, aligned with the server's last step."""
 
@@ -180,8 +178,7 @@ class Aligned(Wrapper):
         return Upload(context.params - params, average=(Tree(momentum), lr)), context.memory
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedMuonServer(ServerRule):
     """The average of models and momenta, which sends its last step along."""
 

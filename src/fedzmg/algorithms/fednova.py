@@ -21,13 +21,12 @@ Degenerate cases: with equal a_k, so with equal steps, it is FedAvg with the sam
 the pull with ``tau = "norm"``.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -40,8 +39,7 @@ class Progress(NamedTuple):
     speed: Tensor
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Nova(ClientRule):
     """SGD that sends its mean direction, and the length of its way apart."""
 
@@ -80,8 +78,7 @@ class Nova(ClientRule):
         return Upload((context.params - params) / length, average=tau), context.memory
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class NovaServer(ServerRule):
     """The mean direction times the mean length, with accumulating momentum as an option."""
 

@@ -18,14 +18,11 @@ Degenerate cases: ``beta = 0`` and two classes are FedAvg. Without dropout so is
 because the term has no gradient while both models are equal.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, Number, number
+from fedzmg.contract import Algorithm, Number, number, rule_class
 from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext
 from fedzmg.tree import Tree
@@ -53,17 +50,14 @@ def per_example(values: Tensor, targets: Tensor) -> Tensor:
     return torch.where(valid, values.flatten(1), 0.0).sum(1) / valid.sum(1).clamp(min=1)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class NotTrueDistillation(Wrapper):
     """Any client rule, on the task's loss and the global model's scores of other classes."""
 
+    own_loss = True
+
     beta: Number = number(1.0, low=0, doc="weight of the distillation")
     tau: Number = number(1.0, above=0, doc="temperature of the scores")
-
-    @property
-    def own_loss(self) -> bool:
-        return True
 
     def references(self, context: ClientContext) -> tuple[Tree, ...]:
         return context.params, *super().references(context)

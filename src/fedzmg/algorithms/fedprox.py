@@ -26,21 +26,19 @@ Degenerate cases: ``mu = 0`` is FedAvg bit for bit, and so is one local step for
 not projected, so that it acts on column sums too.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped
 from fedzmg.tree import State, Tree
-from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
+from fedzmg.wrappers.wrapper import ServerWrapper, StatefulWrapper, Wrapper
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Prox(Wrapper):
     """Any client rule, pulled to the global model with a fixed strength."""
 
@@ -53,9 +51,8 @@ class Prox(Wrapper):
         return self.inner.step(context, params, scratch, grad)
 
 
-@final
-@dataclass(frozen=True)
-class ServerSetProx(Wrapper):
+@rule_class
+class ServerSetProx(StatefulWrapper):
     """Any client rule, pulled with the server's strength; uploads its loss before training."""
 
     wrapper_kind = "pull"
@@ -68,34 +65,18 @@ class ServerSetProx(Wrapper):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         assert isinstance(full_pass, FullPass)
         wanted = () if self.inner.full_pass == "never" else full_pass
-        return full_pass.loss, self.inner.begin(_inside(context), wanted)
+        return full_pass.loss, self.inner.begin(self.seen(context, ()), wanted)
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
-        point, inside = self.inner.next_point(_inside(context), params, scratch[1], grad)
-        return point, (scratch[0], inside)
+    def seen(self, context: ClientContext, own: State) -> ClientContext:
+        return context._replace(shared=context.shared[1])  # without mu
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        (mu, _), (loss, inside) = context.shared, scratch
-        grad = grad + mu * (params - context.params)
-        params, inside = self.inner.step(_inside(context), params, inside, grad)
-        return params, (loss, inside)
-
-    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
-        before, inside = scratch
-        inside, proceed = self.inner.end_epoch(inside, loss)
-        return (before, inside), proceed
+        mu, _ = context.shared
+        return super().step(context, params, scratch, grad + mu * (params - context.params))
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        loss, inside = scratch
-        upload, memory = self.inner.finish(_inside(context), params, inside, steps)
-        return upload._replace(average=(loss, upload.average)), memory
-
-
-def _inside(context: ClientContext) -> ClientContext:
-    """Return the context of the rule inside: the message without mu."""
-    return context._replace(shared=context.shared[1])
+        upload, memory = super().finish(context, params, scratch, steps)
+        return upload._replace(average=(scratch[0], upload.average)), memory
 
 
 class Pull(NamedTuple):
@@ -108,8 +89,7 @@ class Pull(NamedTuple):
     inner: Any
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class AdaptiveMu(ServerWrapper):
     """Any server rule that also raises and lowers the strength of its clients' pull."""
 

@@ -14,30 +14,24 @@ the gradient of both parts together.
 Degenerate cases: with ``head_epochs = 0`` the heads keep their initial values, as in FedBABU.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, Parts, whole
+from fedzmg.contract import Algorithm, Parts, rule_class, whole
 from fedzmg.errors import InputError
-from fedzmg.messages import ClientContext, FullPass, Result, Stepped
+from fedzmg.messages import ClientContext, FullPass, Stepped
 from fedzmg.tree import State, Tree
-from fedzmg.wrappers.wrapper import PartsAware
+from fedzmg.wrappers.wrapper import PartsAware, StatefulWrapper
 
 
-@final
-@dataclass(frozen=True)
-class HeadFirst(PartsAware):
+@rule_class
+class HeadFirst(StatefulWrapper, PartsAware):
     """Any client rule, on the personal parameters first and on the shared ones afterwards."""
 
-    head_epochs: int = whole(4, doc="epochs for the head, before those of the protocol")
+    uses_epoch_end = True
 
-    @property
-    def uses_epoch_end(self) -> bool:
-        return True
+    head_epochs: int = whole(4, doc="epochs for the head, before those of the protocol")
 
     @property
     def extra_epochs(self) -> int:
@@ -48,12 +42,6 @@ class HeadFirst(PartsAware):
             raise InputError("FedRep needs personal parameters: set parts.personal, such as last:1")
         epochs = torch.zeros_like(context.num_examples)
         return epochs, self.inner.begin(context, full_pass)
-
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
-        point, inside = self.inner.next_point(context, params, scratch[1], grad)
-        return point, (scratch[0], inside)
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         epochs, inside = scratch
@@ -72,12 +60,8 @@ class HeadFirst(PartsAware):
         return new
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
-        epochs, inside = scratch
-        after, proceeds = self.inner.end_epoch(inside, loss)
-        return (epochs + 1, after), proceeds
-
-    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        return self.inner.finish(context, params, scratch[1], steps)
+        (epochs, inside), proceeds = super().end_epoch(scratch, loss)
+        return (epochs + 1, inside), proceeds
 
 
 ALGORITHMS = (Algorithm("fedrep", HeadFirst(SGD()), Average(), parts=Parts(personal=("last:1",))),)

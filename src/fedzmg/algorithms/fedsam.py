@@ -19,14 +19,11 @@ Differences from the paper: weights are examples, as in FedAvg; Qu et al. use eq
 Degenerate cases: ``rho = 0`` is FedAvg, bit for bit; a zero gradient is not perturbed.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, Number, number
+from fedzmg.contract import Algorithm, Number, number, rule_class
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
@@ -34,20 +31,17 @@ from fedzmg.wrappers.wrapper import Wrapper
 
 
 def unit_ascent(params: Tree, grad: Tree, rho: Number, eps: Number) -> Tree:
-    """Move by ``rho`` along a gradient; ``eps`` keeps a zero gradient from a division by zero.
-
-    >>> unit_ascent(Tree({"a": torch.zeros(2)}), Tree({"a": torch.tensor([3.0, 4.0])}), 1, 0)["a"]
-    tensor([0.6000, 0.8000])
-    """
+    """Move by ``rho`` along a gradient; ``eps`` keeps a zero gradient from a division by zero."""
     norms = torch.stack([torch.linalg.vector_norm(leaf) for leaf in grad.values()])
     length: Tensor = torch.linalg.vector_norm(norms)
     return params + grad * (rho / (length + eps))
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class SAM(Wrapper):
     """Any client rule, on gradients at the worst point nearby."""
+
+    gradients_per_step = 2
 
     rho: Number = number(0.05, low=0, doc="distance to the point of the second gradient")
     eps: Number = number(1e-12, above=0, doc="added to the norm of the first gradient")
@@ -57,10 +51,6 @@ class SAM(Wrapper):
         if self.inner.gradients_per_step != 1:
             name = type(self.inner).__name__
             raise InputError(f"SAM around {name}, which has its own second gradient: choose one")
-
-    @property
-    def gradients_per_step(self) -> int:
-        return 2
 
     def next_point(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree

@@ -27,7 +27,7 @@ coefficient ``1 / lam``. Without ``alpha`` a step takes one gradient only.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -37,7 +37,7 @@ from fedzmg.algorithms.feddyn import FedDynServer
 from fedzmg.algorithms.fedsam import unit_ascent
 from fedzmg.contract import Algorithm, ClientRule, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
-from fedzmg.rule import Number, choice, number
+from fedzmg.rule import Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
 
 Perturbation = Literal["raw", "unit"]
@@ -87,8 +87,7 @@ class DualSteps(ClientRule):
         return before + delta * (1 / self.lam)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedSpeed(DualSteps):
     """FedSpeed's steps, and an upload that holds the client's correction."""
 
@@ -98,8 +97,7 @@ class FedSpeed(DualSteps):
         return Upload(delta + self.lam * memory), memory
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FedSpeedAll(DualSteps):
     """FedSpeed's steps, and the model difference for a server that keeps all corrections."""
 

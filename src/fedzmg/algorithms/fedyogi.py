@@ -15,12 +15,9 @@ Degenerate cases: where ``v`` equals ``g^2`` it stays; the first round from ``v0
 a coordinate that never moved stays.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.moments import Moments, averaged, correction, direction, no_moments
-from fedzmg.contract import Algorithm, Number, ServerRule, number
+from fedzmg.contract import Algorithm, Number, ServerRule, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
@@ -35,8 +32,7 @@ def yogi_moments(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> 
     )
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Yogi(ServerRule):
     """Yogi with Adam's bias correction, as in TFF."""
 
@@ -55,8 +51,7 @@ class Yogi(ServerRule):
         return params - rate * direction(state, self.eps), state
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ReddiYogi(ServerRule):
     """Yogi as published by Reddi et al.: no bias correction, second moment starts at ``tau^2``."""
 

@@ -24,12 +24,12 @@ the sum of every projected column is conserved through training; with decay it s
 model of one layer project nothing.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Self, final, get_args
+from dataclasses import field, replace
+from typing import Self, get_args
 
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, Layout, choice
+from fedzmg.contract import Algorithm, Layout, choice, rule_class
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext
 from fedzmg.tree import Tree
@@ -45,8 +45,7 @@ from fedzmg.wrappers.projection import (
 from fedzmg.wrappers.wrapper import GradientWrapper
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ZeroMean(GradientWrapper):
     """Any client rule, on zero-mean gradients: ``inner`` sees the projected gradient."""
 

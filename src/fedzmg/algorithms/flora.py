@@ -18,21 +18,21 @@ Degenerate case: in a model without adapters it is FedAvg.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Self, final
+from dataclasses import field, replace
+from typing import Self
 
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD, Average
-from fedzmg.contract import Algorithm, AlgorithmInfo, Layout, Need, Parts
+from fedzmg.contract import Algorithm, Layout, Need, Parts, rule_class
 from fedzmg.draw import uniform
 from fedzmg.errors import InputError
-from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
+from fedzmg.messages import ClientContext, FullPass, Result, Upload
 from fedzmg.models.lora import Adapter, adapters, product
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers import parts
 from fedzmg.wrappers.parts import filled, pick
-from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
+from fedzmg.wrappers.wrapper import ServerWrapper, StatefulWrapper
 
 
 def _movable(layout: Layout) -> tuple[Adapter, ...]:
@@ -51,9 +51,8 @@ def _factors(known: tuple[Adapter, ...]) -> set[str]:
     return {name for adapter in known for name in (adapter.a, adapter.b)}
 
 
-@final
-@dataclass(frozen=True)
-class MergeAdapters(Wrapper):
+@rule_class
+class MergeAdapters(StatefulWrapper):
     """Any client rule on new adapters, whose products are the update of the adapted weights."""
 
     pairing = "flora"
@@ -83,35 +82,18 @@ class MergeAdapters(Wrapper):
         last = {adapter.b: context.params[adapter.b] for adapter in self.adapters}
         return Tree({**drawn, **Tree(last).zeros()})
 
-    def _given(self, context: ClientContext, fresh: Tree) -> ClientContext:
-        return context._replace(params=filled(fresh, context.params))
+    def seen(self, context: ClientContext, own: Tree) -> ClientContext:
+        return context._replace(params=filled(own, context.params))
 
     def start(self, context: ClientContext) -> Tree:
-        return self.inner.start(self._given(context, self._fresh(context)))
+        return self.inner.start(self.seen(context, self._fresh(context)))
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         fresh = self._fresh(context)
-        return fresh, self.inner.begin(self._given(context, fresh), full_pass)
-
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
-        fresh, inside = scratch
-        point, inside = self.inner.next_point(self._given(context, fresh), params, inside, grad)
-        return point, (fresh, inside)
-
-    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        fresh, inside = scratch
-        moved, inside = self.inner.step(self._given(context, fresh), params, inside, grad)
-        return moved, (fresh, inside)
-
-    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
-        inside, proceeds = self.inner.end_epoch(scratch[1], loss)
-        return (scratch[0], inside), proceeds
+        return fresh, self.inner.begin(self.seen(context, fresh), full_pass)
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        fresh, inside = scratch
-        upload, memory = self.inner.finish(self._given(context, fresh), params, inside, steps)
+        upload, memory = super().finish(context, params, scratch, steps)
         products = {
             adapter.weight: -adapter.scale * product(params[adapter.a], params[adapter.b])
             for adapter in self.adapters
@@ -127,8 +109,7 @@ class MergeAdapters(Wrapper):
         return self.inner.wire(upload._replace(delta=sent))
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class StackAdapters(ServerWrapper):
     """Any server rule that sends the stacked factors of a cohort in place of adapted weights."""
 
@@ -146,11 +127,4 @@ class StackAdapters(ServerWrapper):
         return self.inner.wire(others, clients), (factors,) * clients
 
 
-FAMILY = "low-rank adapters"
-ALGORITHMS = (
-    AlgorithmInfo(
-        Algorithm("flora", MergeAdapters(SGD()), StackAdapters(Average())),
-        summary="local SGD on new adapters in every round; server merges their products",
-        source="Wang et al. 2024",
-    ),
-)
+ALGORITHMS = (Algorithm("flora", MergeAdapters(SGD()), StackAdapters(Average())),)

@@ -24,19 +24,17 @@ weights; Local GC that projects nothing is FedAvg; Global GC around Local GC wit
 nothing; GC-Fed of a single layer is Global GC.
 """
 
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import replace
 
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.fedzmg import ZeroMean
-from fedzmg.contract import Algorithm, Number, number
+from fedzmg.contract import Algorithm, Number, number, rule_class
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import Projected, Wrapper
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class CoupledDecay(Wrapper):
     """Any client rule with coupled weight decay: ``inner`` sees ``g + l2 w``."""
 

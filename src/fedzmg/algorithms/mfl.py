@@ -21,19 +21,17 @@ Degenerate cases: ``gamma = 0`` is FedAvg, ``beta = 0`` is FedAvg with equal wei
 One client alone is one uninterrupted SGD with momentum, however its steps are split into rounds.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 from fedzmg.algorithms.moments import AverageSharedState, SharedStateClient
-from fedzmg.contract import Algorithm, Number, choice, number
+from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
 
 Form = Literal["heavy_ball", "averaging"]
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class SharedMomentum(SharedStateClient):
     """SGD that continues from the server's momentum and sends its own back."""
 
@@ -49,8 +47,7 @@ class SharedMomentum(SharedStateClient):
         return params - self.lr * scratch, scratch
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class AverageMomentum(AverageSharedState):
     """The cohort's mean model and mean momentum."""
 

@@ -18,28 +18,21 @@ Degenerate cases: ``beta = 0`` is FedAvg with uniform weights. The first round i
 ``(1 - beta) lr`` as learning rate.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number
-from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number, rule_class
+from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class MimeLite(ClientRule):
     """SGD that mixes the received momentum into each gradient, and uploads its full gradient."""
 
     pairing = "mimelite"
+    full_pass = "start"
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
-
-    @property
-    def full_pass(self) -> FullPassTiming:
-        return "start"
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Tree:
         assert isinstance(full_pass, FullPass)
@@ -53,8 +46,7 @@ class MimeLite(ClientRule):
         return Upload(context.params - params, average=scratch), context.memory
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class MimeLiteServer(ServerRule):
     """Average the models, and let the momentum follow the mean full gradient."""
 

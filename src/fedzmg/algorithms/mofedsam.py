@@ -19,21 +19,17 @@ into account client by client; the FL-Simulator divides by the steps of the firs
 Degenerate cases: ``alpha = 1`` is FedSAM with equal weights; ``rho = 0`` is FedCM.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 import torch
 
 from fedzmg.algorithms.fedcm import FedCM, FedCMServer
 from fedzmg.algorithms.fedsam import SAM
-from fedzmg.contract import Algorithm
+from fedzmg.contract import Algorithm, rule_class
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import Wrapper
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ColdStart(Wrapper):
     """FedCM's client that uses its own gradient alone in the first round."""
 

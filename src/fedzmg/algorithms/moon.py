@@ -22,9 +22,6 @@ Degenerate cases: ``mu = 0`` is FedAvg, and so is every client's first round. If
 are equal, the added loss is ``mu log 2``, with no gradient.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +29,7 @@ from torch import Tensor
 from fedzmg.algorithms.ditto import OwnModel, no_own_model
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.algorithms.fedntd import per_example
-from fedzmg.contract import Algorithm, ClientRule, Need, Number, chain, number
+from fedzmg.contract import Algorithm, ClientRule, Need, Number, chain, number, rule_class
 from fedzmg.errors import InputError
 from fedzmg.messages import BatchOutputs, ClientContext, Result
 from fedzmg.tree import State, Tree
@@ -46,10 +43,11 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return found
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Moon(Wrapper):
     """Any client rule without memory, on the task's loss and a contrast of features."""
+
+    own_loss = True
 
     mu: Number = number(1.0, low=0, doc="weight of the contrast")
     temperature: Number = number(0.5, above=0, doc="divisor of the cosines")
@@ -64,10 +62,6 @@ class Moon(Wrapper):
     def needs(self) -> frozenset[Need]:
         return self.inner.needs | {"features"}
 
-    @property
-    def own_loss(self) -> bool:
-        return True
-
     def init_memory(self, params: Tree) -> OwnModel:
         return no_own_model(params)
 
@@ -76,6 +70,8 @@ class Moon(Wrapper):
 
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
         there, before, *rest = batch.reference_features
+        # A model of zeros stands in for a missing one; spectral norm divides it by zero.
+        before = torch.where(context.memory.exists > 0, before, torch.zeros_like(before))
         near, far = cosine(batch.features, there), cosine(batch.features, before)
         contrast = per_example(-F.logsigmoid((near - far) / self.temperature), batch.targets)
         added = torch.where(context.memory.exists > 0, contrast, torch.zeros_like(contrast))

@@ -39,7 +39,6 @@ learning rate.
 
 
 def _keys(key: str) -> list[str]:
-    """Return the keys of all fields of a wrapper."""
     return [f"{key.partition('.')[0]}.{name}" for name in WRAPPERS[key][1]]
 
 
@@ -136,10 +135,7 @@ def _unknown(algorithm: Algorithm, key: str) -> InputError:
 
 
 def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]:
-    """Return a row of the table with options and costs, ready for JSON.
-
-    ``model_bytes``, the size of a task's model, adds bytes to the multiples of the model.
-    """
+    """Return a row of the table for JSON; ``model_bytes`` adds bytes to multiples of the model."""
     algorithm, values = entry.algorithm, entry.algorithm.options()
     costs = {name: getattr(entry, name) for name in ("down", "up", "client_keeps", "server_keeps")}
     if model_bytes is not None:

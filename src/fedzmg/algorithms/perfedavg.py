@@ -18,17 +18,16 @@ Degenerate cases: ``alpha = 0`` is FedAvg on every second batch. On quadratic lo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, ClientRule, Need, WrapperKind
+from fedzmg.contract import Algorithm, ClientRule, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
-from fedzmg.rule import Number, choice, number
+from fedzmg.rule import Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
 
 Order = Literal["first", "hessian_free"]
@@ -38,12 +37,12 @@ def _pick(choose: Tensor, new: Tree, old: Tree) -> Tree:
     return new.map(lambda a, b: torch.where(choose, a, b), old)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class PerFedAvg(ClientRule):
     """Meta steps: the gradient after an inner step moves the model."""
 
     incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
+    needs = frozenset(("steps",))
 
     lr: Number = number(0.1, above=0, doc="learning rate of meta steps")
     alpha: Number = number(0.01, low=0, doc="learning rate of the inner step")
@@ -54,10 +53,6 @@ class PerFedAvg(ClientRule):
     def fine_tuning_rate(self) -> Number:
         """Return the learning rate of fine-tuning: that of the inner step."""
         return self.alpha
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return frozenset(("steps",))
 
     @property
     def gradients_per_step(self) -> int:

@@ -17,22 +17,20 @@ Degenerate cases: ``lam = 0`` never moves the common model; ``lr lam = 1`` makes
 With one inner step, too, that is FedAvg with the learning rate ``personal_lr``.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from fedzmg.algorithms.ditto import OwnModelClient
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, Number, choice, number, whole
+from fedzmg.contract import Algorithm, Number, choice, number, rule_class, whole
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
 InnerStart = Literal["continue", "restart"]
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class PFedMe(OwnModelClient):
     """Proximal steps of a personal model, and steps of the common one towards it."""
 

@@ -20,24 +20,23 @@ Degenerate cases: ``q = 0`` is FedAvg with uniform weights. For ``q -> inf`` onl
 the largest loss counts, and steps become tiny.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedexp import client_rate, first_rate, squared_norm
-from fedzmg.contract import Algorithm, Number, ServerRule, choice, number
-from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
+from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
+from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Upload
 from fedzmg.tree import State, Tree
-from fedzmg.wrappers.wrapper import PartsAware
+from fedzmg.wrappers.wrapper import PartsAware, StatefulWrapper
 
 FLOOR = 1e-10
 """Addend of every loss."""
 
 
-class LossFirst(PartsAware):
+class LossFirst(StatefulWrapper, PartsAware):
     """A client rule around another that knows the loss at the model it received."""
 
     @property
@@ -49,25 +48,8 @@ class LossFirst(PartsAware):
         wanted = () if self.inner.full_pass == "never" else full_pass
         return full_pass.loss, self.inner.begin(context, wanted)
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
-        point, inside = self.inner.next_point(context, params, scratch[1], grad)
-        return point, (scratch[0], inside)
 
-    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        loss, inside = scratch
-        params, inside = self.inner.step(context, params, inside, grad)
-        return params, (loss, inside)
-
-    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
-        before, inside = scratch
-        inside, proceed = self.inner.end_epoch(inside, loss)
-        return (before, inside), proceed
-
-
-@final
-@dataclass(frozen=True)
+@rule_class
 class LossWeighted(LossFirst):
     """Any client rule whose upload counts by a power of the loss before training."""
 
@@ -79,9 +61,8 @@ class LossWeighted(LossFirst):
     )
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        loss, inside = scratch
-        upload, memory = self.inner.finish(context, params, inside, steps)
-        loss = torch.where(loss < 0, torch.nan, loss) + FLOOR
+        upload, memory = super().finish(context, params, scratch, steps)
+        loss = torch.where(scratch[0] < 0, torch.nan, scratch[0]) + FLOOR
         # Only ratios count; those to the last loss neither overflow nor vanish.
         weight = (loss / context.shared) ** self.q
         if self.shares == "examples":
@@ -101,8 +82,7 @@ class Scales(NamedTuple):
     loss: Tensor
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class FairAverage(ServerRule):
     """The loss-weighted average, damped where updates are large for their loss."""
 

@@ -23,12 +23,11 @@ since ``c = c_i``; with one full-batch step a round the two options agree. Insid
 SCAFFOLD with projected variates, and column sums are kept.
 """
 
-from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number
+from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -37,8 +36,7 @@ Variate = Literal["path", "start"]
 received model."""
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Scaffold(ClientRule):
     """SGD along ``g - c_i + c``; the received ``c`` and the own ``c_i`` stay fixed in a round."""
 
@@ -70,8 +68,7 @@ class Scaffold(ClientRule):
         return Upload(delta, total=new - context.memory), new
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ScaffoldServer(ServerRule):
     """Average the models, and keep the mean of all clients' variates."""
 

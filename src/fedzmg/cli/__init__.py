@@ -18,7 +18,6 @@ from fedzmg.terminal.render import print_text
 from fedzmg.version import __version__
 
 _LONGEST = 1000
-"""Longest error message, in characters."""
 _NO_MEMORY = re.compile("out of memory|(?:can't|cannot) allocate memory|not enough memory")
 FIRST_STEPS = """\
 fedzmg trains and compares federated-learning algorithms. Try:
@@ -89,6 +88,8 @@ def main() -> None:
     except KeyboardInterrupt:
         _interrupted()
     except (OSError, UnicodeEncodeError) as error:
+        if hasattr(error, "__notes__"):  # of a user's own model, loss or metric
+            raise
         path, reason = (getattr(error, key, None) for key in ("filename", "strerror"))
         remedy = "check the name, permissions and free space"
         _fail(f"{path or 'the output'}: {reason or error}; {remedy}")

@@ -15,7 +15,6 @@ from fedzmg.errors import InputError
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 UNFINISHED = 75
 """Exit code after the time limit: run the same command again."""
 DEVICES = "auto, cpu or cuda."

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from fedzmg.cli import common
 from fedzmg.cli.common import Cache, Json, Texts, opt, setting
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names, unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
 if TYPE_CHECKING:
@@ -197,14 +197,12 @@ def show(
 
 
 def _is_named(name: str) -> bool:
-    """Return True for a data set, False for the path of a user's own data."""
     from fedzmg.data.sources import EMBEDDED, SOURCES
 
     return name in EMBEDDED or name in SOURCES
 
 
 def _title(name: str) -> str:
-    """Return the title for figures and folders."""
     return name if _is_named(name) else Path(name).resolve().stem
 
 
@@ -241,8 +239,7 @@ def _population(
         columns, classes = embedded_columns(name, split), 10
     else:
         splits = catalog.load(name, cache).splits
-        if split not in splits:
-            raise unknown("split", split, splits)
+        check_names("split", [split], splits)
         columns, classes = splits[split], source(name).classes
     options: dict[str, Any] = {}
     if partition is not None:

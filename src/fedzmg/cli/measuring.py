@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 ON_CPU = ("mlp",)
 ON_GPU = ("cifar100", "emnist62", "shakespeare")
-"""Default workloads."""
 
 
 def bench(

@@ -77,10 +77,7 @@ def root(given: Path | None = None) -> Path:
 
 @contextlib.contextmanager
 def lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock that only one process can have; it is freed when its process ends.
-
-    ``waiting`` is called once if another process holds it.
-    """
+    """Hold a lock between processes; ``waiting`` is called once if another process holds it."""
     guard = FileLock(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,11 +149,7 @@ def download(
 
 
 def mirrored(url: str, mirror: str | None) -> str:
-    """Return the address to use instead of ``url``.
-
-    >>> mirrored("https://example.org/a/b.gz", "http://localhost:8000/data/")
-    'http://localhost:8000/data/b.gz'
-    """
+    """Return the address to use instead of ``url``."""
     if mirror is None:
         return url
     name = urlsplit(url).path.rpartition("/")[2]
@@ -208,7 +201,7 @@ def _attempt(
     headers = {"User-Agent": f"fedzmg/{__version__}"}
     headers |= {"Range": f"bytes={done}-"} if done else {}
     request = urllib.request.Request(source, headers=headers)
-    opener = urllib.request.build_opener(_Redirects, _Http(limit), _Https(limit))
+    opener = urllib.request.build_opener(_Redirects, _Watched(limit))
     with opener.open(request, timeout=TIMEOUT) as response:
         if response.status != 206:  # the server sends the whole file
             done = 0
@@ -239,10 +232,7 @@ def _attempt(
 
 
 class _TimeLimit:
-    """Watchdog that closes the connection of a download that takes too long.
-
-    Timeouts of a socket start again with every byte; this one also ends headers without end.
-    """
+    """Watchdog that closes the connection of a slow download; headers without end count, too."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -283,7 +273,7 @@ class _TimeLimit:
         self._close()
 
 
-class _Watched(urllib.request.AbstractHTTPHandler):
+class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """Connections under a time limit."""
 
     def __init__(self, limit: _TimeLimit) -> None:
@@ -297,14 +287,6 @@ class _Watched(urllib.request.AbstractHTTPHandler):
             return made
 
         return super().do_open(connection, req, **options)
-
-
-class _Http(_Watched, urllib.request.HTTPHandler):
-    """Connections without TLS."""
-
-
-class _Https(_Watched, urllib.request.HTTPSHandler):
-    """Connections with TLS."""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

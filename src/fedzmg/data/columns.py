@@ -73,7 +73,6 @@ class Columns:
     """Names of labels in the order of their ids, where labels have names."""
 
     def __post_init__(self) -> None:
-        """Refuse columns of different length and owners that do not match."""
         lengths = {name: rows_of(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) != 1:
             raise InputError(f"columns differ in length: {lengths}")
@@ -169,7 +168,6 @@ def save_columns(directory: Path, columns: Columns) -> str:
 
 
 def _arrays(columns: Columns) -> dict[str, Array]:
-    """Return every array under the name of its file."""
     arrays: dict[str, Array] = {}
     for name, column in columns.columns.items():
         plain = isinstance(column, Strings) or not column.dtype.hasobject

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,6 @@ class Examples(NamedTuple):
         )
 
     def __repr__(self) -> str:
-        """Summarise, without any example."""
         return f"<Examples: {self.size:,} of {self.kind()}>"
 
     def kind(self) -> str:
@@ -70,6 +70,8 @@ def _tensor(values: Any, what: str) -> Tensor:
         tensor = torch.as_tensor(_plain(values))
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
+        if "length" in reason or "shape" in reason:
+            reason += "; pad examples to one length, Task.from_datasets by collate="
         raise InputError(f"{what} cannot be read as an array of numbers: {reason}") from None
     if tensor.ndim == 0:
         raise InputError(f"{what} are a single number: give one entry per example")
@@ -83,19 +85,22 @@ def _plain(values: Any) -> Any:
     """Convert tables (pandas and others), lists of arrays and odd types to what torch reads."""
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
-    if isinstance(values, list | tuple) and values:
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        values = list(values)  # also of a class that reads its entries one by one
+    if isinstance(values, list) and values:
         if isinstance(values[0], Tensor):
             return torch.stack([torch.as_tensor(row) for row in values])
         if not isinstance(values[0], int | float | list | tuple):
             values = np.stack([np.asarray(row) for row in values])
     if not isinstance(values, np.ndarray):
         return values
+    cells = values
     if values.dtype.kind == "O":  # arrays as cells of a table, or columns of several types
         values = np.array(values.tolist())
     if values.dtype.kind in "USO":
-        first = next((v for v in values.flat if not isinstance(v, float | int)), None)
+        first = next((v for v in cells.flat if not isinstance(v, Number | np.ndarray)), None)
         remedy = "turn text into numbers, classes by np.unique(y, return_inverse=True)[1]"
-        raise TypeError(f"it holds {first!r:.60}; {remedy}")
+        raise TypeError(f"it holds {str(first)!r:.60}; {remedy}, or leave it out")
     dtype = np.dtype(np.float64) if values.dtype == np.longdouble else values.dtype
     # Torch refuses other byte orders, and to share memory that it may not write.
     return np.require(values, dtype.newbyteorder("="), requirements=["C", "W"])
@@ -129,10 +134,7 @@ class FederatedData:
     def from_arrays(
         cls, x: Any, y: Any, clients: Any, names: Sequence[Any] | None = None
     ) -> "FederatedData":
-        """Group examples by a client id each, any sortable values, or by owners of sorted rows.
-
-        ``names`` are all client ids, if their order or completeness matters.
-        """
+        """Group examples by client id, or by owners of sorted rows; ``names``: all ids."""
         data = examples(x, y, what="training data")
         if isinstance(clients, Owners):
             return cls(data, clients.offsets, clients.names)
@@ -155,11 +157,9 @@ class FederatedData:
         return cls(row(data, torch.from_numpy(order)), owners.offsets, owners.names)
 
     def __len__(self) -> int:
-        """Number of clients."""
         return len(self.names)
 
     def __repr__(self) -> str:
-        """Summarise, without any example."""
         held = f"{self.examples.size:,} examples of {len(self):,} clients"
         return f"<{type(self).__name__}: {held}; {self.examples.kind()}>"
 
@@ -173,10 +173,7 @@ class FederatedData:
         return replace(self, examples=self.examples.to(device, dtype))
 
     def fingerprint(self) -> str:
-        """Hash contents, order and client borders (SHA-256): equal data, equal fingerprint.
-
-        The fingerprint of a data set replaces its contents: a run need not read half a gigabyte.
-        """
+        """Hash contents, order and client borders; the hash of a data set replaces its contents."""
         digest = hashlib.sha256(self.origin.encode())
         if isinstance(self.examples.x, dict):
             digest.update("\x1f".join(self.examples.x).encode())

@@ -17,7 +17,7 @@ from fedzmg.data import embedded
 from fedzmg.data.columns import Columns, Owners, Strings, group
 from fedzmg.data.partition import make
 from fedzmg.data.text import CHARACTERS, encode
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.seeds import stream
 
 Counts: TypeAlias = npt.NDArray[np.int64]
@@ -30,10 +30,7 @@ Reference = Literal["pooled", "global"]
 def label_counts(
     labels: npt.ArrayLike, owners: npt.ArrayLike, *, classes: int, clients: int | None = None
 ) -> Counts:
-    """Count each class at each client, ``[clients, classes]``; negative owners are left out.
-
-    ``labels`` may be vocabulary ids of characters. Give ``clients`` if the last may own nothing.
-    """
+    """Count each class at each client, ``[clients, classes]``; negative owners are left out."""
     label, owner = np.asarray(labels), np.asarray(owners)
     whole = all(array.dtype.kind in "iu" for array in (label, owner)) or label.size == 0
     if label.ndim != 1 or label.shape != owner.shape or not whole:
@@ -54,11 +51,7 @@ def label_counts(
 
 
 def owners_of(offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Return the owner of every row from client offsets, as in ``FederatedData.offsets``.
-
-    >>> owners_of([0, 2, 2, 5]).tolist()
-    [0, 0, 2, 2, 2]
-    """
+    """Return the owner of every row from client offsets, as in ``FederatedData.offsets``."""
     sizes = np.diff(np.asarray(offsets))
     return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
 
@@ -69,11 +62,7 @@ def distinct(counts: Counts) -> Counts:
 
 
 def entropy(counts: Counts, base: EntropyBase = "classes") -> Floats:
-    """Compute the entropy of each client's classes over its largest possible value, 0 to 1.
-
-    ``classes`` divides by the logarithm of the number of all classes, ``present`` by that of the
-    classes that occur at the client. Where only one class is possible, 0 / 0 counts as 0.
-    """
+    """Compute each client's entropy over the largest of all classes, or of those ``present``."""
     share = _shares(counts)
     nats = -np.sum(share * np.log(share, out=np.zeros_like(share), where=share > 0), axis=-1)
     possible = distinct(counts) if base == "present" else np.full(nats.shape, counts.shape[-1])
@@ -84,10 +73,7 @@ def entropy(counts: Counts, base: EntropyBase = "classes") -> Floats:
 
 
 def gini(counts: Counts) -> Floats:
-    """Compute the Gini coefficient of each client's counts over all classes, absent ones included.
-
-    0 if all classes are equally frequent, ``1 - 1 / C`` if only one of C classes occurs.
-    """
+    """Compute the Gini coefficient of each client's counts: 0 if even, ``1 - 1/C`` for one of C."""
     classes = counts.shape[-1]
     # Whole numbers until the division: equal counts give exactly 0.
     weights = 2 * np.arange(1, classes + 1) - classes - 1
@@ -96,10 +82,7 @@ def gini(counts: Counts) -> Floats:
 
 
 def kl(counts: Counts, reference: npt.ArrayLike) -> Floats:
-    """Compute the Kullback-Leibler divergence of each client's classes from a reference, in nats.
-
-    It is infinite for a client with a class that the reference counts lack.
-    """
+    """Compute the KL divergence of each client from reference counts, in nats; may be infinite."""
     share, whole = _shares(counts), _shares(np.asarray(reference))
     with np.errstate(divide="ignore"):
         ratio = np.divide(share, whole, out=np.ones_like(share), where=share > 0)
@@ -116,7 +99,6 @@ def _shares(counts: npt.NDArray[Any]) -> Floats:
 
 
 MEASURES = ("volume", "distinct", "entropy", "gini", "kl", "dominant_share")
-"""Measures that are averaged over clients."""
 
 
 def describe(
@@ -145,8 +127,7 @@ def describe(
     table = np.asarray(counts)
     given = {"unit": (unit, Unit), "entropy": (entropy, EntropyBase)}
     for what, (value, known) in {**given, "reference": (reference, Reference)}.items():
-        if value not in get_args(known):
-            raise unknown(what, str(value), get_args(known))
+        check_names(what, [value], get_args(known))
     if table.ndim != 2 or 0 in table.shape or table.dtype.kind not in "iu" or table.min() < 0:
         raise InputError(
             f"counts are {table.dtype} of shape {table.shape}: expected whole numbers from 0, "
@@ -245,10 +226,7 @@ def embedded_columns(name: str, split: str) -> Columns:
 def population(
     columns: Columns, *, classes: int | None, partition: Mapping[str, Any] | None
 ) -> Population:
-    """Sort a split of images with labels, or of text, by client and count what each holds.
-
-    ``partition`` has name, clients, seed and options, for files that name no clients.
-    """
+    """Sort a split by client and count classes; ``partition`` is for files without clients."""
     record = None
     if partition is not None:
         if "y" not in columns.columns:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import number_clients
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names, unknown
 from fedzmg.seeds import stream
 
 Owners = npt.NDArray[np.int64]
@@ -133,10 +133,7 @@ def dirichlet_by_label(
 
 
 def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
-    """Split by a given client id: a writer, a role, any sortable value.
-
-    Client ``i`` is the ``i``-th of the sorted ids. ``clients`` is their number, if known.
-    """
+    """Split by a sortable client id; client ``i`` is the ``i``-th id of ``clients``, if known."""
     present, owners = number_clients(ids)
     if clients is not None and clients != len(present):
         raise InputError(
@@ -199,11 +196,7 @@ def _fill(
     root: float,
     leaf: float,
 ) -> npt.NDArray[np.int64]:
-    """Draw the labels of one client in order, and remove them from ``left``.
-
-    Draws are independent until a label runs out, so they are made all at once, kept up to the one
-    that takes the last example of a label, and repeated from there.
-    """
+    """Draw a client's labels, removed from ``left``: many at once, up to one that runs out."""
     groups = int(above.max()) + 1
     # A draw over all labels, without those that are exhausted, is Dirichlet over the others.
     coarse_logs = _log_gamma(rng, root, groups)
@@ -230,10 +223,7 @@ def _fill(
 
 
 def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> npt.NDArray[np.float64]:
-    """Draw logarithms of gamma variates, which normalised are Dirichlet.
-
-    Logarithms keep their order where the variates would underflow to zero.
-    """
+    """Draw logarithms of gamma variates, which do not underflow; normalised they are Dirichlet."""
     shape = min(shape, _LARGEST_SHAPE)
     with np.errstate(over="ignore"):
         # Gamma(a) is Gamma(a + 1) U^(1 / a), and -log U is exponential.
@@ -276,11 +266,7 @@ def _check(labels: npt.ArrayLike, clients: int, **options: float) -> npt.NDArray
 
 
 def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns, Columns]:
-    """Split each client's rows at random into training rows and a share of test rows.
-
-    Every client keeps at least one row to train on. Rows without clients are split as one client's.
-    The share, between 0 and 1, is rounded to whole rows of each client.
-    """
+    """Split off a share of each client's rows, or of all; one row at least stays to train on."""
     if not isinstance(columns, Columns):
         raise InputError(f"columns is a {type(columns).__name__}: pass the result of a reader")
     if not isinstance(share, Real) or not 0 < share < 1:
@@ -353,8 +339,7 @@ def make(
     For ``natural``, ``labels`` are client ids, and the number of clients is found by itself. Only
     ``pachinko`` uses ``coarse``, a coarse label of every example.
     """
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
+    check_names("partition", [name], PARTITIONS)
     parameters = inspect.signature(PARTITIONS[name]).parameters
     known = [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY and key != "seed"]
     for key in options:

@@ -30,7 +30,6 @@ class Batching:
     """Keep a batch that is not full: the last one of an epoch, or of the stream if straddling."""
 
     def __post_init__(self) -> None:
-        """Reject sizes that cannot be batched."""
         for name in ("size", "epochs"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -52,11 +51,9 @@ class Stream:
     keys: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        """Number of steps."""
         return len(self.counts)
 
     def __getitem__(self, steps: slice) -> "Stream":
-        """Return some of the steps."""
         return Stream(*(getattr(self, field.name)[steps] for field in fields(self)))
 
 
@@ -86,10 +83,7 @@ def sample_cohort(
 
 
 class LocalWork:
-    """Amount of local work: the protocol's epochs, or those or the steps of a participation.
-
-    A client with examples takes at least one step. Part of an epoch is rounded to whole steps.
-    """
+    """Local work: epochs, or steps of a participation; whole steps, at least one if it has data."""
 
     def __init__(
         self, participation: Participation, batching: Batching, extra_epochs: int = 0

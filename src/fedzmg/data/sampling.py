@@ -36,10 +36,7 @@ def _always_drawn(examples: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.
 def _draw_by_examples(
     rng: np.random.Generator, examples: npt.NDArray[np.int64], size: int
 ) -> npt.NDArray[np.int64]:
-    """Draw systematically on a shuffled order: exact probabilities and a fixed size.
-
-    Sequential draws without replacement would favour small clients.
-    """
+    """Draw systematically on a shuffled order; sequential draws would favour small clients."""
     sure = _always_drawn(examples, size)
     left, order = size - int(sure.sum()), rng.permutation(np.flatnonzero(~sure))
     if not left:
@@ -97,7 +94,6 @@ class Sampler:
     def _numbered(
         self, schedule: Sequence[Sequence[int | str]], names: Sequence[str]
     ) -> list[list[int]]:
-        """Return the numbers of a schedule's clients."""
         known = {name: number for number, name in enumerate(names)} if schedule else {}
         for client in (c for one in schedule for c in one if isinstance(c, str)):
             if client not in known:
@@ -107,7 +103,6 @@ class Sampler:
         return [self._own(one, f"schedule, list {i}") for i, one in enumerate(lists, 1)]
 
     def _own(self, given: Any, source: str) -> list[int]:
-        """Check client numbers that a user chose."""
         try:
             cohort = [operator.index(client) for client in given]
         except TypeError:

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 
 from fedzmg.data.cache import SILENT, Progress, writing
 from fedzmg.data.formats.common import reading
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 
 EMBEDDED = ("digits", "plays")
 """Data sets that ship with the package."""
@@ -54,13 +54,10 @@ class Form:
     reader: str
     """Module and function in :mod:`fedzmg.data.formats`."""
     files: str
-    """Official files, for messages."""
     accepted: tuple[str, ...]
-    """Patterns of all names that fit."""
     official: tuple[str, ...] = ()
     """Patterns of the official names, which are preferred to others that fit."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the reader."""
     each: int = 1
     """Files of one split; 0 for any number."""
     whole: bool = False
@@ -101,8 +98,7 @@ def source(name: str) -> Source:
     """Look up a data set."""
     if name in EMBEDDED:
         raise InputError(f"{name!r} ships with fedzmg: there is nothing to get, import or remove")
-    if name not in SOURCES:
-        raise unknown("data set", name, SOURCES, "fedzmg data list")
+    check_names("data set", [name], SOURCES, "fedzmg data list")
     return SOURCES[name]
 
 
@@ -146,10 +142,7 @@ def unpack(name: str, path: Path, into: Path, progress: Progress) -> dict[Path, 
 def extract(
     archive: Path, into: Path, wanted: Sequence[str], progress: Progress = SILENT
 ) -> list[Path]:
-    """Unpack an archive, or a single compressed file, into a new folder; return the files, sorted.
-
-    ``wanted`` are patterns for the names of members without folders.
-    """
+    """Unpack an archive into a new folder; return files whose names match ``wanted``, sorted."""
     count = total = 0
 
     def fits(size: int, name: str) -> bool:
@@ -249,10 +242,7 @@ def _narrowed(name: str, split: str, form: Form, paths: list[Path]) -> list[Path
 
 
 def _split(path: Path, root: Path) -> str | None:
-    """Find the split in a file's name, else in the outermost folder below ``root`` that names one.
-
-    The name of ``root`` itself counts last.
-    """
+    """Find the split in a file's name, else in the outermost folder from ``root`` on."""
     words = {_WORDS[w] for w in re.split(r"[^a-z0-9]+", path.name.lower()) if w in _WORDS}
     if words:
         return words.pop() if len(words) == 1 else None

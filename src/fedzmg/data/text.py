@@ -1,7 +1,4 @@
-"""Encode characters as ids, and cut text into sequences of equal length.
-
-All clients are processed at once: texts lie end to end, and offsets mark the clients.
-"""
+"""Encode characters as ids, and cut text, all clients end to end, into equal sequences."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -27,11 +24,7 @@ Remainder: TypeAlias = Literal["drop", "pad"]
 def encode(
     text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], oov: Unknown = "last"
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Encode UTF-8 text, one id per character; return the ids and the offsets between them.
-
-    >>> encode(np.frombuffer("\u00c6b!".encode(), np.uint8), np.array([0, 4]))[0].tolist()
-    [65, 40, 2]
-    """
+    """Encode UTF-8 text, one id per character; return the ids and the offsets between them."""
     table = np.full(256, VOCABULARY - 1 if oov == "last" else 0, dtype=np.uint8)
     table[np.frombuffer(CHARACTERS.encode(), dtype=np.uint8)] = np.arange(len(CHARACTERS))
     # All bytes of a character but its first have 10 as their highest bits.
@@ -44,10 +37,7 @@ def encode(
 
 
 class Sequences(NamedTuple):
-    """Windows of ``length + 1`` characters, client after client.
-
-    The inputs are all but the last character of a window, the targets all but the first.
-    """
+    """Windows of ``length + 1`` characters by client; inputs lack the last, targets the first."""
 
     inputs: npt.NDArray[np.uint8]
     targets: npt.NDArray[np.int64]
@@ -62,14 +52,7 @@ def sequences(
     length: int,
     remainder: Remainder = "drop",
 ) -> Sequences:
-    """Cut every client's text into windows of ``length + 1`` characters that do not overlap.
-
-    A remainder of one character is always dropped: it has no next character.
-
-    >>> cut = sequences(np.arange(5, dtype=np.uint8), np.array([0, 5]), 2, "pad")
-    >>> cut.inputs.tolist(), cut.targets.tolist()
-    ([[0, 1], [3, 4]], [[1, 2], [4, -1]])
-    """
+    """Cut every client's text into disjoint windows of ``length + 1`` characters."""
     if length < 1:
         raise InputError(f"length = {length!r}: expected a whole number of at least 1")
     size = length + 1

@@ -20,7 +20,7 @@ from fedzmg.diagnose.measure import Floats, Measurement, Pair, Part, measure, sp
 from fedzmg.diagnose.verdict import Verdict, judge
 from fedzmg.engine.local import Broadcast, Program, Sequential
 from fedzmg.engine.vectorized import Vectorized
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.seeds import stream
@@ -36,7 +36,6 @@ MEMORY = 128 * 2**20
 """Memory limit for models and gradients of clients trained side by side, in bytes."""
 MOST_CLIENTS = 8
 PASS_SIZE = 32
-"""Examples per forward pass."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ class Diagnosis:
     inputs: float | None
     """Share of the inputs' energy that is the mean of each example; None for token ids."""
     points: tuple[Measurement, ...]
-    """Measurements in order of rounds."""
     centred: Measurement | None
     """First point with every input centred; None for token ids and for a trained model."""
     verdict: Verdict
@@ -176,10 +174,7 @@ def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
     """Check a user's model, and order its parameters like the task's own."""
     if not isinstance(params, Mapping):
         raise InputError(f"params is a {type(params).__name__}: pass module.state_dict()")
-    known = {*start, *task.model.source.state_dict()}
-    for name in params:
-        if name not in known:
-            raise unknown("parameter in params", name, known)
+    check_names("parameter in params", params, {*start, *task.model.source.state_dict()})
     for name, leaf in start.items():
         other, want = params.get(name), tuple(leaf.shape)
         if not isinstance(other, Tensor) or other.shape != want:
@@ -316,5 +311,5 @@ def in_order_of_use(task: Task, params: Tree) -> Layout:
     with torch.enable_grad():
         loss = task.loss(task.model.evaluate(own, task.prepare(x, dtype)), y).sum()
         torch.autograd.backward(loss)
-    layout = {n: info for n, info in task.model.layout.items() if info.role != "statistics"}
+    layout = {n: info for n, info in task.model.layout.items() if not info.is_buffer}
     return {name: layout[name] for name in dict.fromkeys([*reversed(seen), *layout])}

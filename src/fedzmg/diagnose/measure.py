@@ -38,11 +38,7 @@ class ClientSpread:
 
     @classmethod
     def of(cls, values: Floats) -> "ClientSpread":
-        """Summarise finite values.
-
-        >>> ClientSpread.of(np.array([0.25, 0.75, np.nan]))
-        ClientSpread(mean=0.5, sd=0.3535533905932738, low=0.25, high=0.75)
-        """
+        """Summarise finite values."""
         found = values[np.isfinite(values)]
         if not len(found):
             return cls(None, None, None, None)
@@ -88,7 +84,6 @@ class Layer:
     diversity: Pair
     """``n sum |g_k|^2 / |sum g_k|^2``: 1 if all clients agree, n if they are orthogonal."""
     shares: tuple[float | None, ...]
-    """Mean component's share per client."""
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,7 @@ class Verdict:
 def judge(
     found: Measurement, *, inputs: float | None = None, centred: Measurement | None = None
 ) -> Verdict:
-    """Predict the effect of the projection from a measurement, its layers in order of use.
-
-    ``inputs`` is the share of the inputs' energy that is the mean of each example, ``centred`` a
-    measurement with every input centred.
-    """
+    """Predict the effect of the projection; ``inputs`` is the mean's share of their energy."""
     if not found.layers:
         return Verdict("little", "nothing is projected in this model: expect no difference", ())
     frozen = [layer for layer in found.layers if layer.inputs == 1]
@@ -159,11 +155,7 @@ def ratio(pair: Mapping[str, Any] | None) -> float | None:
 
 
 def percent(value: float | None) -> str:
-    """Format a share.
-
-    >>> percent(0.314), percent(0.0042), percent(0.00001), percent(0.0)
-    ('31 %', '0.4 %', '< 0.1 %', '0 %')
-    """
+    """Format a share."""
     if value is None:
         return NONE
     if 0 < value < 0.001:

@@ -43,7 +43,7 @@ class _Uploads(NamedTuple):
     weights: Tensor
 
 
-def _is_at_hand(values: Tensor) -> bool:
+def is_at_hand(values: Tensor) -> bool:
     """Tell whether the host can read values without waiting for a device."""
     return values.device.type == "cpu"
 
@@ -141,7 +141,7 @@ class Merger:
         # Zero times a value that is not finite is not zero, so such a row is blanked first. To ask
         # a GPU whether there is one would wait for it.
         for part in (averaged, total):
-            if part.shape[1] and not (_is_at_hand(part) and bool(finite.all())):
+            if part.shape[1] and not (is_at_hand(part) and bool(finite.all())):
                 part.masked_fill_(~finite[:, None], 0)
         device = finite.device
         order = torch.tensor(chunk.rows).to(device, non_blocking=True)
@@ -362,7 +362,7 @@ def _valid(weights: Tensor, like: Tensor) -> Tensor:
 
 def _scaled_rows(table: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
     """Multiply rows; a single one in place on a CPU, because a model may be large."""
-    if len(chosen) > 1 or not _is_at_hand(table):
+    if len(chosen) > 1 or not is_at_hand(table):
         return table[chosen] * factors
     return table.narrow(0, int(chosen), 1).mul_(factors)
 

@@ -22,13 +22,12 @@ from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
-from fedzmg.errors import InputError
+from fedzmg.errors import CannotMap, InputError
 from fedzmg.messages import ClientContext, FullPass
-from fedzmg.models.functional import cannot_map
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, row, tree_map
+from fedzmg.tree import State, Tree, row, tree_map, vmap
 
 MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4
@@ -80,10 +79,16 @@ class Vectorized:
                 if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
                     raise torch.OutOfMemoryError(str(error)) from error
                 # An error of the model itself is raised once more, with client and step.
-                deque(local.Sequential(self.program).train(chosen, broadcast, row(memory, rows)), 0)
+                loop = local.Sequential(self.program, self._path)
+                deque(loop.train(chosen, broadcast, row(memory, rows)), 0)
                 raise cannot_map(error) from error
             computed = sum(self._widths(chosen))
             yield Chunk(order, list(range(len(order))), outcomes, computed)
+
+    @property
+    def _path(self) -> str:
+        parts = ["compiled"] * self.compiled + ["cuda_graph"] * self.cuda_graph
+        return "_".join(parts) or "vectorized"
 
     def _num_rows(self, clients: int) -> int:
         """Count the rows to compute; those beyond the clients are copies of the last one.
@@ -200,10 +205,19 @@ class Vectorized:
         padded = pad(streams, per_example=True)
         plan = Plan.of(program, padded)
         parts = (self._batch(plan, t) for t in range(padded.indices.shape[1]))
-        losses = torch.vmap(program.objective.eval_loss)
+        losses = vmap(program.objective.eval_loss)
         none = torch.zeros(len(batches), dtype=program.dtype, device=program.device)
         with MappedLayers():
             return local.add_full_pass(losses, params, parts, none, program.rule.full_pass)
+
+
+def cannot_map(cause: Exception | str) -> CannotMap:
+    """Explain an error of mapped clients that train one by one, or a reason known before."""
+    message = str(cause).removeprefix("vmap: ") or type(cause).__name__
+    reason = message.splitlines()[0].split(". ")[0].rstrip(".:")
+    if "control flow" in message or ".item()" in message:
+        reason = "the model or loss decides by the value of a tensor, see torch.where"
+    return CannotMap(f"clients cannot be mapped ({reason}): use engine='sequential' or 'auto'")
 
 
 def eager_step(program: Program) -> MappedStep:

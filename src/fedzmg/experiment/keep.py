@@ -49,10 +49,7 @@ class Kept(NamedTuple):
 
 
 def keep(source: Path, to: Path) -> Kept:
-    """Copy a run, study, comparison or grid, or a directory of some.
-
-    An earlier copy of the same results at ``to`` is replaced as a whole, in one step on Linux.
-    """
+    """Copy results; an earlier copy of the same at ``to`` is replaced, in one step on Linux."""
     found = list(_files(source))
     files = [path for path in found if path.relative_to(source).parts[0] != _REPORT]
     wanted = [

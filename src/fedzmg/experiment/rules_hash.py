@@ -76,11 +76,7 @@ def say_changed(
     say: Callable[[str], None],
     remedy: str = "choose another --out",
 ) -> None:
-    """Report algorithms, by displayed name, whose rules have changed since a directory's training.
-
-    Only a directory with a manifest has been trained. A plugin file that changed otherwise is
-    reported, too: it may hold a loss or a function that rules use.
-    """
+    """Report algorithms whose rules, or plugin file, changed since a directory's training."""
     changed, files = [], []
     for name, algorithm, directory in trained:
         path, now = directory / "manifest.json", rules_sha256(algorithm, task, federation)
@@ -102,10 +98,7 @@ def say_changed(
 def refuse_unloaded(
     task: str | None, algorithms: Iterable[str], path: Path, call: str = ""
 ) -> None:
-    """Refuse results of a task or algorithm that is unknown here, and name its recorded file.
-
-    ``call`` is the Python function that takes a task as an object.
-    """
+    """Refuse results of an unknown task or algorithm; ``call`` takes a task made in Python."""
     missing = [name for name in algorithms if name not in ALGORITHMS]
     missing += [] if task is None or task in TASKS else [task]
     if not missing:

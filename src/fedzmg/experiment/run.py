@@ -150,10 +150,7 @@ def _open_job(
     *,
     models: bool = True,
 ) -> Job:
-    """Read a run directory and check that it holds this run; reject later checkpoints.
-
-    With ``progress``, this process holds the directory and repairs it after a crash.
-    """
+    """Read a run directory, which must hold this run; with ``progress``, also repair it."""
     job = Job(run, directory)
     if directory is None:
         return job

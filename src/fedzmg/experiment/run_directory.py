@@ -1,17 +1,4 @@
-"""Run directories: the files of one run, their manifests, and their repair after a crash.
-
-::
-
-    spec.toml                        the specification with every default written out
-    manifest.json                    versions, device, commit, data hash, execution path;
-                                     "finished": the time of the last round's checkpoint
-    metrics.jsonl                    one line per round, append-only; later lines supersede
-    checkpoint.safetensors           the newest checkpoint
-    checkpoint.previous.safetensors  the one before, in case the newest is damaged
-    memory.rows, memory.stamps       state that clients keep between rounds, if they do
-    clients.safetensors              metric and loss on each client's own examples, by round
-    stopped.json                     round and reason, if the run was stopped early
-    lock.json                        the process that trains, while there is one
+"""Run directories: their files (listed in docs/guide.md), manifests, and repair after a crash.
 
 The format number changes when older versions would misread a directory. New fields of the log and
 new files do not change it: readers ignore unknown fields and do without missing ones.
@@ -31,10 +18,12 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from fedzmg.contract import chain
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.errors import InputError
 from fedzmg.experiment.rules_hash import code_facts
 from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.models.layout import not_projected
 from fedzmg.participation import Participation
 from fedzmg.provenance import provenance
 from fedzmg.results.runs import client_table
@@ -136,10 +125,7 @@ class RunDirectory:
     def position(
         self, logged: Container[int] | None = None, until: int | None = None
     ) -> Position | None:
-        """Read the newest usable checkpoint; None before the first one.
-
-        Checkpoints of rounds that are not ``logged``, or after round ``until``, are rejected.
-        """
+        """Read the newest usable checkpoint, ``logged`` and up to round ``until``; None without."""
         reasons = []
         for path in (self.path / NEWEST, self.path / PREVIOUS):
             try:
@@ -215,6 +201,9 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
     """Describe versions, machine, data, execution path and the trials of a pack."""
     device, task = simulation.device, simulation.task
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    sides = [side for t in simulation.trials for side in (t.algorithm.client, t.algorithm.server)]
+    projects = any(hasattr(rule, "axes") for side in sides for rule in chain(side))
+    unprojected = not_projected(task.model.layout) if projects else ""
     return {
         "format": FORMAT,
         **provenance(),
@@ -234,6 +223,7 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
         "engine_reason": simulation.choice.reason,
         "chunk": simulation.chunk,
         "pack": member_names(simulation),
+        **({"not_projected": unprojected} if unprojected else {}),
         "metric": task.metric.name,
         "higher_is_better": task.metric.higher_is_better,
         "preset": dict(task.preset),
@@ -266,11 +256,7 @@ def change_manifest(directory: Path, **facts: Any) -> None:
 
 
 def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
-    """Record a change of the pack; it replaces those of the same and later rounds.
-
-    In a grid, packs train one after another and have the number of their first trial, which a pack
-    of revoked trials may have, too.
-    """
+    """Record a change of the pack (of this number, in a grid) in place of later ones."""
     number = change.get("pack"), change.get("revoked")
     kept = [
         one

@@ -1,7 +1,4 @@
-"""The training loop of runs, studies and grids, and its ends.
-
-Training ends by early stopping, Ctrl-C, a time limit or a disk that cannot be written.
-"""
+"""The training loop, and its ends: early stopping, Ctrl-C, a time limit, a full disk."""
 
 import abc
 import contextlib
@@ -217,10 +214,7 @@ class TrainingStorage(abc.ABC):
 
     @abc.abstractmethod
     def note_change(self, simulation: Simulation, name: str) -> None:
-        """Record the number of clients that train at once, or the trials that still train.
-
-        ``name`` is the key in the manifest, ``chunk_changes`` or ``pack_changes``.
-        """
+        """Record the clients at once (``chunk_changes``) or trials left (``pack_changes``)."""
 
     @abc.abstractmethod
     def early_stops(self, report: RoundReport) -> Collection[int]:

@@ -239,11 +239,7 @@ def _repeat(
     notes: list[str],
     number: int | None = None,
 ) -> tuple[list[list[Record]], dict[str, Any]]:
-    """Train the first rounds in the recorded environment; return them and the present manifest.
-
-    ``number`` is that of a grid's pack, its first trial. Rounds after a change of the pack are left
-    out; with other data nothing is trained.
-    """
+    """Train the first rounds in the recorded environment; return them and the manifest now."""
     facts = pack[0].facts
     data = {"data_sha256": task.train.fingerprint(), "task_sha256": task.fingerprint()}
     if any(facts.get(name, value) != value for name, value in data.items()):

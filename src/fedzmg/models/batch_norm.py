@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedzmg.errors import InputError, unknown
 from fedzmg.parts import BATCH_NORM
-from fedzmg.rule import Layout, ParamInfo
+from fedzmg.rule import Layout, ParamInfo, Role
 
 BatchNormPolicy = Literal["average", "local", "frozen", "batch"]
 """``average``: running statistics travel and are averaged. ``local``: statistics and parameters of
@@ -115,11 +115,11 @@ def with_statistics(module: nn.Module, layout: Layout, policy: BatchNormPolicy) 
             if name in layout:
                 known = ParamInfo("norm", (), BATCH_NORM)
                 found[name] = layout[name] if norm is None else known
-        if norm is not None and policy in ("average", "local"):
-            own = ["running_mean", "running_var"] if norm.running_mean is not None else []
-            if own and norm.momentum is None:  # the share of a batch depends on their number
-                own.append("num_batches_tracked")
-            found |= {f"{dot}{name}": ParamInfo("statistics", (), BATCH_NORM) for name in own}
+        if norm is not None and norm.running_mean is not None and policy in ("average", "local"):
+            own: dict[str, Role] = dict.fromkeys(("running_mean", "running_var"), "statistics")
+            if norm.momentum is None:  # the share of a batch depends on their number
+                own["num_batches_tracked"] = "counts"
+            found |= {f"{dot}{name}": ParamInfo(role, (), BATCH_NORM) for name, role in own.items()}
     return found
 
 

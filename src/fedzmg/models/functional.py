@@ -2,19 +2,20 @@
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedzmg.contract import Layout
-from fedzmg.errors import CannotMap, InputError
+from fedzmg.contract import Layout, ParamInfo
+from fedzmg.errors import InputError
 from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
 from fedzmg.models.keyed import NO_KEY, KeyedFunctions
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import layout_of
+from fedzmg.parts import BUFFER
 from fedzmg.tree import Inputs, Tree, leaves, row
 
 FUNCTIONS_KEY = "random functions.key"
@@ -28,7 +29,9 @@ class Call:
     pass; it is used where the compiler must see it. Not for several threads at once.
     """
 
-    def __init__(self, module: nn.Module, functions: KeyedFunctions | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, functions: KeyedFunctions | None = None, *changing: str
+    ) -> None:
         self.module, self.functions = module, functions
         known = inspect.signature(module.forward).parameters.values()
         self._names = {"**" if p.kind is p.VAR_KEYWORD else p.name for p in known}
@@ -41,9 +44,10 @@ class Call:
                     if tensor is not None:  # a tied weight has one name and several slots
                         name = names.setdefault(id(tensor), f"{prefix}.{own_name}".lstrip("."))
                         self._slots.setdefault(name, []).append((table, own_name))
+        self._changing = [name for name in changing if name in self._slots]
 
     def __call__(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
-        """Compute the module's outputs."""
+        """Compute the module's outputs; ``tensors`` receives buffers that the module replaces."""
         for layer in self.keyed:
             layer.calls = 0
         if self.functions is None:
@@ -66,6 +70,9 @@ class Call:
             for (table, name), tensor in slots:
                 table[name] = tensor
             out = _logits(self.module(*args, **named))
+            for name in self._changing:
+                table, own_name = self._slots[name][0]
+                tensors[name] = table[own_name]
         finally:
             for ((table, name), _), tensor in zip(slots, before, strict=True):
                 table[name] = tensor
@@ -76,15 +83,6 @@ def _logits(outputs: Any) -> Tensor:
     """Return the ``logits`` of an object such as those of transformers' models."""
     found: Tensor = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
     return found
-
-
-def cannot_map(cause: Exception | str) -> CannotMap:
-    """Explain an error of mapped clients that train one by one, or a reason known before."""
-    message = str(cause).removeprefix("vmap: ") or type(cause).__name__
-    reason = message.splitlines()[0].split(". ")[0].rstrip(".:")
-    if "control flow" in message or ".item()" in message:
-        reason = "the model or loss decides by the value of a tensor, see torch.where"
-    return CannotMap(f"clients cannot be mapped ({reason}): use engine='sequential' or 'auto'")
 
 
 def _depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
@@ -110,7 +108,8 @@ class FunctionalModel:
 
     The module is copied and never changed. Trainable parameters enter as a tree, parameters with
     ``requires_grad=False`` and buffers stay constant, random numbers depend on the step's key.
-    Running statistics are in the tree, too, unless ``batch_norm`` is ``frozen`` or ``batch``.
+    Running statistics are in the tree, too, unless ``batch_norm`` is ``frozen`` or ``batch``, and
+    so are buffers that :meth:`try_out` has seen change in training.
 
     Raises:
         InputError: for nothing to train.
@@ -130,10 +129,12 @@ class FunctionalModel:
         trained = layout_of(module, axes)
         if not trained:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
-        self.batch_norm = batch_norm
+        self.axes, self.batch_norm = axes, batch_norm
         self.layout: Layout = with_statistics(module, trained, batch_norm)
         self.statistics = tuple(name for name in self.layout if name not in trained)
-        """Names of the running statistics in the tree."""
+        """Names of running statistics and other changing buffers in the tree."""
+        self._changing: dict[str, torch.dtype] = {}
+        """Buffers of the user's own modules that change in training, and their types."""
         self._last = list(trained)[-1].rpartition(".")[0]
         """Name of the last layer with parameters."""
         self.source, self.module = _copied(module), _copied(module)
@@ -150,8 +151,8 @@ class FunctionalModel:
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
-        self._training = Call(self._copy(training=True), self._functions())
-        self._evaluating = Call(self._copy(training=False), self._functions())
+        self._training = self._call(self._copy(training=True))
+        self._evaluating = self._call(self._copy(training=False))
         if self._halves is not None:
             self.split_head()
 
@@ -160,8 +161,9 @@ class FunctionalModel:
         shared = {id(p): p for p in self.module.parameters()}
         return self.norms.set_mode(copy.deepcopy(self.module, shared), training=training)
 
-    def _functions(self) -> KeyedFunctions | None:
-        return None if self._replaced is None else KeyedFunctions(**self._replaced)
+    def _call(self, module: nn.Module) -> Call:
+        functions = None if self._replaced is None else KeyedFunctions(**self._replaced)
+        return Call(module, functions, *self._changing)
 
     def split_head(self) -> None:
         """Prepare to compute the inputs of the last layer apart from its outputs."""
@@ -170,7 +172,7 @@ class FunctionalModel:
             body = self._copy(training=training)
             if name:
                 body.set_submodule(name, nn.Identity())
-            bodies[training] = Call(body if name else nn.Identity(), self._functions())
+            bodies[training] = self._call(body if name else nn.Identity())
         self._halves = Call(copy.deepcopy(self.module.get_submodule(name))), bodies
 
     @property
@@ -205,18 +207,23 @@ class FunctionalModel:
         ``key`` is the step's key, ``real`` has flags of the examples that are not padding, and
         ``moved`` receives the running statistics after this batch.
         """
-        return self._training(self._inputs(params, key, real, {} if moved is None else moved), x)
+        return self._pass(self._training, params, x, key, real, {} if moved is None else moved)
 
-    def _inputs(
+    def _pass(
         self,
+        call: Call,
         params: Mapping[str, Tensor],
+        x: Inputs,
         key: Tensor | tuple[()],
         real: Tensor | tuple[()],
         moved: dict[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        """Return the tensors of a pass; in training with copies of statistics, for ``moved``."""
+    ) -> Tensor:
+        """Compute outputs; in training with copies of statistics, for ``moved``."""
         inputs = dict(params.items())
         inputs |= {name: inputs[name].detach() for name in self.statistics if name in inputs}
+        for name, kind in self._changing.items():
+            if (leaf := inputs.get(name)) is not None:
+                inputs[name] = leaf.to(leaf.dtype if kind.is_floating_point else kind, copy=True)
         if moved is not None:
             moved |= {name: inputs[name].clone() for name in self.statistics if name in inputs}
             inputs |= moved
@@ -224,13 +231,17 @@ class FunctionalModel:
             inputs |= dict.fromkeys(self.layer_keys, key)
         if isinstance(real, Tensor):
             inputs |= dict.fromkeys(self.norms.flags, real)
-        return inputs
+        outputs = call(inputs, x)
+        if moved is not None:
+            new = (name for name in self._changing if name in params)
+            moved |= {name: inputs[name].detach().to(params[name].dtype) for name in new}
+        return outputs
 
     def evaluate(self, params: Tree, x: Inputs, real: Tensor | tuple[()] = ()) -> Tensor:
         """Compute outputs with dropout off."""
         if self.renormalizes:
             params = params.map(torch.clone)
-        return self._evaluating(self._inputs(params, (), real, None), x)
+        return self._pass(self._evaluating, params, x, (), real, None)
 
     def features(
         self,
@@ -243,7 +254,7 @@ class FunctionalModel:
         """Compute the inputs of the last layer; in training if ``moved`` is given."""
         assert self._halves is not None, "split_head comes first"
         body = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != self._last}
-        return self._halves[1][moved is not None](self._inputs(body, key, real, moved), x)
+        return self._pass(self._halves[1][moved is not None], body, x, key, real, moved)
 
     def head(self, params: Tree, features: Tensor) -> Tensor:
         """Compute outputs from the inputs of the last layer."""
@@ -278,11 +289,11 @@ class FunctionalModel:
         seeded = (KeyedFunctions(len(self.layer_keys), seeds=True) for _ in range(2))
         self._training.functions, self._evaluating.functions = modes = tuple(seeded)
         sources, one = [*self._training.keyed, modes[0]], row(x, slice(1))
+        before = {name: b.clone() for name, b in _buffers(self._training.module).items()}
         with torch.no_grad():
             for source in sources:
                 source.axes, source.shapes = (), []
             trained = self.train(params, x)
-            buffers = {name: b.clone() for name, b in _buffers(self._training.module).items()}
             shapes = [list(source.shapes or ()) for source in sources]
             for source in sources:
                 source.shapes = []
@@ -292,12 +303,6 @@ class FunctionalModel:
             if any(any(source.axes) for source in sources):
                 trained, alone = self.train(params, x), self.train(params, one)
             outputs, lone = self.evaluate(params, x), self.evaluate(params, one)
-        for name, buffer in _buffers(self._training.module).items():
-            if name in buffers and not torch.equal(buffer, buffers[name]):
-                raise InputError(
-                    f"buffer {name!r} changes in training and has no place in an average of "
-                    "models: leave it out (spectral norm: torch.nn.utils.parametrizations)"
-                )
         # Batch statistics couple examples on purpose, and know which are padding.
         coupled = self.norms.dependent, self.norms.always_dependent
         pairs = (trained, alone), (outputs, lone)
@@ -305,11 +310,32 @@ class FunctionalModel:
             if not known and _depends_on_batch(*pair, len(leaves(x)[0])):
                 reason = "outputs for an example depend on the other examples of its batch"
                 self.loop_reason = reason
+        after = _buffers(self._training.module)
+        self._add_buffers(n for n, b in before.items() if _changed(b, after.get(n, b)))
         for layer, source in zip(_keyed(self.module), self._training.keyed, strict=True):
             layer.axes = source.axes
         self._learn(modes[0].found | modes[1].found, modes[0].axes)
         self.loop_reason = self.norms.unmapped or self.loop_reason
         return outputs
+
+    def _add_buffers(self, names: Iterable[str]) -> None:
+        """Put buffers that change in training into the tree, beside their module's parameters."""
+        self._changing |= {name: self.module.get_buffer(name).dtype for name in names}
+        if not self._changing:
+            return
+        self.loop_reason = f"buffer {next(iter(self._changing))!r} changes in training"
+        self.renormalizes = True  # a first pass may set parameters from its data
+        layout: dict[str, ParamInfo] = {}
+        for prefix, child in self.module.named_modules():
+            for own in (*child._parameters, *child._buffers):
+                name = f"{prefix}.{own}".lstrip(".")
+                if name in self._changing:
+                    real = self._changing[name].is_floating_point
+                    layout[name] = ParamInfo("statistics" if real else "counts", (), BUFFER)
+                elif name in self.layout:
+                    layout[name] = self.layout[name]
+        self.layout = layout
+        self.statistics = tuple(name for name, info in layout.items() if info.is_buffer)
 
     def _learn(self, found: set[str], axes: tuple[int, ...]) -> None:
         """Keep the mode that replaces functions only if it has found some."""
@@ -339,6 +365,11 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
     own = (*_keyed(module), *norms_of(module).values())
     known = {id(b) for layer in own for b in layer.buffers()}
     return {name: b for name, b in module.named_buffers() if id(b) not in known}
+
+
+def _changed(one: Tensor, two: Tensor) -> bool:
+    """Compare values; a buffer of another shape is a cache."""
+    return one.shape == two.shape and not torch.equal(one, two)
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.layers import GRU
 from fedzmg.models.layout import listed, warn_once
 from fedzmg.models.lora import fill_adapter
+from fedzmg.parts import BATCH_NORM
 from fedzmg.seeds import torch_stream
 from fedzmg.tree import Tree
 
@@ -49,10 +50,11 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
             f"initializer {scheme!r}: unknown parameters start from the model's values in every "
             f"seed: {listed(varied)}; init=FUNCTION (module, generator) draws them"
         )
-    for name in model.statistics:
-        start = float(name.endswith("running_var"))
-        named[name] = nn.Parameter(torch.full(module.get_buffer(name).shape, start))
-    return Tree({name: named[name].detach().clone() for name in model.layout})
+    start = model.params()
+    norms = (name for name in model.statistics if model.layout[name].layer == BATCH_NORM)
+    fresh = {n: torch.full_like(start[n], float(n.endswith("running_var"))) for n in norms}
+    values: dict[str, Tensor] = {**start, **named, **fresh}
+    return Tree({name: values[name].detach().clone() for name in model.layout})
 
 
 def given_values(model: FunctionalModel, scheme: Initializer) -> list[Tensor]:

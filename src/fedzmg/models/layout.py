@@ -135,12 +135,16 @@ def key_of(axes: Known, name: str) -> str | None:
     return name if name in axes else next(patterns, None)
 
 
+def not_projected(layout: Layout) -> str:
+    """List the weights that are not projected because their input axes are unknown."""
+    return listed((n, i.layer) for n, i in layout.items() if i.role == "unknown")
+
+
 def warn_of_unknown(layout: Layout) -> None:
     """Warn once of weights that are not projected for want of axes, and of shared ones."""
-    unknown_axes = listed((n, i.layer) for n, i in layout.items() if i.role == "unknown")
     shared = listed((n, i.layer) for n, i in layout.items() if "+" in i.layer)
     parts = {
-        "not projected, because the input axes are unknown": unknown_axes,
+        "not projected, because the input axes are unknown": not_projected(layout),
         "projected over the inputs of the first layer that has it": shared,
     }
     if found := [f"{problem}: {names}; " for problem, names in parts.items() if names]:

@@ -12,7 +12,7 @@ from torch import _VF, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fedzmg.models.kernels import layers
-from fedzmg.models.keyed import mapped
+from fedzmg.models.kernels.layers import mapped
 
 States = tuple[Tensor, ...]
 """Hidden state, and the cell of an LSTM."""
@@ -136,6 +136,8 @@ class Cell(nn.RNNCellBase):
         kind = type(self).__name__.removesuffix("Cell")
         if isinstance(self, nn.RNNCell):
             kind += f"_{self.nonlinearity.upper()}"
+        if kind not in _NEXT:
+            return super().forward(input, hx)  # which names the unknown nonlinearity
         lstm = kind == "LSTM"
         if hx is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)

@@ -1,7 +1,4 @@
-"""Tables for the fused kernel, and its launch.
-
-Triton is imported by the first launch, not by ``import fedzmg.optim``.
-"""
+"""Tables for the fused kernel, and its launch, which imports Triton."""
 
 import math
 import os
@@ -132,10 +129,7 @@ class Plan:
 
 
 class Launcher:
-    """Launcher of the kernel for one group, which caches tables between steps.
-
-    Launching a step of a small model takes longer in Python than on the GPU.
-    """
+    """Launcher of the kernel for one group; caches tables, for Python takes longer than a GPU."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None

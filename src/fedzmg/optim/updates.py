@@ -91,10 +91,7 @@ def usable(grad: Any, parameter: Any, axes: Axes) -> Tensor:
 
 
 def sum_of_inputs(grad: Tensor, axes: Axes) -> Tensor:
-    """Sum over ``axes``, which stay with length one; over all processes if they are split.
-
-    If they are, every process calls this in the same order.
-    """
+    """Sum over ``axes``, which stay; if split, over all processes, in the same order in each."""
     if inputs_sharded(grad, axes):
         from torch.distributed.tensor import Replicate
 
@@ -126,7 +123,6 @@ class Weights(NamedTuple):
     velocities: list[Tensor]
     axes: list[Axes]
     sharded: bool = False
-    """True if some are sharded over processes."""
 
     def sums(self) -> list[tuple[int, Tensor, int]]:
         """Return index, sum over the inputs and number of inputs of every centred tensor."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 PAGE = "report.html"
 DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png", "svg"))
-"""Files of ``fedzmg data describe``."""
 _STUDY_TABLES: tuple[Callable[[StudyResult], Table | None], ...] = (
     study.scores, study.paired_tests, study.thresholds, study.beside_paper, clients,
     own_models, study.finals, study.traffic, study.settings, uploads,

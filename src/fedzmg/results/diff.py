@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.results.runs import read_run
 from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
@@ -126,18 +126,12 @@ class Difference:
 def aspects(text: str | None) -> tuple[Aspect, ...]:
     """Parse a comma-separated list of aspects; empty means all."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    for name in names:
-        if name not in ASPECTS:
-            raise unknown("aspect", name, ASPECTS)
+    check_names("aspect", names, ASPECTS)
     return tuple(a for a in ASPECTS if a in names) or ASPECTS
 
 
 def compare(left: Path, right: Path) -> Difference:
-    """Compare two directories.
-
-    Two single runs are always compared. Runs of studies are paired by their path, the remaining
-    ones by algorithm and seed.
-    """
+    """Compare two directories: single runs, or runs paired by path, else algorithm and seed."""
     only_left, only_right = list(read(left)), list(read(right))
     pairs = _take_pairs(only_left, only_right)
     if not pairs:
@@ -289,11 +283,7 @@ def _aspect(key: str) -> Aspect:
 
 
 def _distance(a: Any, b: Any) -> float:
-    """Return the absolute difference of two numbers, or words for non-finite ones.
-
-    >>> _distance(1.0, 0.75), _distance("nan", "nan"), _distance("inf", 1.0)
-    (0.25, 0.0, inf)
-    """
+    """Return the absolute difference of two numbers, or words for non-finite ones."""
     found = 0.0 if a == b else abs(float(a) - float(b))
     return found if math.isfinite(found) else math.inf
 

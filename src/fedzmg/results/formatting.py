@@ -13,11 +13,7 @@ MIB = 2**20
 
 
 def value_text(value: float | None, metric: str, *, signed: bool = False) -> str:
-    """Format a metric; an accuracy is a percentage.
-
-    >>> value_text(0.8674, "accuracy"), value_text(0.0056, "accuracy", signed=True)
-    ('86.74 %', '+0.56 %')
-    """
+    """Format a metric; an accuracy is a percentage."""
     if value is None or math.isnan(value):
         return NONE
     sign = "+" if signed else ""
@@ -31,31 +27,19 @@ def is_share(metric: str) -> bool:
 
 
 def range_text(low: float, high: float, metric: str) -> str:
-    """Format an interval of differences.
-
-    >>> range_text(0.01, 0.02, "accuracy")
-    '+1.00 to +2.00 %'
-    """
+    """Format an interval of differences."""
     ends = (value_text(end, metric, signed=True) for end in (low, high))
     return f"{next(ends).removesuffix(' %')} to {next(ends)}"
 
 
 def spread_text(mean: float | None, sd: float | None, metric: str) -> str:
-    """Format a mean and, if there is one, its standard deviation.
-
-    >>> spread_text(0.8, 0.01, "accuracy")
-    '80.00 ± 1.00 %'
-    """
+    """Format a mean and, if there is one, its standard deviation."""
     text = value_text(mean, metric)
     return text if sd is None else f"{text.removesuffix(' %')} ± {value_text(sd, metric)}"
 
 
 def goal_text(threshold: float, metric: str) -> str:
-    """Format a threshold: 80 %, not 80.00 %.
-
-    >>> goal_text(0.8, "accuracy"), goal_text(0.125, "accuracy"), goal_text(0.001, "loss")
-    ('80 %', '12.50 %', '0.001')
-    """
+    """Format a threshold: 80 %, not 80.00 %."""
     return value_text(threshold, metric).replace(".00 %", " %")
 
 
@@ -66,81 +50,49 @@ def points_text(difference: float, metric: str) -> str:
 
 
 def p_text(p: float | None) -> str:
-    """Format a p-value.
-
-    >>> p_text(0.0505), p_text(3.2e-05)
-    ('0.0505', '3.2e-05')
-    """
+    """Format a p-value."""
     if p is None:
         return NONE
     return f"{p:.3g}" if p >= 0.001 else ("0" if p == 0 else f"{p:.1e}")
 
 
 def signed_text(value: float, form: str = ".2f") -> str:
-    """Format a number with its sign.
-
-    >>> signed_text(float("inf")), signed_text(1.5), signed_text(0)
-    ('+∞', '+1.50', '0')
-    """
+    """Format a number with its sign."""
     return "0" if value == 0 else f"{value:+{form}}".replace("-", MINUS).replace("inf", "∞")
 
 
 def digits_text(value: float) -> str:
-    """Format three significant digits; a large number is rounded to an integer.
-
-    >>> digits_text(0.01), digits_text(52.19), digits_text(521.9), digits_text(6283.5)
-    ('0.0100', '52.2', '522', '6,284')
-    """
+    """Format three significant digits; a large number is rounded to an integer."""
     text = f"{value:#.3g}"
     return f"{value:,.0f}" if text.endswith(".") or "e+" in text else text
 
 
 def bytes_text(count: float) -> str:
-    """Format bytes with a binary unit.
-
-    >>> bytes_text(6760184), bytes_text(512)
-    ('6.4 MiB', '512 B')
-    """
+    """Format bytes with a binary unit."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     power = min(int(math.log2(max(count, 1))) // 10, len(units) - 1)
     return f"{count / 1024**power:,.{power > 0:d}f} {units[power]}"
 
 
 def setting_text(value: Any) -> str:
-    """Format a setting.
-
-    >>> setting_text(True), setting_text(0.1), setting_text(None)
-    ('yes', '0.1', '')
-    """
+    """Format a setting."""
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def count_text(number: int, what: str) -> str:
-    """Format a count and its noun.
-
-    >>> count_text(1, "seed"), count_text(1200, "round")
-    ('1 seed', '1,200 rounds')
-    """
+    """Format a count and its noun."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def slug(name: str) -> str:
-    """Make a name for files and anchors.
-
-    >>> slug("fedadam:reddi (lr 0.1)")
-    'fedadam-reddi-lr-0.1'
-    """
+    """Make a name for files and anchors."""
     return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-")
 
 
 def duration(seconds: float) -> str:
-    """Format a length of time.
-
-    >>> duration(42), duration(600), duration(10000), duration(300000)
-    ('42 s', '10 min', '2.8 h', '3.5 days')
-    """
+    """Format a length of time."""
     units = {120: (1, 0, "s"), 7200: (60, 0, "min"), 172800: (3600, 1, "h")}
     limit = next((limit for limit in units if seconds < limit), None)
     size, digits, unit = (86400, 1, "days") if limit is None else units[limit]
@@ -148,13 +100,7 @@ def duration(seconds: float) -> str:
 
 
 def aligned(columns: Mapping[str, Sequence[str]], words: int = 1) -> str:
-    """Lay out cells by head as plain text, empty columns left out, the first ``words`` left.
-
-    >>> print(aligned({"algorithm": ["fedzmg", "x"], "sd": ["", ""], "mean": ["0.5", "12"]}))
-    algorithm  mean
-    fedzmg      0.5
-    x            12
-    """
+    """Lay out cells by head as plain text, empty columns left out, the first ``words`` left."""
     shown = [[*map(plain, (head, *cells))] for head, cells in columns.items() if any(cells)]
     widths = [max(map(len, cells)) for cells in shown]
     padded = [

@@ -41,7 +41,6 @@ _TASKS = {
 }  # fmt: skip
 _TWINS = {**_TASKS, "cifar100-tff": "cifar100", "plays": "shakespeare"}
 COUNTERPARTS = {task: _DATASETS[name] for task, name in _TASKS.items()}
-"""The paper's data set by task."""
 
 
 def twin(name: str) -> str | None:
@@ -55,9 +54,5 @@ def described(name: str) -> Mapping[str, Any] | None:
 
 
 def shown(task: str) -> str:
-    """Return the display name of a task; a stand-in always says so.
-
-    >>> shown("cifar100"), shown("mnist-by-writer")
-    ('cifar100', 'mnist-by-writer (stand-in for EMNIST)')
-    """
+    """Return the display name of a task; a stand-in always says so."""
     return f"{task} (stand-in for {COUNTERPARTS[task].title})" if task in STAND_INS else task

@@ -96,7 +96,6 @@ class PlanFile(NamedTuple):
     kind: str
     """``study`` or ``grid``."""
     shown: str
-    """Its directory for display."""
     path: str
     """The file relative to the working directory."""
 
@@ -105,7 +104,6 @@ class Material(NamedTuple):
     """Everything that a report is made of."""
 
     names: tuple[str, ...]
-    """Names of the given directories."""
     given: tuple[str, ...]
     """The same as the user wrote them."""
     studies: tuple[Study, ...]
@@ -179,20 +177,12 @@ def axes_of(data: Mapping[str, Any]) -> list[str]:
 
 
 def family(label: str) -> str:
-    """Return the family of a variant: the text before the colon or a remark.
-
-    >>> family("fedadam:reddi"), family("fedzmg (lr 0.1)")
-    ('fedadam', 'fedzmg')
-    """
+    """Return the family of a variant: the text before the colon or a remark."""
     return label.partition(":")[0].partition(" (")[0]
 
 
 def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the algorithms of a plan by name; a user may have listed names only.
-
-    >>> variants({"algorithms": ["fedavg"]})
-    {'fedavg': {}}
-    """
+    """Return the algorithms of a plan by name; a user may have listed names only."""
     listed = plan.get("algorithms", {})
     return dict(listed) if isinstance(listed, Mapping) else {name: {} for name in listed}
 
@@ -203,10 +193,7 @@ def directories(plan: Mapping[str, Any]) -> dict[str, str]:
 
 
 def planned(run: Run, labels: Mapping[str, tuple[str, str]]) -> Run:
-    """Return a run with the directory and the label of the study around it.
-
-    ``labels`` holds both by the directory of an algorithm.
-    """
+    """Return a run with directory and label of the study around it, from ``labels`` by folder."""
     directory, _, name = run.path.rpartition("/")
     if name != f"seed-{run.seed}" or directory not in labels:
         return run

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fedzmg.simulation import ClientMetrics, History
 
 FORMAT = 1
-"""Format of run directories."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +33,7 @@ class Run:
     manifest: Mapping[str, Any]
     dropped: Mapping[int, int]
     diverged: int | None
-    """The round in which the run diverged."""
     metrics: Mapping[int, float]
-    """Metric of evaluated rounds."""
     moved: Mapping[int, int]
     """Bytes that moved until each evaluation, arrays and scalars, both ways."""
     traffic: Mapping[str, int]
@@ -48,7 +45,6 @@ class Run:
     plan: str = ""
     """Directory of the study that the run belongs to, if any."""
     label: str = ""
-    """Label of its algorithm in that study."""
     clients: ClientTable | None = None
     """Metrics on single clients, if they were evaluated."""
     unusual: tuple[UnusualClient, ...] = ()
@@ -146,14 +142,7 @@ def client_table(found: Sequence[ClientMetrics]) -> ClientTable:
 
 
 def scheduled(total: int, every: int) -> range | list[int]:
-    """Return the rounds whose evaluations count for scores.
-
-    The evaluation after the last round counts only if no other lies in the last tenth of the
-    rounds.
-
-    >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
-    ([1, 6, 11], [1, 20], [1, 4], [])
-    """
+    """Return rounds whose evaluations score; the last one only if no other is in the last tenth."""
     regular = range(1, total + 1, every)
     late = total - max(1, total // 10) + 1
     return [*regular, total] if regular and regular[-1] < late else regular

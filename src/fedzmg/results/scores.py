@@ -39,9 +39,7 @@ class Curve(NamedTuple):
     spread: NDArray[np.float64] | None
     """Sample standard deviation; None for a single run."""
     mib: NDArray[np.float64]
-    """Traffic until each evaluation."""
     averaged: int
-    """Number of averaged runs."""
     broke_off: bool
     """True if every run diverged, so that the curve ends early."""
 
@@ -66,7 +64,6 @@ class Arrival(NamedTuple):
     sd: float | None
     """Sample standard deviation over them; None for fewer than two."""
     never: int
-    """Number of runs that never reached it."""
 
 
 def rounds_to_threshold(
@@ -116,10 +113,7 @@ def final_score(
 
 
 def fell_from(values: ArrayLike, final: float, *, window: int = 4) -> float | None:
-    """Return the height from which a rising curve fell back, None if it kept half of it.
-
-    A height is the mean of a window of evaluations.
-    """
+    """Return the mean of a window from which a curve fell below half; None if it did not."""
     heights = np.asarray(values, dtype=np.float64)
     if len(heights) < window or not math.isfinite(final) or not np.isfinite(heights).all():
         return None
@@ -156,11 +150,7 @@ def over_seeds(
 def band_around(
     mean: NDArray[np.float64], spread: NDArray[np.float64], metric: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return one standard deviation either way; that of an accuracy is cut at 0 and 1.
-
-    >>> band_around(np.array([0.8, 0.5]), np.array([0.4, 0.1]), "accuracy")[1].tolist()
-    [1.0, 0.6]
-    """
+    """Return one standard deviation either way; that of an accuracy is cut at 0 and 1."""
     low, high = mean - spread, mean + spread
     # An accuracy may also be counted in percent.
     if not is_share(metric) or np.any((mean < 0.0) | (mean > 1.0)):
@@ -169,11 +159,7 @@ def band_around(
 
 
 def averaged_words(window: int) -> str:
-    """Describe the quantity that has to reach a threshold.
-
-    >>> averaged_words(4), averaged_words(1)
-    ('mean of 4 evaluations', 'one evaluation')
-    """
+    """Describe the quantity that has to reach a threshold."""
     return f"mean of {window} evaluations" if window > 1 else "one evaluation"
 
 
@@ -212,10 +198,7 @@ def scored_table(runs: Sequence[Run]) -> dict[str, list[Any]]:
 def arrivals(
     study: Study, runs: Sequence[Run], threshold: float, rule: ThresholdRule = RULES[0]
 ) -> Arrival:
-    """Return the rounds at which runs reach a threshold, diverged ones before they diverge.
-
-    Averaged are the runs that did not diverge; if all did, their curves up to that point.
-    """
+    """Return rounds at which runs reach a threshold, averaged over those that did not diverge."""
     reach = partial(
         rounds_to_threshold,
         threshold=threshold,
@@ -236,11 +219,7 @@ def arrivals(
 def late_means(
     study: Study, threshold: float, rule: ThresholdRule = RULES[0]
 ) -> tuple[dict[str, float], str]:
-    """Return the means after the slowest algorithm reached a threshold, or why there are none.
-
-    They are means of evaluations that all runs share, strictly after that round. An algorithm all
-    of whose runs diverged is left out.
-    """
+    """Return means of shared evaluations after the slowest arrival, or why there are none."""
     members = {label: runs for label, runs in study.members.items() if _lived(runs)}
     if not members:
         return {}, "No late-stage mean: every run diverged."
@@ -311,7 +290,6 @@ def loss_bands(logs: Sequence[Sequence[Sequence[float] | None]]) -> Bands | None
 
 
 def _lived(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that did not diverge."""
     return [run for run in runs if run.diverged is None]
 
 

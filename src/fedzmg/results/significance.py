@@ -1,8 +1,4 @@
-"""Tests of significance for two algorithms that ran with the same seeds.
-
-Runs are paired by seed: both algorithms saw the same split and the same initial weights, so the
-differences per seed carry the evidence.
-"""
+"""Tests of significance for two algorithms, paired by seed: same split, same initial weights."""
 
 import math
 import sys
@@ -14,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.05
-"""Level of significance of every report."""
 MOST_FLIPPED_PAIRS = 20
 """Largest number of pairs for which ``sign_flip`` enumerates all sign patterns."""
 
@@ -31,7 +26,6 @@ class PairedTest:
     effect_size: float
     """``d_z``, the mean difference in units of its standard deviation."""
     ci_low: float
-    """Lower end of the confidence interval of the mean difference."""
     ci_high: float
 
 
@@ -43,7 +37,6 @@ class FamilyTest:
     second: str
     test: PairedTest
     p_holm: float
-    """P-value adjusted over the family."""
     sign_flip: float | None
     """Exact p-value of the sign-flip test; None for too many pairs."""
     smallest_sign_flip: float
@@ -84,11 +77,7 @@ def paired_t(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> PairedTest:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust the p-values of a family of tests by Holm's step-down procedure.
-
-    Rejecting those at or below a level keeps the chance of any false rejection in the family at or
-    below that level.
-    """
+    """Adjust a family's p-values by Holm's procedure, which bounds any false rejection."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     adjusted = np.empty_like(p)
@@ -117,11 +106,7 @@ def family(
 
 
 def sign_flip(a: ArrayLike, b: ArrayLike) -> float:
-    """Return the exact two-sided p-value of the sign-flip permutation test.
-
-    The p-value is the share of the ``2**n`` sign patterns whose absolute sum of differences reaches
-    the observed one. It needs no normality and is never below ``2 / 2**n``.
-    """
+    """Return the exact share of sign patterns whose sum of differences reaches the observed one."""
     differences, rounding = _paired_differences(a, b)
     # scipy's permutation_test takes 20 s for 20 pairs, this takes 10 ms. A pattern and its mirror
     # image have the same absolute sum, so the first sign can stay fixed.
@@ -134,10 +119,7 @@ def sign_flip(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def seeds_needed(effect_size: float, power: float = 0.8, level: float = LEVEL) -> int:
-    """Return how many seeds, at least 2, find the effect ``d_z`` with a two-sided paired t-test.
-
-    ``power`` is the wanted chance of a p-value at or below ``level``.
-    """
+    """Return the seeds, 2 or more, whose paired t-test finds an effect with this power."""
     effect, enough = abs(effect_size), 2
     while _power(effect, enough, level) < power:
         enough *= 2

@@ -1,8 +1,4 @@
-"""The result of a study: scores of every algorithm and the tests between them.
-
-It is computed from runs, which come from disk or from histories in memory. Tables, figures, pages
-and ``study.json`` are made from it.
-"""
+"""The result of a study: scores and tests of runs, from which all tables and files are made."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
     from fedzmg.simulation import History
 
 FORMAT = 1
-"""Format of ``study.json``."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,6 @@ class AlgorithmResult:
     finals: Mapping[int, float]
     """Final metric of every seed that finished and did not diverge."""
     mean: float | None
-    """Mean of ``finals``; None if there are none."""
     sd: float | None
     arrivals: Mapping[str, int | None]
     """Round at which the mean curve reached the main threshold, by rule."""
@@ -50,7 +44,6 @@ class AlgorithmResult:
     traffic: Mapping[str, float]
     """Means over the longest runs, in bytes."""
     seconds: float
-    """Mean training time of the longest runs."""
     dropped: int
     diverged: int
     unfinished: int
@@ -106,10 +99,7 @@ class StudyResult:
     def from_histories(
         cls, histories: Mapping[str, Sequence[History]], plan: Mapping[str, Any] | None = None
     ) -> StudyResult:
-        """Compute the result of histories by label, reference first, all with the same seeds.
-
-        ``plan`` is the content of a ``study.toml``.
-        """
+        """Compute the result of histories by label, reference first, as in a ``study.toml``."""
         seeds = {label: [h.trial.seed for h in runs] for label, runs in histories.items()}
         if not seeds or not all(seeds.values()):
             raise InputError("histories: give at least one algorithm with at least one history")
@@ -135,7 +125,6 @@ class StudyResult:
         return {k: scores.scored_table(runs) for k, runs in self.study.members.items()}
 
     def __repr__(self) -> str:
-        """Show the algorithms and their final metrics in a line."""
         finals = ", ".join(
             f"{score.label} " + ("diverged" if score.mean is None else f"{score.mean:.4g}")
             for score in self.scores
@@ -167,7 +156,6 @@ class StudyResult:
         return printable("\n".join(text))
 
     def _over(self) -> str:
-        """Describe seeds and rounds."""
         seeds = len(self.study.seeds)
         paired = "1 seed" if seeds == 1 else f"{seeds} paired seeds"
         return f"{paired}, {count_text(self.study.protocol.get('rounds', 0), 'round')}"

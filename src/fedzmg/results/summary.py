@@ -78,7 +78,6 @@ def _leader(result: StudyResult) -> Iterator[str]:
 
 
 def _speed(result: StudyResult) -> Iterator[str]:
-    """Name the algorithm that reaches the threshold first."""
     study = result.study
     if study.threshold is None:
         return

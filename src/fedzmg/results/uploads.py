@@ -21,7 +21,6 @@ class UnusualClient(NamedTuple):
     """Largest norm over the median of the cohort; infinite if not finite. Of flagged uploads, if
     there are any: only these had an effect."""
     worst: int
-    """Round of the largest."""
 
     def __str__(self) -> str:
         """Describe the largest update and what happened to all of them."""
@@ -34,11 +33,7 @@ class UnusualClient(NamedTuple):
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Format the size of an update; None and infinity are not finite.
-
-    >>> ratio_text(1.23e8), ratio_text(None)
-    ('1.2e+08 x the median', 'not finite')
-    """
+    """Format the size of an update; None and infinity are not finite."""
     finite = ratio is not None and math.isfinite(ratio)
     return f"{ratio:.2g} x the median" if finite else "not finite"
 
@@ -71,10 +66,7 @@ def grid_warning(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def unusual_clients(rounds: Iterable[tuple[int, Any, Any]]) -> tuple[UnusualClient, ...]:
-    """Sum up rounds by client, flagged ones first, then by size.
-
-    A round has its number, rejected and flagged clients, each client with the ratio of its norm.
-    """
+    """Sum up (round, rejected, flagged) by client with its ratio: flagged first, then by size."""
     found: dict[str, list[tuple[bool, float, int]]] = defaultdict(list)
     for round_, *both in rounds:
         for is_flagged, clients in enumerate(both):

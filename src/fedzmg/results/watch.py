@@ -285,7 +285,6 @@ def _training(
 
 
 def _is_alive(directory: Path) -> bool:
-    """Return True if a process holds a directory."""
     owner = read_owner(directory)
     return owner is not None and not owner.is_gone
 

@@ -93,13 +93,7 @@ def same(one: Any, two: Any) -> bool:
 
 
 def rehearse(packed: Sequence[PackedRule], models: Tree, grad: float = 1.0) -> list[Returned]:
-    """Map every method of a round on its own, check its effects, and return the values.
-
-    Args:
-        packed: client rule, server rule and, if there is one, aggregator of one or several trials.
-        models: one row per trial.
-        grad: value of every gradient, and of the loss.
-    """
+    """Map every method of a round on gradients of ``grad``, and return the checked values."""
     calls: list[Returned] = []
     rows = torch.zeros(len(next(iter(models.values()))))
 
@@ -208,7 +202,6 @@ def _named_errors() -> Iterator[None]:
 
 
 def _versions(args: Any) -> list[list[int]]:
-    """Return the versions of the arguments' tensors."""
     return [[leaf._version for leaf in leaves(arg)] for arg in args]
 
 

@@ -33,7 +33,6 @@ class ClientMetrics:
     """Metric and loss of one model on each client's own examples."""
 
     round: int
-    """Rounds trained so far."""
     part: Part
     """Evaluated examples: test examples if the task has them by client."""
     population: int
@@ -61,11 +60,7 @@ class Watched(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, *, everyone: bool = False) -> "Watched":
-        """Choose the clients to evaluate: the same for every algorithm and seed.
-
-        Clients without examples are left out. A large population, or one with many examples for a
-        short training, is sampled; a longer training only adds to the sample.
-        """
+        """Choose the clients to evaluate: all with examples, or a sample for a short training."""
         owners = task.test_owners
         part: Part
         if owners is None:

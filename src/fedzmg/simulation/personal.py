@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, final
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, Number, bind, chain, number
+from fedzmg.contract import ClientRule, Number, bind, chain, number, rule_class
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream
 from fedzmg.engine.local import Broadcast, Sequential
@@ -34,15 +34,7 @@ EXAMPLES = 256
 """Examples of every client that are evaluated at once."""
 
 
-class OwnMetrics(NamedTuple):
-    """Metric of clients' own models, one value per client; None: not measured."""
-
-    personal: npt.NDArray[np.float64] | None
-    tuned: npt.NDArray[np.float64] | None
-
-
-@final
-@dataclass(frozen=True)
+@rule_class
 class FineTune(ClientRule):
     """Plain SGD on the model that a client keeps in its memory."""
 
@@ -61,15 +53,15 @@ class FineTune(ClientRule):
         return Upload(Tree({})), params
 
 
-def own_metrics(simulation: Simulation, watched: Watched, data: Examples) -> list[OwnMetrics]:
-    """Evaluate every trial's personal models, and all models after fine-tuning."""
+def own_metrics(simulation: Simulation, watched: Watched, data: Examples) -> list[dict[str, Any]]:
+    """Evaluate every trial's ``personal`` models, and ``tuned`` ones; None if there are none."""
     personal = simulation.program.rule.is_personal
     epochs = simulation.task.protocol.fine_tune
     return [
-        OwnMetrics(
-            _metric(simulation, watched, data, trial, 0) if personal else None,
-            _metric(simulation, watched, data, trial, epochs) if epochs else None,
-        )
+        {
+            "personal": _metric(simulation, watched, data, trial, 0) if personal else None,
+            "tuned": _metric(simulation, watched, data, trial, epochs) if epochs else None,
+        }
         for trial in range(len(simulation.trials))
     ]
 
@@ -94,7 +86,6 @@ def _metric(
 
 
 def _models(simulation: Simulation, trial: int, clients: Sequence[int]) -> Tree:
-    """Return the models of some clients, a row each."""
     memory = simulation.read_memory([(trial, client) for client in clients])
     numbers = row(simulation.client_numbers, trial)
     rule, params = bind(simulation.program.rule, numbers), row(simulation.snapshot.params, trial)
@@ -140,7 +131,6 @@ def _fine_tuned(
 def _evaluate(
     simulation: Simulation, models: Tree, data: Examples, own: Sequence[npt.NDArray[np.int64]]
 ) -> npt.NDArray[np.float64]:
-    """Compute the metric of each model on its examples."""
     program, metric = simulation.program, simulation.task.metric
 
     def one(params: Tree, x: Inputs, y: Tensor, counts: Tensor) -> Tensor:

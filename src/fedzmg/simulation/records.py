@@ -64,12 +64,7 @@ def message_sizes(
     counts: bool,
     wire: Callable[[Tree, int], State] = lambda params, _: params,
 ) -> list[tuple[Message, Message]]:
-    """Measure each trial's messages: down to all of its clients, and up from one client.
-
-    ``uploads`` has the values of one upload that travel, or their bytes, for every trial.
-    ``counts``: clients also send their example counts. ``wire`` returns the values of the model
-    that travel to each of so many clients.
-    """
+    """Measure each trial's messages: down to all of its clients, and up from one client."""
     longest, sent = [0] * len(broadcast.round), [0] * len(broadcast.round)
     for batch in batches:
         longest[batch.trial] = max(longest[batch.trial], len(batch.stream))
@@ -108,10 +103,7 @@ def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:
 def unusual_uploads(
     norms: Sequence[float], owners: Sequence[int | None], names: Sequence[str]
 ) -> tuple[tuple[str, float], ...]:
-    """Return client and ratio of outliers; the ratio is infinite for an update that is not finite.
-
-    Norms of the owners follow one another, part by part. An owner is None if there was no upload.
-    """
+    """Return client and ratio of outliers from norms part by part; owner None: no upload."""
     uploads = sum(owner is not None for owner in owners)
     parts = [norms[i : i + len(owners)] for i in range(0, len(norms), len(owners))]
     finite = [[norm for norm in part if not math.isnan(norm)] for part in parts]
@@ -134,10 +126,7 @@ def _largest(uploads: list[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
 
 
 class Reading:
-    """Asynchronous copy of a table from a device.
-
-    A plain read would also wait for work that was queued later, such as the next round.
-    """
+    """Asynchronous copy of a table from a device, which does not wait for later rounds."""
 
     def __init__(self, table: Tensor) -> None:
         self._host, self._copied = table, None

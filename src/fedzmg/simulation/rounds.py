@@ -138,7 +138,6 @@ class Simulation:
         self.stopped_trials: frozenset[int] = frozenset()
         """Trials that train no further: they have no clients, and keep their model."""
         self._evaluated_at_once = len(self.trials)
-        """Models evaluated at once at most."""
         self._examples_at_once = task.examples_at_once
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
         with self.numerics():
@@ -198,10 +197,7 @@ class Simulation:
         ]
 
     def checkpoint(self, trial: int) -> Checkpoint:
-        """Copy one trial's state after the last finished round.
-
-        Client memory is copied, too, unless it is in files that outlive the process.
-        """
+        """Copy one trial's state after a round, and client memory that is not in files."""
         copied = {} if self._memory_places else self.memory.of_trial(trial)
         return Checkpoint.of(self.round, self.snapshot, trial, copied)
 
@@ -252,10 +248,7 @@ class Simulation:
         return RoundReport(self.round, [r._replace(seconds=seconds) for r in records], self)
 
     def stop(self, trials: Iterable[int]) -> None:
-        """Stop some trials; the others are not affected, except for the width of the map.
-
-        Once all of them are stopped there is no next round to run.
-        """
+        """Stop some trials; only the width of the map changes for others."""
         before = self.stopped_trials
         self.stopped_trials |= frozenset(trials)
         if self.stopped_trials == before:
@@ -392,7 +385,7 @@ class Simulation:
                 self.task, watched, self.snapshot.params, data, self.program.objective, self.round
             )
             own = own_metrics(self, watched, data)
-        return [replace(one, **o._asdict()) for one, o in zip(found, own, strict=True)]
+        return [replace(one, **o) for one, o in zip(found, own, strict=True)]
 
     @property
     def client_numbers(self) -> dict[str, Tensor]:

@@ -76,10 +76,7 @@ def _short(file: str) -> str:
 
 
 def failing_method(trace: TracebackType | None) -> str | None:
-    """Name the rule's method in which an error arose, and its line; None: it was in none.
-
-    The innermost method of a user rule wins: built-in rules fail on values that it returned.
-    """
+    """Name the rule's method and line of an error, a user's innermost one first; None: no rule."""
     found: dict[bool, str] = {}
     while trace is not None:
         rule, code = trace.tb_frame.f_locals.get("self"), trace.tb_frame.f_code

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedzmg.contract import Algorithm, Rule, ServerRule, chain, structure
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.aggregate import Merger
+from fedzmg.engine.aggregate import Merger, is_at_hand
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
 from fedzmg.federation import Federation
@@ -151,7 +151,11 @@ class ServerSide(NamedTuple):
             )
         moves = old.alive & (sums.clients > 0)
 
+        usual = is_at_hand(moves) and bool(moves.all())
+
         def pick(new: Tensor, before: Tensor) -> Tensor:
+            if usual:  # nothing is copied
+                return new
             return torch.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, before)
 
         # A cohort that was too small from the start has lost nothing.
@@ -191,10 +195,7 @@ def _update(rule: Any, rows: Any, params: Tree, state: State, cohort: Cohort) ->
 def _by_cohort(
     packed: PackedRule, function: Callable[..., Any], merger: Merger, rows: Any, *own: Any
 ) -> Any:
-    """Map ``function(rule, rows, *own)`` over trials, each with the rows of its own cohort.
-
-    Padding up to the widest cohort of the pack would change the order of sums.
-    """
+    """Map ``function(rule, rows, *own)`` over trials, their cohorts not padded to others'."""
     sizes, parts = merger.cohort_sizes(), []
     step = TOGETHER if merger.sums.weight.is_cuda else 1
     for first in range(0, len(sizes), step):
@@ -207,7 +208,6 @@ def _by_cohort(
 
 
 def _aggregate(aggregator: PackedRule, merger: Merger, state: State) -> tuple[Tensor, State]:
-    """Merge the updates of every trial by an aggregator."""
     rows = merger.rows()
     deltas, after = _by_cohort(
         aggregator, lambda rule, r, s: rule.aggregate(r, s), merger, rows, state
@@ -255,7 +255,6 @@ def restored_snapshot(
 
 
 def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
-    """Fill a template with a checkpoint's tensors."""
     found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     for name, leaf in named_leaves(template).items():
         other = found.get(name)

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from fedzmg.engine.choose import EngineName, EnginePlanner
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.federation import Federation
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation.history import History, Record
@@ -24,8 +24,7 @@ has_gpu = torch.cuda.is_available
 
 def resolve_device(device: str) -> torch.device:
     """Return the named device; ``auto`` is a GPU if there is one."""
-    if device not in get_args(Device):
-        raise unknown("device", device, get_args(Device))
+    check_names("device", [device], get_args(Device))
     if device == "cuda" and not has_gpu():
         raise InputError("device 'cuda': no CUDA device is available here; use --device cpu")
     if device == "auto":

@@ -19,7 +19,6 @@ from fedzmg.wrappers.parts import fit
 _KEYWORD, _KEY = (
     re.compile(p) for p in (r"^(client|server|parts)_", r"\b(client|server|parts)\.(?=\w)")
 )
-"""Prefixes of an option: as a keyword, and everywhere else."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""Checkpoint files: safetensors whose header holds a hash of the whole file.
-
-The header binds a file to its specification and its trials, so a checkpoint that was copied from
-another run is rejected. Metadata and round are part of the hashed bytes.
-"""
+"""Checkpoint files: safetensors with a hash of the file, bound to a specification and trials."""
 
 import hashlib
 import json

@@ -34,9 +34,7 @@ class ClientTable(NamedTuple):
     """Evaluations x clients."""
     loss: NDArray[np.float64]
     personal: NDArray[np.float64] | None = None
-    """Metric of personal models, if there are any."""
     tuned: NDArray[np.float64] | None = None
-    """Metric after fine-tuning, if it was measured."""
 
 
 _WHOLE = ("client", "examples", "round")

@@ -1,7 +1,4 @@
-"""Types of the fields in files of results, checked whenever such a file is read.
-
-Unknown fields are left alone: a newer version may have written them.
-"""
+"""Types of the fields in files of results, checked by readers; unknown fields are allowed."""
 
 import functools
 import math
@@ -27,76 +24,22 @@ _FEW = pydantic.Field(max_length=MOST_POINTS)
 Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
 Seeds: TypeAlias = Annotated[list[Seed], _FEW]
 Axes: TypeAlias = dict[str, Annotated[list[Number], pydantic.Field(max_length=1000)]]
-
-
-class Protocol(TypedDict, total=False):
-    """Table of a specification."""
-
-    rounds: Round
-    cohort: Count
-    eval_every: Interval
-    threshold: Number
-
-
-class Participation(TypedDict, total=False):
-    """Table of a specification."""
-
-    sampler: str
-    schedule: list[list[int | str]]
-
-
-class Stages(TypedDict, total=False):
-    """Table of a specification."""
-
-    participation: Participation
-
-
-class Run(TypedDict, total=False):
-    """Content of ``spec.toml``."""
-
-    task: str
-    algorithm: str
-    seed: Seed
-    weights: str
-    preset: dict[str, Value]
-    protocol: Protocol
-    federation: Stages
-    client: dict[str, Value]
-    server: dict[str, Value]
-
-
 PlanAxes: TypeAlias = dict[str, list[Number] | dict[str, list[Number]]]
+LogName: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^\w{1,40}\.jsonl$")]
+LogMark: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^\d{1,12} [0-9a-f]{64}$")]
+"""Size and hash of a log."""
+_TypedDict: Any = TypedDict
+_List: Any = list
+_Dict: Any = dict
 
 
-class Variant(TypedDict, total=False):
-    """An algorithm of a study or grid."""
-
-    algorithm: str
-    label: str
-    axes: PlanAxes
-
-
-class PlanFields(TypedDict, total=False):
-    """Content of ``study.toml`` and ``grid.toml``."""
-
-    task: str
-    label: str
-    seeds: Seeds
-    rounds: Round
-    algorithms: list[str] | dict[str, Variant]
-    axes: PlanAxes
-    federation: Stages
-    rates: str
-    precision: str
-    thresholds: list[Number]
-    window: Interval
-    tests: str
-    last: Round
-    together: Count
+def _table(needed: Mapping[str, Any], **others: Any) -> Any:
+    """Return the type of a table: fields that it needs, and others that it may have."""
+    required = {name: Required[kind] for name, kind in needed.items()}
+    return _TypedDict("Table", {**required, **others}, total=False)
 
 
 def _few(plan: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a plan of too many runs or trials."""
     names, trials = plan.get("algorithms", {}), len(plan.get("seeds", []))
     tables = [names[name].get("axes", {}) for name in names] if isinstance(names, dict) else []
     for axes in (plan.get("axes", {}), *tables):
@@ -107,95 +50,7 @@ def _few(plan: dict[str, Any]) -> dict[str, Any]:
     return plan
 
 
-Plan: TypeAlias = Annotated[PlanFields, pydantic.AfterValidator(_few)]
-
-
-class Change(TypedDict, total=False):
-    """Change of a pack during training."""
-
-    round: Required[Round]
-    chunk: Count | None
-
-
-LogName: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^\w{1,40}\.jsonl$")]
-LogMark: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^\d{1,12} [0-9a-f]{64}$")]
-"""Size and hash of a log."""
-
-
-class PluginFile(TypedDict, total=False):
-    """File of an algorithm or task from outside the package."""
-
-    file: Required[str]
-    sha256: Required[str]
-    distribution: str
-
-
-class Manifest(TypedDict, total=False):
-    """Content of ``manifest.json``."""
-
-    metric: str
-    higher_is_better: bool
-    clients: Count
-    examples: Count
-    device: str
-    engine: str
-    onednn: bool
-    threads: Annotated[int, pydantic.Field(ge=1, le=4096)]
-    chunk: Count | None
-    pack: Annotated[list[str], _FEW]
-    chunk_changes: list[Change]
-    pack_changes: list[Change]
-    command: str | list[str] | None
-    seconds: Number
-    logs: dict[LogName, LogMark]
-    plugins: dict[str, PluginFile]
-
-
-class Stop(TypedDict, total=False):
-    """Content of ``stopped.json``."""
-
-    round: Required[Round]
-    why: str
-    words: str
-
-
-class Unusual(TypedDict, total=False):
-    """A client of a grid's point whose uploads were rejected or flagged."""
-
-    client: Required[str]
-    action: Required[str]
-    ratio: Required[Number | None]
-    """Norm of its largest update over the median of the cohort; None if not finite."""
-    round: Required[Round]
-
-
-class Point(TypedDict, total=False):
-    """A point of a grid."""
-
-    options: Required[dict[str, Number]]
-    score: Required[Number | None]
-    diverged: Required[Count]
-    unusual: Annotated[list[Unusual], _FEW]
-
-
-class Neighbour(TypedDict, total=False):
-    """A point beside the best one."""
-
-    score: Required[Number | None]
-
-
-class Best(TypedDict, total=False):
-    """The chosen point of a grid."""
-
-    options: Required[dict[str, Number]]
-    score: Required[Number | None]
-    border: Required[bool]
-    border_axes: Required[list[str]]
-    neighbours: Required[list[Neighbour]]
-
-
 def _on_axes(entry: dict[str, Any]) -> dict[str, Any]:
-    """Refuse points that are not on the axes."""
     axes = {key: set(values) for key, values in entry["axes"].items()}
     chosen = [entry[name] for name in ("best", "best_by_test") if entry.get(name) is not None]
     for point in (*entry["points"], *chosen):
@@ -207,76 +62,60 @@ def _on_axes(entry: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-class Scores(TypedDict, total=False):
-    """Content of ``scores.json``, and of ``grid.json`` for each algorithm."""
-
-    algorithm: str
-    label: Required[str]
-    fixed: dict[str, Value]
-    weights: str | None
-    axes: Required[Axes]
-    points: Required[Annotated[list[Point], _FEW]]
-    best: Required[Best | None]
-    best_by_test: Best | None
-    stopped: dict[str, Count]
-
-
-Entry: TypeAlias = Annotated[Scores, pydantic.AfterValidator(_on_axes)]
-
-
-class Grid(TypedDict, total=False):
-    """Content of ``grid.json``."""
-
-    task: Required[str]
-    label: str
-    metric: Required[str]
-    higher_is_better: Required[bool]
-    selection: Required[str]
-    examples: Required[Count]
-    rounds: Required[Round]
-    last: Required[Round]
-    seeds: Required[Seeds]
-    complete: Required[bool]
-    algorithms: Required[Annotated[dict[str, Entry], pydantic.Field(max_length=MOST_ALGORITHMS)]]
-
-
-class Spread(TypedDict, total=False):
-    """Mean and deviation of a measure over clients."""
-
-    mean: Required[Number]
-    sd: Required[Number | None]
-
-
-class Client(TypedDict, total=False):
-    """Measures of one client."""
-
-    client: Required[str | int]
-    volume: Number
-    distinct: int | Number
-    entropy: Number
-    gini: Number
-    kl: Number
-    dominant_share: Number
-
-
-class Heterogeneity(TypedDict, total=False):
-    """Content of ``heterogeneity.json``."""
-
-    name: Required[str]
-    unit: Required[str]
-    total: Count
-    clients: Required[list[Client]]
-    summary: Required[dict[str, Spread]]
-    counts: list[list[Number]]
-    labels: list[str]
-
-
+_STAGES = _table({}, participation=_table({}, sampler=str, schedule=list[list[int | str]]))
+_RUN = _table(
+    {}, task=str, algorithm=str, seed=Seed, weights=str, preset=dict[str, Value],
+    protocol=_table({}, rounds=Round, cohort=Count, eval_every=Interval, threshold=Number),
+    federation=_STAGES, client=dict[str, Value], server=dict[str, Value],
+)  # fmt: skip
+_VARIANT = _table({}, algorithm=str, label=str, axes=PlanAxes)
+_PLAN = _table(
+    {}, task=str, label=str, seeds=Seeds, rounds=Round, algorithms=list[str] | _Dict[str, _VARIANT],
+    axes=PlanAxes, federation=_STAGES, rates=str, precision=str, thresholds=list[Number],
+    window=Interval, tests=str, last=Round, together=Count,
+)  # fmt: skip
+_CHANGES = _List[_table({"round": Round}, chunk=Count | None)]
+_PLUGIN = _table({"file": str, "sha256": str}, distribution=str)
+_MANIFEST = _table(
+    {}, metric=str, higher_is_better=bool, clients=Count, examples=Count, device=str, engine=str,
+    onednn=bool, threads=Annotated[int, pydantic.Field(ge=1, le=4096)], chunk=Count | None,
+    pack=Annotated[list[str], _FEW], chunk_changes=_CHANGES, pack_changes=_CHANGES,
+    command=str | list[str] | None, seconds=Number, logs=dict[LogName, LogMark],
+    plugins=_Dict[str, _PLUGIN],
+)  # fmt: skip
+_STOP = _table({"round": Round}, why=str, words=str)
+_UNUSUAL = _table({"client": str, "action": str, "ratio": Number | None, "round": Round})
+_SCORED = {"options": dict[str, Number], "score": Number | None}
+_POINT = _table({**_SCORED, "diverged": Count}, unusual=Annotated[_List[_UNUSUAL], _FEW])
+_NEIGHBOURS = _List[_table({"score": Number | None})]
+_BEST = _table({**_SCORED, "border": bool, "border_axes": list[str], "neighbours": _NEIGHBOURS})
+_SCORES = _table(
+    {"label": str, "axes": Axes, "points": Annotated[_List[_POINT], _FEW], "best": _BEST | None},
+    algorithm=str, fixed=dict[str, Value], weights=str | None, best_by_test=_BEST | None,
+    stopped=dict[str, Count],
+)  # fmt: skip
+_ENTRY: Any = Annotated[_SCORES, pydantic.AfterValidator(_on_axes)]
+_GRID = _table(
+    {"task": str, "metric": str, "higher_is_better": bool, "selection": str, "examples": Count,
+     "rounds": Round, "last": Round, "seeds": Seeds, "complete": bool,
+     "algorithms": Annotated[dict[str, _ENTRY], pydantic.Field(max_length=MOST_ALGORITHMS)]},
+    label=str,
+)  # fmt: skip
+_CLIENT = _table(
+    {"client": str | int}, volume=Number, distinct=int | Number, entropy=Number, gini=Number,
+    kl=Number, dominant_share=Number,
+)  # fmt: skip
+_SPREAD = _table({"mean": Number, "sd": Number | None})
+_HETEROGENEITY = _table(
+    {"name": str, "unit": str, "clients": _List[_CLIENT], "summary": _Dict[str, _SPREAD]},
+    total=Count, counts=list[list[Number]], labels=list[str],
+)  # fmt: skip
 KINDS: dict[str, Any] = {
-    "spec.toml": Run, "study.toml": Plan, "grid.toml": Plan, "manifest.json": Manifest,
-    "stopped.json": Stop, "scores.json": Entry, "grid.json": Grid,
-    "heterogeneity.json": Heterogeneity,
+    "spec.toml": _RUN, "study.toml": Annotated[_PLAN, pydantic.AfterValidator(_few)],
+    "grid.toml": Annotated[_PLAN, pydantic.AfterValidator(_few)], "manifest.json": _MANIFEST,
+    "stopped.json": _STOP, "scores.json": _ENTRY, "grid.json": _GRID,
+    "heterogeneity.json": _HETEROGENEITY,
 }  # fmt: skip
-"""Types by the name of a file."""
 
 
 _adapter: Any = functools.cache(pydantic.TypeAdapter)

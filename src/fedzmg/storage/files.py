@@ -34,11 +34,7 @@ LEFTOVER_SECONDS = 60.0
 
 
 def folder_name(name: str) -> str:
-    """Turn an algorithm's name into a portable directory name.
-
-    >>> folder_name("fedzmg:as printed")
-    'fedzmg-as-printed'
-    """
+    """Turn an algorithm's name into a portable directory name."""
     return name.replace(":", "-").replace(" ", "-")
 
 
@@ -95,6 +91,8 @@ def naming_errors(path: Path | str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if hasattr(error, "__notes__"):  # of a user's own model, loss or metric
+            raise
         raise InputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
 
 
@@ -106,10 +104,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary file that replaces ``path`` when the block ends without an error.
-
-    The old file is renamed to ``keep``. A crash between the two renames leaves only this one.
-    """
+    """Yield a temporary file that replaces ``path``, whose old content becomes ``keep``."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     remove_leftovers(path.parent, path.name, seconds=LEFTOVER_SECONDS)
     try:

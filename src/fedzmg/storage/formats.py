@@ -20,9 +20,7 @@ CONTENT, SPEC = "content_sha256", "spec_sha256"
 """Fields of a JSON file: the hash of its other fields, and of the specification it belongs to."""
 
 RESTORE = "restore or remove it"
-"""Default remedy for a damaged file."""
 _BLOCK = 1000
-"""Lines of a log that are parsed at once."""
 
 
 def read_toml(path: Path, *, typed: bool = False) -> dict[str, Any]:
@@ -37,11 +35,7 @@ def read_toml(path: Path, *, typed: bool = False) -> dict[str, Any]:
 def read_json(
     path: Path, remedy: str = RESTORE, wanted: int | None = None, spec: Path | None = None
 ) -> dict[str, Any]:
-    """Read a JSON object of format ``wanted`` and check the hashes in it.
-
-    ``spec`` is the specification that it must belong to; ``remedy`` tells how to repair a damaged
-    file.
-    """
+    """Read a JSON object of a format and check its hashes, also of the ``spec`` it belongs to."""
     values = _parsed(path, strict_json, "JSON", remedy)
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
@@ -71,10 +65,7 @@ def read_manifest(directory: Path, wanted: int) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: Mapping[str, Any], spec: Path | None = None) -> None:
-    """Write strict JSON atomically, with its hash and that of the specification it belongs to.
-
-    Numbers that are not finite become null.
-    """
+    """Write strict JSON atomically with its hash and that of ``spec``; NaN becomes null."""
     bound = {} if spec is None else {SPEC: file_sha256(spec)}
     content = json.loads(json.dumps(json_nulls({**values, **bound}), allow_nan=False))
     content[CONTENT] = _content_hash(content)
@@ -98,11 +89,7 @@ def append_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> list[T]:
-    """Read the lines of a log in the order of writing; skip a line that a crash cut off.
-
-    The log may be compressed; a missing log has no lines. ``parse`` converts a line's values and
-    raises an error such as ``ValueError`` or ``KeyError`` for wrong ones.
-    """
+    """Read the lines of a log, maybe compressed, by ``parse``; skip one that a crash cut off."""
     content = log_bytes(path)
     lines = split_lines(content, path)
     ended = len(lines) if content.endswith(b"\n") else len(lines) - 1
@@ -125,11 +112,7 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
 
 
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:
-    """Flatten nested tables to dotted names; ``keep_empty`` keeps empty tables as values.
-
-    >>> flat({"task": "digits", "client": {"lr": 0.1, "decay": {"rate": 0.9}}, "server": {}})
-    {'task': 'digits', 'client.lr': 0.1, 'client.decay.rate': 0.9}
-    """
+    """Flatten nested tables to dotted names; ``keep_empty`` keeps empty tables as values."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(value, Mapping) or (keep_empty and not value):
@@ -141,32 +124,18 @@ def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, An
 
 
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest with one fact per plugin file.
-
-    >>> flat_facts({"device": "cpu", "plugins": {"mine": {"file": "mine.py"}}})
-    {'device': 'cpu', 'plugins.mine.file': 'mine.py'}
-    """
+    """Return a manifest with one fact per plugin file."""
     plugins = {"plugins": manifest.get("plugins", {})}
     return {key: value for key, value in manifest.items() if key not in plugins} | flat(plugins)
 
 
 def json_words(value: Any) -> Any:
-    """Prepare values for strict JSON: numbers that are not finite become words.
-
-    ``float`` reads the words back.
-
-    >>> json_words({"loss": float("nan"), "spread": (1.0, float("inf"))})
-    {'loss': 'nan', 'spread': [1.0, 'inf']}
-    """
+    """Prepare values for strict JSON: numbers that are not finite become words for ``float``."""
     return _strict(value, str)
 
 
 def json_nulls(value: Any) -> Any:
-    """Prepare values for strict JSON: numbers that are not finite become null.
-
-    >>> json_nulls({"loss": float("nan"), "spread": (1.0, float("inf"))})
-    {'loss': None, 'spread': [1.0, None]}
-    """
+    """Prepare values for strict JSON: numbers that are not finite become null."""
     return _strict(value, lambda _: None)
 
 

@@ -14,11 +14,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import psutil
+import pydantic
 from filelock import FileLock, Timeout
 
 from fedzmg.errors import InputError
@@ -41,12 +43,14 @@ SIZE = 1024
 IN_PLACE = "memory.*"
 """Files that are written in place: those of client memory."""
 
+Time: TypeAlias = Annotated[float, pydantic.Field(gt=-1e11, lt=1e11)]
+
 GUARD_SECONDS = 30.0
 BIRTH_SECONDS = 2.0
 """Tolerance of a process's start time, which follows corrections of the clock."""
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config={"strict": True})
 class Owner:
     """The process that holds a directory."""
 
@@ -57,18 +61,11 @@ class Owner:
     """Start time of the process, which tells reused process ids apart."""
     machine: str
     """Boot time and process namespace: process ids are comparable within one."""
-    started: float
-    heartbeat: float
+    started: Time
+    heartbeat: Time
     """Time of the last heartbeat by the clock of that machine, for display."""
     token: str = ""
     """Random fencing token of this hold."""
-
-    def __post_init__(self) -> None:
-        words = (self.user, self.host, self.process, self.machine, self.token)
-        times = (self.started, self.heartbeat)
-        known = all(isinstance(one, str) for one in words) and type(self.pid) is int
-        if not known or not all(isinstance(t, int | float) and abs(t) < 1e11 for t in times):
-            raise TypeError("a lock with a value of another type")
 
     @classmethod
     def of_this_process(cls) -> "Owner":
@@ -112,7 +109,6 @@ class Hold:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self._files: dict[Path, int] = {}
-        """Open lock files by directory."""
         self._made: list[Path] = []
 
     def check(self, written: Path | None = None) -> None:
@@ -191,11 +187,7 @@ class Hold:
 
 @contextlib.contextmanager
 def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
-    """Hold directories until the block ends; missing ones are created.
-
-    ``say`` reports a directory that is taken over from a process that is gone. A directory of a
-    living process, of a kept copy, or one that cannot be written is refused.
-    """
+    """Hold directories, created if missing; ``say`` reports one taken over from a gone process."""
     paths = [path.absolute() for path in paths]
     held = Hold(Owner.of_this_process())
     ended = threading.Event()

@@ -1,8 +1,4 @@
-"""Bounded reading of results, which a stranger may have made.
-
-Only directories and regular files are accepted inside a folder of results, and no links. Sizes and
-counts have limits. The path that a user types may itself be a link.
-"""
+"""Bounded reading of results of a stranger: plain files and directories, no links."""
 
 import contextlib
 import errno
@@ -31,7 +27,6 @@ MOST_PLANNED = MOST_LINES // 2
 LONGEST_LINE, MOST_FIELDS, LARGEST = 128 * 1024, 100, 10**100
 """Longest line of a log in bytes, its most fields, and the bound of its integers."""
 MOST_LISTS = 10 * MOST_LINES
-"""Largest number of lists in a log."""
 _HUGE, _DIGITS = b"0" * 25, bytes.maketrans(b"123456789", b"000000000")
 MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32
 """Largest number of files and directories in a folder of results, and its greatest depth."""
@@ -49,10 +44,7 @@ class Folder(NamedTuple):
 
 
 def walk(top: Path) -> Iterator[Folder]:
-    """Yield the directories below a folder of results, hidden ones left out, parents first.
-
-    Links, pipes and devices raise ``InputError``, and so do too many or too deep directories.
-    """
+    """Yield directories of results, parents first; refuse links, devices and too many files."""
     left, count = [(top, 0)], 0
     while left:
         path, level = left.pop()
@@ -125,11 +117,7 @@ def check_file(path: Path) -> None:
 
 
 def read_file(path: Path, *, typed: bool = False) -> bytes:
-    """Read a regular file that is not a link and not larger than its limit.
-
-    A path that the user ``typed`` may also be a link or a pipe. A system error stays an
-    ``OSError``.
-    """
+    """Read a regular file of bounded size; a path that a user ``typed`` may be a link or a pipe."""
     limit = LIMITS.get(path.suffix, OTHER_LIMIT)
     with _opened(path, limit, typed=typed) as file:
         content = file.read(limit + 1)

@@ -46,7 +46,6 @@ TASKS: Registry[Preset] = Registry(
     _entry,
     _same,
 )
-"""Presets by name."""
 
 
 def info(name: str) -> Preset:

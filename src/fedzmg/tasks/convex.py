@@ -1,8 +1,4 @@
-"""``quadratic`` and ``logistic``: strongly convex problems whose optimum is known.
-
-Their metric is the squared distance to the optimum. The model is one column of weights: a
-projection per column and one of the whole vector are the same.
-"""
+"""``quadratic`` and ``logistic``: convex problems whose metric is the distance to the optimum."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -41,11 +37,7 @@ class Problem(NamedTuple):
 
 
 class Column(nn.Linear):
-    """Dense layer of one unit without a bias.
-
-    It outputs three numbers per example: ``x'w``, the l2 term, and the squared distance of ``w``
-    to a target, which only the metric uses.
-    """
+    """Dense unit without bias; outputs ``x'w``, the l2 term, squared distance to a target."""
 
     def __init__(self, start: Real, target: Real, l2: float) -> None:
         super().__init__(len(start), 1, bias=False)

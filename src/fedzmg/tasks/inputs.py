@@ -23,7 +23,6 @@ from fedzmg.models.objective import (
 from fedzmg.tree import Inputs, tree_map
 
 LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
-"""Names of the target in a dataset's examples."""
 
 
 def as_stored(x: Inputs, dtype: torch.dtype) -> Inputs:
@@ -49,11 +48,7 @@ def token_ids(x: Tensor, _: torch.dtype) -> Tensor:
 
 
 def default_prepare(model: FunctionalModel, x: Inputs) -> PrepareFunction:
-    """Choose the first conversion of stored inputs that the model can read.
-
-    Whole numbers may be token ids or features: only the model knows. Bytes that it cannot read as
-    they are, nor as ids, are pixels.
-    """
+    """Choose the first conversion of inputs that the model reads: as is, ids, pixels or numbers."""
     if not isinstance(x, Tensor) or x.is_floating_point():
         return as_stored
     params = model.params()

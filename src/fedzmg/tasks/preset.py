@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from torch import nn
 
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.errors import InputError, brief, unknown
+from fedzmg.errors import InputError, brief, check_names
+from fedzmg.models.batch_norm import BatchNormPolicy
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.plugins import user_code
 from fedzmg.tasks.protocol import Protocol
@@ -73,11 +74,7 @@ class Decision(NamedTuple):
 
     @property
     def rule(self) -> tuple[str, bool]:
-        """Allowed values in words, and True if the value is one of them.
-
-        >>> Decision("centring", "none", "none", ("none", "image"), 0, 0, "").rule
-        ('none or image', True)
-        """
+        """Allowed values in words, and True if the value is one of them."""
         value, low, high = self.value, self.low, self.high
         if self.words:
             return f"{', '.join(self.words[:-1])} or {self.words[-1]}", value in self.words
@@ -147,16 +144,17 @@ class Preset(ABC):
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """Copy with some options changed."""
+        self._check_names(options)
+        return dataclasses.replace(self, **options)
+
+    def _check_names(self, options: Mapping[str, Any]) -> None:
         if not isinstance(options, Mapping):
             raise InputError(f"preset = {options!r}: expected fields by name, {{'alpha': 0.1}}")
         known = self.options()
         if options and not known:
             raise InputError(f"preset = {dict(options)}: the task {self.name!r} has no options")
-        for name in options:
-            if name not in known:
-                command = f"fedzmg list {self.name}"
-                raise unknown(f"preset field of {self.name}", name, known, command)
-        return dataclasses.replace(self, **options)
+        command = f"fedzmg list {self.name}"
+        check_names(f"preset field of {self.name}", options, known, command)
 
     @property
     def missing(self) -> str:
@@ -225,12 +223,15 @@ class OwnTask(Preset):
         return self.task.model.module
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        if options:
-            super().with_options(options)  # which refuses them
-        return self
+        if not options:
+            return self
+        self._check_names(options)
+        return type(self)(self.name, self.task.with_batch_norm(options["batch_norm"]))
 
     def decisions(self) -> list[Decision]:
-        return []
+        words, doc = get_args(BatchNormPolicy), "statistics of BatchNorm layers (docs/models.md)"
+        own = self.task.preset.items()
+        return [Decision(name, value, words[0], words, 0, 0, doc) for name, value in own]
 
     def build(self) -> Task:
         return self.task
@@ -239,5 +240,5 @@ class OwnTask(Preset):
         tuned_options = {
             name: Tuning(own, "the task")._asdict() for name, own in self.task.options.items()
         }
-        about = {"about": inspect.getdoc(self.source) if callable(self.source) else ""}
+        about = {"about": (callable(self.source) and inspect.getdoc(self.source)) or ""}
         return super().describe() | about | {"tuned": tuned_options}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fedzmg.data.plan import Batching
-from fedzmg.errors import InputError, brief, unknown
+from fedzmg.errors import InputError, brief, check_names
 from fedzmg.storage.reading import MOST_PLANNED
 
 LARGEST = {
@@ -55,8 +55,5 @@ class Protocol:
 
     def with_options(self, options: Mapping[str, Any]) -> "Protocol":
         """Copy with some fields changed; the nearest name is suggested for an unknown one."""
-        known = [f.name for f in fields(self)]
-        for name in options:
-            if name not in known:
-                raise unknown("protocol field", name, known)
+        check_names("protocol field", options, [f.name for f in fields(self)])
         return replace(self, **options)

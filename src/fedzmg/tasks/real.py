@@ -32,7 +32,6 @@ Drawn: TypeAlias = tuple[FederatedData, Examples, Examples, npt.NDArray[np.int64
 SHIFT = 4
 """Largest shift of an augmented image in each direction, in pixels."""
 PER_CLIENT = 100
-"""Images per CIFAR-100 client."""
 PROTOCOL = Protocol(
     rounds=1000, cohort=10, batch_size=16, epochs=4, straddle=True, eval_every=5, threshold=0.75
 )

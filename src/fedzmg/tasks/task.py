@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,10 @@ from torch import nn
 
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData, examples
-from fedzmg.errors import InputError, UserCodeError, check_text
+from fedzmg.errors import InputError, UserCodeError, check_text, unknown
 from fedzmg.evaluation import ACCURACY, CHUNK, LARGEST_OUTPUTS, Metric, check_values
 from fedzmg.metrics import loss_and_metric
-from fedzmg.models.batch_norm import BatchNormPolicy
+from fedzmg.models.batch_norm import BatchNormPolicy, norms_of
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme, given_values
 from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cross_entropy
@@ -65,9 +66,8 @@ class Task:
     tune: Examples | None = None
     """Examples for choosing hyper-parameters; results are reported on ``test``."""
     options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Tuned hyper-parameters, by algorithm name."""
     preset: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """Options of the preset; empty for a user's own task."""
+    """Options of the preset; of a user's own task, ``batch_norm`` if the model has such layers."""
     test_owners: npt.NDArray[np.int64] | None = None
     """Position in ``train`` of each test example's client, negative for none of them; None if no
     test example belongs to a training client."""
@@ -79,7 +79,18 @@ class Task:
     def __post_init__(self) -> None:
         if self.model.batch_norm == "local" and "batch_norm" not in self.parts.personal:
             object.__setattr__(self, "parts", self.parts | Parts(personal=("batch_norm",)))
+        if norms_of(self.model.source):
+            preset = {**self.preset, "batch_norm": self.model.batch_norm}
+            object.__setattr__(self, "preset", preset)
         self.check()
+
+    def with_batch_norm(self, policy: BatchNormPolicy) -> "Task":
+        """Copy with another policy for the statistics of BatchNorm layers."""
+        parts, model = self.parts, FunctionalModel(self.model.source, self.model.axes, policy)
+        if self.model.batch_norm == "local":
+            own = tuple(pattern for pattern in parts.personal if pattern != "batch_norm")
+            parts = replace(parts, personal=own)
+        return replace(self, model=model, parts=parts)
 
     def check(self) -> None:
         """Reject parts that do not fit together."""
@@ -95,7 +106,6 @@ class Task:
         check_text("name", self.name)
         check_text("metric.name", self.metric.name)
         check_scheme(self.init)
-        self.parts.split(self.model.layout)
         clients, protocol = len(self.train), self.protocol
         if protocol.cohort > clients and not protocol.replacement:
             raise InputError(
@@ -136,6 +146,7 @@ class Task:
                 check_values("loss", self.loss(outputs, y), len(y))
             with _named(f"the metric {self.metric.name} fails on the model's outputs"):
                 self.metric.check_values(self.metric.function(outputs, y), len(y))
+        self.parts.split(self.model.layout)
 
     def __repr__(self) -> str:
         model, protocol = self.model, self.protocol
@@ -237,18 +248,40 @@ class Task:
         Raises:
             InputError: for parts that do not fit together; the message names the remedy.
         """
+        for name in protocol.keys() - Protocol.__dataclass_fields__.keys():
+            known = [*inspect.signature(cls.from_arrays).parameters][:-1]
+            raise unknown("argument", name, [*known, *Protocol.__dataclass_fields__])
         tuning = None if tune is None else examples(*as_pair(tune, "tune"), what="tuning data")
         train = FederatedData.from_arrays(x, y, clients, client_names)
         owners = find_owners(test_clients, train.names)
         made = FunctionalModel(model, axes, batch_norm)
         loss, metric = loss_and_metric(loss, metric)
-        return cls(
+        made_task = cls(
             name, made, replace(train, examples=whole_labels(train.examples, loss)),
             whole_labels(examples(*as_pair(test, "test"), what="test data"), loss), loss, metric,
             prepare or default_prepare(made, train.examples.x), init,
             Protocol().with_options(protocol), tuning and whole_labels(tuning, loss),
             test_owners=owners, notes=notes, parts=parts or Parts(),
         )  # fmt: skip
+        made_task._try_extremes()
+        return made_task
+
+    def _try_extremes(self) -> None:
+        """Evaluate examples with the smallest and largest whole numbers, which may be ids.
+
+        On a GPU, or mapped, an id beyond an embedding's rows ends in an obscure error, or in none.
+        """
+        params = self.model.params()
+        dtype = next(iter(params.values())).dtype
+        for what, data in (("training", self.train.examples), ("test", self.test)):
+            for leaf in leaves(data.x):
+                if leaf.is_floating_point() or self.prepare is unit_pixels or not leaf.numel():
+                    continue
+                flat, size = leaf.cpu().numpy(), leaf[0].numel()
+                for example in {int(flat.argmin()) // size, int(flat.argmax()) // size}:
+                    x = tree_map(torch.clone, row(data.x, slice(example, example + 1)))
+                    with _named(f"the model cannot read example {example} of the {what} data"):
+                        self.model.evaluate(params, self.prepare(x, dtype))
 
     @classmethod
     def from_datasets(
@@ -281,6 +314,7 @@ class Task:
             raise InputError(f"datasets is a {given}: give a list or dict, a dataset per client")
         x, y, ids = read_datasets(clients, "dataset of client", collate)
         own = by_client(test)
+        _refuse(options, "client_names", *(["test_clients"] if own else []))
         test_x, test_y, test_ids = read_datasets(own or {"": test}, "test dataset", collate)
         if own:
             options["test_clients"] = test_ids
@@ -324,6 +358,7 @@ class Task:
                     f"the {what} has the classes {there}, the training data {here}: read the "
                     f"{what} with classes=TRAIN.classes"
                 )
+        _refuse(options, "test_clients", "client_names", "notes")
         x, y = held["training data"]
         return cls.from_arrays(
             model, x, y, train.owners, test=held["test data"], tune=held.get("tuning data"),
@@ -332,6 +367,13 @@ class Task:
             notes=tuple(dict.fromkeys(n for columns in given.values() for n in columns.notes)),
             **options,
         )  # fmt: skip
+
+
+def _refuse(options: Mapping[str, Any], *names: str) -> None:
+    """Refuse options that the data itself gives."""
+    for name in names:
+        if name in options:
+            raise InputError(f"{name} is given by the data: leave it out, or use Task.from_arrays")
 
 
 @contextlib.contextmanager

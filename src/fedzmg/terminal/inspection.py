@@ -209,11 +209,7 @@ def _progress(work: Work) -> list[str]:
 
 
 def states(trainings: Iterable[Training]) -> str:
-    """Count trainings by state.
-
-    >>> states([Training("a", "a", "done", 3, 3, True), Training("b", "b", "waiting", 0, 3, False)])
-    '1 done, 1 waiting'
-    """
+    """Count trainings by state."""
     count = Counter(one.state for one in trainings)
     order = reversed(get_args(State))
     return ", ".join(f"{count[state]} {state}" for state in order if count[state])

@@ -32,7 +32,6 @@ class TrialState:
     name: str
     last: Any
     evaluated: Any = None
-    """Last round with an evaluation."""
     best: Any = None
     diverged: int | None = None
     stopped: int | None = None
@@ -62,10 +61,7 @@ class TrialState:
 
 
 class Display:
-    """Live view of packs of trials in a terminal, else a plain line now and then.
-
-    ``packs`` and ``sizes`` of packs by algorithm serve the total time left.
-    """
+    """Live view of packs of trials in a terminal, else a plain line now and then."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Tables and text on a terminal, drawn by rich.
-
-Text is never read as markup, and its control characters are left out.
-"""
+"""Tables and text on a terminal, never read as markup and without control characters."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,10 +36,7 @@ def render(parts: Iterable[Table | RenderableType | None], width: int) -> Group:
 
 
 class Terminal(Console):
-    """Standard output, or standard error, without the control characters of any text.
-
-    Everything for a terminal is printed here: lines, tables, live displays and progress bars.
-    """
+    """Console of everything that is printed, without the control characters of any text."""
 
     def __init__(self, *, stderr: bool = False, **options: Any) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **options)
@@ -87,11 +81,7 @@ class _Column(NamedTuple):
 
 
 def to_rich(table: Table, width: int) -> Iterator[RenderableType]:
-    """Render a table with its title and caption.
-
-    Numbers are never broken and texts are folded. Empty columns are left out. Columns that do not
-    fit continue below, beside the leading columns again.
-    """
+    """Render a table; texts fold, empty columns go, columns that do not fit continue below."""
     if table.title:
         yield from (bold(table.title), Text())
     columns = [_column(table, i, width) for i in range(len(table.heads))]

@@ -315,17 +315,7 @@ def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableT
 
 
 def prose(text: str, width: int) -> str:
-    r"""Strip a docstring of its markup.
-
-    Lines of paragraphs are joined; a line that ends with a full stop ends its paragraph. An
-    indented line that is too long is broken at a gap of two or more spaces.
-
-    >>> prose("With\n``g = 0``::\n\n    w <- w - lr g\n\n::\n\n    w", 80)
-    'With g = 0:\n\n    w <- w - lr g\n\n    w'
-    >>> print(prose("    w <- w - lr g   for each step   at the client", 35))
-        w <- w - lr g   for each step
-            at the client
-    """
+    """Strip a docstring of its markup, join lines of paragraphs and break long indented lines."""
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         joined = re.sub(r"(?<!\.)\n", " ", re.sub(r":?:$", ":", block.replace("``", "")))

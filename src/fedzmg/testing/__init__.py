@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from fedzmg.contract import Algorithm, AlgorithmInfo
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.testing.case import Case
 from fedzmg.testing.properties import PROPERTIES
 from fedzmg.testing.result import CheckResult, CheckRow, failed_row
@@ -36,9 +36,7 @@ def check(
     """
     if not isinstance(algorithm, Algorithm | AlgorithmInfo):
         raise InputError(f"algorithm = {algorithm!r}: expected an Algorithm or AlgorithmInfo")
-    for name in only or ():
-        if name not in PROPERTIES:
-            raise unknown("property", name, PROPERTIES)
+    check_names("property", only or (), PROPERTIES)
     case = Case(algorithm)
     rows = [check_property(case, name) for name in only or PROPERTIES]
     return CheckResult(case.algorithm.name, tuple(rows))

@@ -249,4 +249,3 @@ PROPERTIES: dict[str, Callable[[Case], str]] = {
     "bytes as declared": _traffic_and_state_are_as_declared,
     "compiled step": _step_compiles_as_one_graph,
 }
-"""Checks by name, quick ones first."""

@@ -33,10 +33,7 @@ class Run(NamedTuple):
 
 @cache
 def paired_run(seed: int, offset: float, size: Size) -> Run:
-    """Run FedZMG and FedAvg on the same problem, start and noise.
-
-    The start is the optimum plus a zero-sum vector plus ``offset`` in every entry.
-    """
+    """Run FedZMG and FedAvg from the optimum plus a zero-sum vector plus ``offset``."""
     _, problem, start, rate = setup(seed, offset, zero_sum=True)
     target = problem.constrained_optimum(start)
     watched, seen, moments = set(marks(size.steps)), [], [0.0, 0.0]

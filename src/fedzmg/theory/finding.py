@@ -40,13 +40,7 @@ class Value(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """True if the measured number is as predicted; False for NaN.
-
-        >>> Value("a length", 2.0, 2.1, 0.1, "relative").agrees
-        True
-        >>> Value("a bound", 0.0, 2.25, 0.0, "at most").agrees
-        False
-        """
+        """True if the measured number is as predicted; False for NaN."""
         off = self.measured - self.predicted
         if self.rule == "at most":
             return off <= self.tolerance
@@ -63,13 +57,11 @@ class Finding:
     id: str
     title: str
     claim: str
-    """Tested claim, in words."""
     remedy: str = ""
     """Condition under which the claim holds, if it fails as printed."""
     setting: str = ""
     lines: list[Value] = field(default_factory=list)
     series: Series = field(default_factory=dict)
-    """Curves for a figure."""
 
     def add(
         self, what: str, predicted: float, measured: Tensor | float, tolerance: float = 0.0,

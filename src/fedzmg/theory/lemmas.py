@@ -83,11 +83,9 @@ def _variance(size: Size, found: Finding) -> None:
         return trace * ((1.0 - share) / DIMS * eye(DIMS) + share * along)
 
     def tolerance(covariance: Tensor) -> float:
-        """Compute five standard errors of the estimate."""
         return 5.0 * math.sqrt(2.0 * ((phi @ covariance @ phi) ** 2).sum() / size.samples)
 
     def measure(covariance: Tensor) -> float:
-        """Estimate ``E |Phi noise|^2``."""
         values, vectors = torch.linalg.eigh(covariance)
         root = vectors * values.clamp(min=0.0).sqrt()
         noise = normal(generator, size.samples, DIMS) @ root.mT
@@ -112,10 +110,7 @@ def _variance(size: Size, found: Finding) -> None:
 
 
 def constant(problem: Quadratics, second_moment: float, noise_dims: int) -> list[float]:
-    """Compute the terms of ``C`` for isotropic noise in ``noise_dims`` dimensions.
-
-    They are ``6 L Gamma``, ``8 (E - 1)^2 G^2`` and the variance of the averaged noise.
-    """
+    """Compute ``6 L Gamma``, ``8 (E - 1)^2 G^2`` and the variance of averaged noise."""
     return [
         6.0 * float(problem.smoothness * problem.heterogeneity),
         8.0 * (LOCAL_STEPS - 1) ** 2 * second_moment,

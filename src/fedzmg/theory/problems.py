@@ -79,10 +79,7 @@ class Quadratics:
         return 0.5 * (off * times(self.mean_curvature, off)).sum(-1)
 
     def constrained_optimum(self, start: Tensor, constraints: Tensor | None = None) -> Tensor:
-        """Minimise ``F`` under ``B w = B start``; ``B`` is one row of ones by default.
-
-        By Lagrange: ``w = w* + A^-1 B' (B A^-1 B')^-1 B (start - w*)``.
-        """
+        """Minimise ``F`` under ``B w = B start`` (Lagrange); ``B`` is one row of ones."""
         rows = self.ones if constraints is None else constraints
         spread = rows.mT.expand(*start.shape[:-1], -1, -1)
         lifted: Tensor = torch.linalg.solve(self.mean_curvature, spread)
@@ -90,10 +87,7 @@ class Quadratics:
         return self.optimum + times(lifted, inner)
 
     def constrained_gap(self, start: Tensor, constraints: Tensor | None = None) -> Tensor:
-        """Compute ``F(w_c) - F* = s' (B A^-1 B')^-1 s / 2`` with ``s = B (start - w*)``.
-
-        For one row of ones this is ``s^2 / (2 * 1' A^-1 1)``.
-        """
+        """Compute ``F(w_c) - F* = s' (B A^-1 B')^-1 s / 2`` with ``s = B (start - w*)``."""
         rows = self.ones if constraints is None else constraints
         off = times(rows, start - self.optimum)
         schur = rows @ torch.linalg.solve(self.mean_curvature, rows.mT)
@@ -111,11 +105,7 @@ class Quadratics:
         cls, generator: torch.Generator, *shape: int, dims: int = 12,
         eigenvalues: tuple[float, float] = (1.0, 4.0), spread: float = 1.0,
     ) -> "Quadratics":  # fmt: skip
-        """Draw ``[..., clients]``, by default 8, with exactly these extreme eigenvalues.
-
-        Centres are normal with standard deviation ``spread``; weights are those of clients that
-        hold 10 to 30 examples.
-        """
+        """Draw ``[..., clients]`` (8) with these extreme eigenvalues, and 10 to 30 examples."""
         low, high = eigenvalues
         shape = shape or (8,)
         rotation, _ = torch.linalg.qr(normal(generator, *shape, dims, dims))
@@ -128,10 +118,7 @@ class Quadratics:
 
 
 class Logistic:
-    """Clients' mean logistic losses plus ``l2 |w|^2 / 2``.
-
-    ``signed`` holds features ``[clients, examples, d]`` times labels -1 or 1.
-    """
+    """Mean logistic losses plus ``l2 |w|^2 / 2``; ``signed``: features times labels -1 or 1."""
 
     def __init__(self, signed: Tensor, l2: float = 0.05) -> None:
         self.signed, self.l2 = signed, l2

@@ -63,11 +63,7 @@ Naming = Callable[[str, Trial], str]
 
 
 class Tracking:
-    """Progress observer that also forwards every round to trackers.
-
-    A tracker that raises is reported once and switched off; training continues. Trackers write to
-    ``OUT/tracking/NAME``; ``naming`` names a trial of a labelled pack.
-    """
+    """Progress observer that forwards rounds to trackers; one that raises is switched off."""
 
     def __init__(
         self,
@@ -322,7 +318,6 @@ TRACKERS: Registry[TrackerInfo] = Registry(
     _entry,
     lambda old, new: old.make is new.make,
 )
-"""Trackers by name."""
 
 
 def named(names: str | Sequence[str] | None) -> dict[str, Make]:

@@ -18,23 +18,17 @@ Degenerate cases: below the bound nothing changes, bit for bit.
 """
 
 import math
-from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Number, number
+from fedzmg.contract import Number, number, rule_class
 from fedzmg.tree import Tree
 from fedzmg.wrappers.wrapper import GradientWrapper
 
 
 def clip_norm(grad: Tree, bound: Number) -> Tree:
-    """Shorten a gradient to a Euclidean norm of at most ``bound``, keeping its direction.
-
-    >>> clip_norm(Tree({"a": torch.tensor([3.0]), "b": torch.tensor([-4.0])}), 1.0)["b"]
-    tensor([-0.8000])
-    """
+    """Shorten a gradient to a Euclidean norm of at most ``bound``, keeping its direction."""
     leaves = list(grad.values())
     if not leaves:  # a full pass for the loss alone
         return grad
@@ -55,8 +49,7 @@ def clip_value(grad: Tensor, bound: Number) -> Tensor:
     return torch.where(grad.isfinite(), grad.clamp(-high, high), grad)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ClipNorm(GradientWrapper):
     """Any client rule, on gradients of bounded Euclidean norm."""
 
@@ -68,8 +61,7 @@ class ClipNorm(GradientWrapper):
         return clip_norm(grad, self.clip_norm)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ClipValue(GradientWrapper):
     """Any client rule, on gradients whose every entry is bounded."""
 

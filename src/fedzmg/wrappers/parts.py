@@ -10,13 +10,13 @@ rule is; those of personal layers stay in the client's memory.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, final
+from dataclasses import field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Layout, Parts, chain
+from fedzmg.contract import Algorithm, ClientRule, Layout, Parts, chain, rule_class
 from fedzmg.messages import BatchOutputs, ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.parts import Split
 from fedzmg.tree import State, Tree, map_trees, num_bytes
@@ -25,7 +25,7 @@ from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper
 
 def fit(algorithm: Algorithm, layout: Layout, parts: Parts, population: int) -> Algorithm:
     """Return an algorithm whose rules know a model's layout and its parts; a task may add some."""
-    trained = {name: info for name, info in layout.items() if info.role != "statistics"}
+    trained = {name: info for name, info in layout.items() if not info.is_buffer}
     fitted, parts = algorithm.for_layout(trained, population), algorithm.parts | parts
     if not parts and len(trained) == len(layout):
         return fitted
@@ -51,8 +51,7 @@ def filled(part: Tree, full: Tree) -> Tree:
     return Tree({name: part.get(name, leaf) for name, leaf in full.items()})
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class PartsClient(Wrapper):
     """Any client rule, on a model with personal and frozen parts."""
 
@@ -184,8 +183,7 @@ class PartsClient(Wrapper):
         return filled(self.inner.personal_model(own, inside), filled(kept, params))
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class PartsServer(ServerWrapper):
     """Any server rule, on the shared part of a model."""
 
@@ -207,7 +205,8 @@ class PartsServer(ServerWrapper):
             cohort = cohort._replace(delta=self._shared(cohort.delta))
         moved, state = self.inner.update(self._shared(params), state, cohort)
         # A small variance may round to less than nothing.
-        known = {n: v.clamp(min=0) if n.endswith("var") else v for n, v in averaged.items()}
+        known = {n: v.clamp(min=0) if n.endswith("running_var") else v for n, v in averaged.items()}
+        known |= {n: known[n].round() for n in self.split.counts}
         return filled(moved, filled(Tree(known), params)), state
 
 

@@ -1,7 +1,4 @@
-"""The zero-mean projection, and the axes over which it centres each parameter.
-
-Clients project gradients with it (FedZMG, Gradient Centralization), servers project steps.
-"""
+"""The zero-mean projection of gradients and steps, and the axes of each parameter."""
 
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
@@ -55,10 +52,7 @@ def projected_axes(
     embedding_axis: EmbeddingAxis = "vocab",
     biases: Biases = "free",
 ) -> Axes:
-    """Return the axes over which each parameter is centred; ``()`` leaves it alone.
-
-    A layer is the module that owns a parameter, so a bias is centred only with its layer's weights.
-    """
+    """Return the axes over which a parameter is centred (a bias with its layer); ``()``: none."""
     if project in ("all", "no_embedding", "all_but_last"):
         warn_of_unknown(layout)
 

@@ -19,23 +19,15 @@ Degenerate cases: ``constant`` is the rule inside bit for bit, and so is every f
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeVar, final, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import (
-    ClientRule,
-    Number,
-    Rule,
-    chain,
-    choice,
-    inner_rules,
-    number,
-    replace_in_chain,
-)
+from fedzmg.contract import ClientRule, chain
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort
+from fedzmg.rule import Number, Rule, choice, inner_rules, number, replace_in_chain, rule_class
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper, rate_of
 
@@ -110,8 +102,7 @@ class Schedule(Rule):
         return scaled
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ClientSchedule(Schedule, Wrapper):
     """Any client rule with an ``lr``, scaled by a factor of the round."""
 
@@ -121,8 +112,7 @@ class ClientSchedule(Schedule, Wrapper):
         return self.at(self.inner, context.round, context.params)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ServerSchedule(Schedule, ServerWrapper):
     """Any server rule with an ``lr``, scaled by a factor of the round."""
 

@@ -7,35 +7,20 @@ the same if the variate is projected too.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Self, final, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from torch import Tensor
 
-from fedzmg.contract import (
-    ClientRule,
-    Layout,
-    Need,
-    Number,
-    Rule,
-    ServerRule,
-    chain,
-    choice,
-    number,
-)
+from fedzmg.contract import ClientRule, ServerRule
 from fedzmg.errors import InputError
-from fedzmg.messages import (
-    BatchOutputs,
-    ClientContext,
-    Cohort,
-    FullPass,
-    FullPassTiming,
-    Result,
-    Stepped,
-    Upload,
-)
+from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped
+from fedzmg.rule import Layout, Number, Rule, chain, choice, number, rule_class
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
+
+R = TypeVar("R", bound=Rule)
 
 
 def rate_of(rule: Rule) -> Number | None:
@@ -44,6 +29,29 @@ def rate_of(rule: Rule) -> Number | None:
     return rates[0] if rates else None
 
 
+def _forwarding(kind: type[R]) -> type[R]:
+    """Forward what a wrapper inherits from its base, and does not define, to the rule inside."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any) -> Any:
+            at = args and isinstance(args[0], ClientContext)
+            return getattr(self.inner_at(args[0]) if at else self.inner, name)(*args)
+
+        return call
+
+    def attribute(name: str) -> property:
+        return property(lambda self: getattr(self.inner, name))
+
+    for name, value in vars(kind.__bases__[0]).items():
+        if name[0] != "_" and name not in vars(kind):
+            if isinstance(value, property):
+                setattr(kind, name, attribute(name))
+            elif callable(value):
+                setattr(kind, name, method(name))
+    return kind
+
+
+@_forwarding
 @dataclass(frozen=True)
 class Wrapper(ClientRule):
     """A client rule around another; subclasses override what they change."""
@@ -54,68 +62,8 @@ class Wrapper(ClientRule):
         """Return the rule inside for a round."""
         return self.inner
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return self.inner.needs
-
-    @property
-    def full_pass(self) -> FullPassTiming:
-        return self.inner.full_pass
-
-    @property
-    def uses_epoch_end(self) -> bool:
-        return self.inner.uses_epoch_end
-
-    @property
-    def extra_epochs(self) -> int:
-        return self.inner.extra_epochs
-
-    @property
-    def gradients_per_step(self) -> int:
-        return self.inner.gradients_per_step
-
-    @property
-    def own_loss(self) -> bool:
-        return self.inner.own_loss
-
-    @property
-    def is_personal(self) -> bool:
-        return self.inner.is_personal
-
-    def init_memory(self, params: Tree) -> State:
-        return self.inner.init_memory(params)
-
-    def start(self, context: ClientContext) -> Tree:
-        return self.inner_at(context).start(context)
-
-    def references(self, context: ClientContext) -> tuple[Tree, ...]:
-        return self.inner_at(context).references(context)
-
-    def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
-        return self.inner_at(context).loss(context, batch)
-
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
-        return self.inner_at(context).next_point(context, params, scratch, grad)
-
-    def wire(self, upload: Upload) -> State | int:
-        return self.inner.wire(upload)
-
-    def personal_model(self, params: Tree, memory: State) -> Tree:
-        return self.inner.personal_model(params, memory)
-
-    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        return self.inner_at(context).begin(context, full_pass)
-
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return self.inner_at(context).step(context, params, scratch, grad)
-
-    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
-        return self.inner.end_epoch(scratch, loss)
-
-    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        return self.inner_at(context).finish(context, params, scratch, steps)
 
 
 @dataclass(frozen=True)
@@ -129,6 +77,35 @@ class PartsAware(Wrapper):
 
     def for_parts(self, personal: tuple[str, ...]) -> Self:
         return replace(super().for_parts(personal), personal=personal)
+
+
+class StatefulWrapper(Wrapper):
+    """A wrapper with a state of its own beside that of the rule inside: ``(own, inside)``."""
+
+    def seen(self, context: ClientContext, own: State) -> ClientContext:
+        """Return the context of the rule inside."""
+        return context
+
+    def next_point(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
+    ) -> Stepped:
+        own, inside = scratch
+        point, inside = self.inner.next_point(self.seen(context, own), params, inside, grad)
+        return point, (own, inside)
+
+    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+        own, inside = scratch
+        params, inside = self.inner.step(self.seen(context, own), params, inside, grad)
+        return params, (own, inside)
+
+    def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
+        own, inside = scratch
+        inside, proceeds = self.inner.end_epoch(inside, loss)
+        return (own, inside), proceeds
+
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        own, inside = scratch
+        return self.inner.finish(self.seen(context, own), params, inside, steps)
 
 
 class GradientWrapper(Wrapper):
@@ -155,41 +132,18 @@ class GradientWrapper(Wrapper):
         return self.inner.step(context, params, scratch, self.changed(grad))
 
 
+@_forwarding
 @dataclass(frozen=True)
 class ServerWrapper(ServerRule):
     """A server rule around another; subclasses override what they change."""
 
     inner: ServerRule
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        return self.inner.needs
-
-    @property
-    def own_weights(self) -> bool:
-        return self.inner.own_weights
-
-    def init(self, params: Tree) -> State:
-        return self.inner.init(params)
-
-    def send(self, params: Tree, state: State) -> Tree:
-        return self.inner.send(params, state)
-
-    def wire(self, params: Tree, clients: int) -> State:
-        return self.inner.wire(params, clients)
-
-    def weigh(self, state: State, clients: Tensor, weights: Tensor) -> Tensor:
-        return self.inner.weigh(state, clients, weights)
-
-    def share(self, state: State) -> State:
-        return self.inner.share(state)
-
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         return self.inner.update(params, state, cohort)
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class ServerDecay(ServerWrapper):
     """Any server rule with an ``lr``, and decoupled weight decay of the global model.
 
@@ -223,8 +177,7 @@ class ServerDecay(ServerWrapper):
         return after - self.decay * rate * params, state
 
 
-@final
-@dataclass(frozen=True)
+@rule_class
 class Projected(ServerWrapper):
     """Any server rule, its final step centred over the inputs of every layer.
 

@@ -1,7 +1,4 @@
-"""Small real datasets that ship with the package and load without a download.
-
-``ORIGIN.md`` in this folder documents their sources and selection.
-"""
+"""Small real datasets that ship with the package; ``ORIGIN.md`` documents their sources."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +8,7 @@ import numpy.typing as npt
 
 
 class Digits(NamedTuple):
-    """Handwritten digits, as many of each class; dark ink on a background of 255.
-
-    Images are uint8 [n, 28, 28], labels int64 [n]: 8,000 to train on, 2,000 to test on.
-    """
+    """Handwritten digits: uint8 [n, 28, 28], dark ink on 255; 8,000 to train, 2,000 to test."""
 
     train_x: npt.NDArray[np.uint8]
     train_y: npt.NDArray[np.int64]

@@ -23,7 +23,6 @@ SUFFIXES = {
     ".json": "federated_files.read_leaf",
     ".npz": "arrays.read_arrays",
 }
-"""Reader of each file suffix."""
 
 
 def reader(name: str) -> Callable[..., Columns]:

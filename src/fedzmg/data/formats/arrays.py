@@ -25,10 +25,7 @@ def from_arrays(x: Any, y: Any = None, clients: Any = None) -> Columns:
 
 
 def read_arrays(paths: Paths) -> Columns:
-    """Read one ``.npz`` file with arrays x, y and clients, or one ``.npy`` file for each.
-
-    Without clients the rows belong to nobody yet. Nothing is unpickled.
-    """
+    """Read one ``.npz`` file with x, y and clients, or ``.npy`` files; nothing is unpickled."""
     files = common.as_paths(paths)
     where = ", ".join(map(str, files))
     found: dict[str, Array] = {}

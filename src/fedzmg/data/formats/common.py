@@ -19,7 +19,6 @@ _BEST_RATIO = 256
 
 OnePath: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = OnePath | Sequence[OnePath]
-"""One path or several."""
 Features: TypeAlias = Array | Sequence[Any] | Callable[[Ids], Array] | None
 """Numbers, strings, or a function that decodes images in the order it is given."""
 
@@ -82,11 +81,7 @@ def by_client(clients: Any, rows: int, where: str) -> Grouping:
 
 
 def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
-    """Number strings in sorted order; whole numbers sort by value.
-
-    >>> codes(["10", "9", "10"])[0].tolist()
-    [1, 0, 1]
-    """
+    """Number strings in sorted order; whole numbers sort by value."""
     different = set(values)
     numeric = all(re.fullmatch("0|-?[1-9][0-9]{,18}", value) for value in different)
     names = tuple(sorted(different, key=int) if numeric else sorted(different))
@@ -97,10 +92,7 @@ def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
 def labels(
     values: Any, where: str, classes: Sequence[str] | None = None
 ) -> tuple[Ids, tuple[str, ...]]:
-    """Convert whole numbers or class names to ids from 0; return the names too, if there are any.
-
-    ``classes`` are the names in the order of their ids; sorted by default.
-    """
+    """Convert labels to ids from 0; return names of classes, too, sorted or in the given order."""
     given = numbers_or_strings(values, f"{where}: labels")
     names = tuple(classes or ())
     if len(set(names)) != len(names):

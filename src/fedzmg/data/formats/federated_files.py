@@ -201,7 +201,6 @@ def _numbers(rows: list[Any], where: str) -> Array:
 
 
 def _collect(where: str, found: Iterable[Client]) -> Columns:
-    """Join the columns of all clients."""
     clients: dict[str, Client] = {}
     for client in found:
         name, here, _ = client
@@ -247,13 +246,7 @@ def _join(parts: Sequence[Column]) -> Column:
 
 
 def as_bytes(fractions: Array) -> npt.NDArray[np.uint8] | None:
-    """Convert values from 0 to 1 to 0 to 255; None if one is not a multiple of 1/255.
-
-    >>> as_bytes(np.array([0.0, 0.2, 1.0])).tolist()
-    [0, 51, 255]
-    >>> as_bytes(np.array([0.5])) is None
-    True
-    """
+    """Convert values from 0 to 1 to 0 to 255; None if one is not a multiple of 1/255."""
     scaled = fractions * fractions.dtype.type(255)
     whole: Array = np.rint(scaled)
     return None if (np.abs(scaled - whole) > 1e-3).any() else whole.astype(np.uint8)

@@ -20,7 +20,7 @@ import numpy as np
 from fedzmg.data.columns import Array, Columns
 from fedzmg.data.formats import common
 from fedzmg.data.formats.common import REMEDY, OnePath, Paths
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4"}
 _CIFAR = "give the official file of CIFAR-100"
@@ -40,7 +40,6 @@ FINE_TO_COARSE = (
     12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
 )
 # fmt: on
-"""Coarse label of each fine label."""
 
 
 def read_idx(paths: Paths, *, transposed: bool = False, writers: OnePath | None = None) -> Columns:
@@ -95,8 +94,7 @@ def _writers(path: Path, rows: int) -> Array | list[bytes]:
 
 def read_mat(paths: Paths, *, split: str = "train") -> Columns:
     """Read one split of one file, images upright, sorted by writer where the file names writers."""
-    if split not in ("train", "test"):
-        raise unknown("split", split, ("train", "test"))
+    check_names("split", [split], ("train", "test"))
     [path] = common.as_paths(paths, single=True)
     where = f"{path}: dataset.{split}"
     with common.reading(where, _MATLAB):

@@ -193,7 +193,6 @@ def from_partitions(
 
 
 def _values(parts: Mapping[str, Any], name: str) -> list[Any]:
-    """Read a column of all parts."""
     values: list[Any] = []
     for where, dataset in parts.items():
         with common.reading(f"{where}: column {name!r}", _ROW):

@@ -197,7 +197,6 @@ class Tuned:
         return found
 
     def __repr__(self) -> str:
-        """Show the best options in a line."""
         found = self.data["algorithms"].items()
         points = "; ".join(f"{name} {_point(entry['best'])}" for name, entry in found)
         return plain(f"<Tuned on {self.data['task']!r}: {points}>")
@@ -223,11 +222,6 @@ class Tuned:
 
 
 def _point(best: Mapping[str, Any] | None) -> str:
-    """Format a point.
-
-    >>> _point({"options": {"client.lr": 0.1, "server.lr": 1.0}}), _point(None)
-    ('client.lr 0.1, server.lr 1', 'none')
-    """
     if best is None:
         return "none"
     return ", ".join(f"{key} {value:.4g}" for key, value in best["options"].items())

@@ -156,15 +156,7 @@ def choose_best(
     *,
     higher: bool = True,
 ) -> int | None:
-    """Return the best point of a grid; of equals the one with better neighbours, then the first.
-
-    None if every point diverged; a point without a score is not chosen.
-
-    >>> choose_best([3], [0.5, 0.9, 0.9], [0, 0, 0])
-    2
-    >>> choose_best([2, 2], [0.0, 0.0, 0.0, 0.0], [1, 1, 1, 1]) is None
-    True
-    """
+    """Return the best point with a score, of equals that with better neighbours, or None."""
     sign = 1 if higher else -1
     known = {i: score for i, score in enumerate(scores) if score is not None}
 
@@ -179,11 +171,7 @@ def choose_best(
 
 
 def neighbours(shape: Sequence[int], point: int) -> list[int]:
-    """Return the points one step away along one axis, the last axis running fastest.
-
-    >>> neighbours([3, 3], 4), neighbours([3, 3], 0)
-    ([1, 7, 3, 5], [3, 1])
-    """
+    """Return the points one step away along one axis, the last axis running fastest."""
     found, stride = [], math.prod(shape)
     for size in shape:
         stride //= size

@@ -111,10 +111,7 @@ def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> 
 
 @dataclass(eq=False)
 class Search(training.TrainingStorage):
-    """Trains and scores the points of one algorithm under all seeds.
-
-    All packs share a log. The pack that trains has one checkpoint for all of its trials.
-    """
+    """Trains and scores an algorithm's points; packs share a log, the current has a checkpoint."""
 
     spec: GridSpec
     name: str

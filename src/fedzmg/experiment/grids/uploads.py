@@ -1,8 +1,4 @@
-"""Clients of a grid whose uploads were rejected or flagged.
-
-A grid logs few rounds, but any round may have such uploads. ``uploads.jsonl`` has a line when a
-client of a trial has its first one, and when a later one is at least ten times as large.
-"""
+"""Clients of a grid with unusual uploads: a line for the first one, and when ten times larger."""
 
 import math
 from collections import defaultdict

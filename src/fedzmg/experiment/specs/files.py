@@ -10,7 +10,7 @@ import pydantic
 
 from fedzmg import algorithms, plugins, tasks
 from fedzmg.algorithms.options import known_options, number_options
-from fedzmg.errors import InputError, brief, unknown
+from fedzmg.errors import InputError, brief, check_names, unknown
 from fedzmg.experiment.rules_hash import refuse_unloaded
 from fedzmg.experiment.specs.plan import (
     MOST_TRIALS,
@@ -289,8 +289,7 @@ def _is_beside_results(path: Path) -> bool:
 
 def schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema of a file with all known names, for editors."""
-    if kind not in SPECS:
-        raise unknown("kind", kind, SPECS)
+    check_names("kind", [kind], SPECS)
     found = SPECS[kind].model_json_schema()
     properties = found["properties"]
     own = {"type": "string", "pattern": r"\.py:\w+$"}

@@ -1,7 +1,4 @@
-"""Shared parts of grid and study files: a task, algorithms with options, seeds, early stopping.
-
-Everything except the data is checked without the data.
-"""
+"""Shared parts of grid and study files; all but the data is checked without the data."""
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 import math

@@ -188,11 +188,7 @@ SIDES = ("client", "server", "parts")
 
 
 def by_side(options: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
-    """Return the tables of options such as ``client.lr``.
-
-    >>> by_side({"weights": "uniform", "client.lr": 0.1})
-    {'client': {'lr': 0.1}, 'server': {}}
-    """
+    """Return the tables of options such as ``client.lr``."""
     found: dict[str, dict[str, Value]] = {"client": {}, "server": {}}
     for key, value in options.items():
         side, _, name = key.partition(".")

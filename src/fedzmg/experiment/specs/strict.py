@@ -90,15 +90,7 @@ class Strict(pydantic.BaseModel):
 
 
 def toml(values: Mapping[str, Any], table: str = "") -> str:
-    """Write values and tables as TOML; leave out empty tables unless nothing else is there.
-
-    >>> print(toml({"task": "digits", "client": {"lr": 0.1}, "server": {}}))
-    task = "digits"
-    <BLANKLINE>
-    [client]
-    lr = 0.1
-    <BLANKLINE>
-    """
+    """Write values and tables as TOML; leave out empty tables unless nothing else is there."""
     plain = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
     text = "".join(f"{_key(k)} = {_literal(v)}\n" for k, v in plain.items())
     for name, inner in values.items():
@@ -121,11 +113,7 @@ def _literal(value: Any) -> str:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
-    """Parse ``key=value`` from the command line; a value that is not TOML is text.
-
-    >>> parse_settings(["client.lr=0.03", "weights=uniform", "seeds=[0, 1]"])
-    {'client.lr': 0.03, 'weights': 'uniform', 'seeds': [0, 1]}
-    """
+    """Parse ``key=value`` from the command line; a value that is not TOML is text."""
     found: dict[str, Setting] = {}
     for text in texts:
         key, equals, given = (part.strip() for part in text.partition("="))

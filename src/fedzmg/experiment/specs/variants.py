@@ -67,7 +67,6 @@ def _name(value: Any) -> Any:
 
 
 def _base_and_options(name: str, value: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Split a variant into its algorithm and its options."""
     base, options = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
     _name(base)
     if not isinstance(options, Mapping):

@@ -149,11 +149,7 @@ class MissingGrid(InputError):
 
 
 def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
-    """Return the best points of the grid that a study names, by algorithm; empty if none.
-
-    They include the options that the grid held fixed. An algorithm that is not in the grid may
-    bring learning rates of its own.
-    """
+    """Return the points of the grid that a study names, with fixed options, by algorithm."""
     if spec.rates in NO_GRID:
         return {}
     grid, where = Path(spec.rates), f"rates = {spec.rates!r}"

@@ -18,7 +18,6 @@ from fedzmg.report.tables.heterogeneity import divisor, origin, spread_text, vis
 MOST_ROWS = 500
 """Rows of the heat map; more clients are averaged in groups of neighbours."""
 MOST_SCATTERED = 4000
-"""Dots of a scatter plot."""
 FEW_CLASSES = 5
 """Classes up to which shares are drawn on a linear scale."""
 _NAMED_ROWS = 30
@@ -201,10 +200,7 @@ def examples(
     title: str, clients: Sequence[str], images: Sequence[NDArray[np.uint8]],
     labels: Sequence[Sequence[str]],
 ) -> Chart:  # fmt: skip
-    """Draw one row of images per client, with labels above them.
-
-    Images of a client are ``[n, height, width]`` (grey) or ``[n, 3, height, width]`` (colour).
-    """
+    """Draw a row of images per client: ``[n, height, width]`` grey, ``[n, 3, ...]`` colour."""
     columns = max((len(row) for row in images), default=1)
     chart = Chart(title, size=(1.6 + 0.75 * columns, 0.7 + 0.85 * len(clients)))
     grid = chart.body.subplots(len(clients), columns, squeeze=False)

@@ -41,7 +41,6 @@ class Field(NamedTuple):
     marks: NDArray[np.str_]
     """Marker of a point whose trials all diverged (x) or were stopped early (_)."""
     others: list[str]
-    """Axes that are not shown."""
 
     def position(self, options: Mapping[str, float]) -> tuple[int, int]:
         """Return row and column of a point."""

@@ -63,7 +63,6 @@ _METADATA: dict[str, dict[str, str | None]] = {
 }
 FORMATS = tuple(_METADATA)
 COLUMNS = 4
-"""Panels side by side."""
 MOST_IN_ONE_PANEL = 10
 """Series up to which one panel has them all."""
 WIDE_LABEL = 28

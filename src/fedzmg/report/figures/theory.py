@@ -34,7 +34,6 @@ class Plot(NamedTuple):
 
 _TABLE = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 CHARTS = {name: Plot(**plot) for name, plot in tomllib.loads(_TABLE).items()}
-"""Figures of curves, by the stem of their files."""
 
 
 def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:

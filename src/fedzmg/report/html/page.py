@@ -1,7 +1,4 @@
-"""One self-contained page with the words, tables and figures of results.
-
-It needs no network, no other file and no script; the same directories give the same bytes.
-"""
+"""One page of words, tables and figures without network, other files or needed scripts."""
 
 import base64
 import functools
@@ -144,7 +141,6 @@ def _inline_svg(chart: Chart, key: str) -> Markup:
 
 
 def _without_runs(material: Material) -> list[str]:
-    """Describe a page without runs."""
     grids = material.grids.values()
     words = [f"A grid over {' and '.join(axes_of(one))} on {name_of(one)}." for one in grids]
     if material.heterogeneity:

@@ -35,7 +35,8 @@ _DIRECTORY_COLUMNS = (
 )
 _FACTS = (
     "fedzmg", "commit", "dirty", "python", "torch", "numpy", "platform", "device", "device_name",
-    "threads", "dtype", "precision", "engine", "clients", "examples", "data_sha256", "task_sha256",
+    "threads", "dtype", "precision", "engine", "not_projected", "clients", "examples",
+    "data_sha256", "task_sha256",
 )  # fmt: skip
 
 
@@ -48,7 +49,6 @@ class Block(NamedTuple):
     title: str = ""
     """Heading; by default the title of a table."""
     style: str = ""
-    """CSS class."""
     folded: bool = False
 
 
@@ -245,7 +245,6 @@ def _commands(material: Material, own: Collection[str]) -> Iterator[Block]:
 
 
 def _manifests(plan: PlanFile) -> Iterator[Mapping[str, Any]]:
-    """Yield the manifests of a grid or study."""
     below = {"grid": "*/manifest.json", "study": "*/seed-*/manifest.json"}[plan.kind]
     for path in sorted(Path(plan.path).parent.glob(below)):
         with contextlib.suppress(InputError):  # damaged, but its scores are there

@@ -80,11 +80,7 @@ def _neighbours(best: Mapping[str, Any] | None) -> list[float]:
 
 
 def stopped_text(counts: Mapping[str, int]) -> str:
-    """Count early-stopped trials by reason, and the share of the rounds that was trained.
-
-    >>> stopped_text({"diverged": 3, "halving": 4, "rounds": 30, "rounds_asked": 60})
-    '3 diverged, 4 halving (heuristic); 50 % of the rounds trained'
-    """
+    """Count early-stopped trials by reason, and the share of the rounds that was trained."""
     why = [f"{n} {_REASONS.get(k, k)}" for k, n in counts.items() if not k.startswith("rounds")]
     share = 100 * counts["rounds"] / counts["rounds_asked"]
     return f"{', '.join(why)}; {share:.0f} % of the rounds trained" if why else "-"

@@ -1,8 +1,4 @@
-"""Tables of heterogeneity, and the names and number formats of its measures.
-
-A report is the dictionary of :func:`fedzmg.data.heterogeneity.describe`; the paper's numbers are
-an entry of :data:`fedzmg.data.heterogeneity.PAPER`.
-"""
+"""Tables of the reports of :func:`fedzmg.data.heterogeneity.describe`, and their formats."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias

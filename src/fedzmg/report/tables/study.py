@@ -19,7 +19,6 @@ _RATES = ("client.lr", "server.lr")
 _ACCURACY = "accuracy"
 _goal = partial(fmt.goal_text, metric=_ACCURACY)
 _Number = tuple[str, str, str, float | None, float | None]
-"""Measure, algorithm, kind of number, ours and the paper's."""
 
 
 def scores(result: StudyResult) -> Table:

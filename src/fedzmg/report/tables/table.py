@@ -1,7 +1,4 @@
-"""Tables as data, and the files they become: CSV, JSON, Markdown and LaTeX.
-
-The page's templates and :mod:`fedzmg.terminal.render` read the same :class:`Table`.
-"""
+"""Tables as data, which page and terminal show, and their CSV, JSON, Markdown and LaTeX."""
 
 import csv
 import io
@@ -32,7 +29,6 @@ class Cell(NamedTuple):
 
 
 NOTHING = Cell(NONE, None, "quiet")
-"""A cell without a number."""
 
 
 class Column(NamedTuple):
@@ -124,15 +120,7 @@ def to_json(table: Table) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """Render the cells; the best value and significant p-values are bold.
-
-    >>> print(to_markdown(Table.of("T", ("a", "b"), [("x", "1")])), end="")
-    ### T
-    <BLANKLINE>
-    | a | b |
-    |:--|--:|
-    | x | 1 |
-    """
+    """Render the cells; the best value and significant p-values are bold."""
     sides, rows = table._styled(":--", "--:", lambda text: text.replace("|", r"\|"), "**{}**")
     heads, *lines = (f"| {' | '.join(row)} |" for row in rows)
     lines = [f"### {table.title}", "", heads, f"|{'|'.join(sides)}|", *lines]
@@ -152,9 +140,5 @@ def to_latex(table: Table) -> str:
 
 
 def tex(text: str) -> str:
-    r"""Escape a text for LaTeX.
-
-    >>> tex("86.74 ± 1 %, d_z")
-    '86.74 $\\pm$ 1 \\%, d\\_z'
-    """
+    """Escape a text for LaTeX."""
     return text.translate(_LATEX)

@@ -35,20 +35,12 @@ def overview(findings: Sequence[Finding]) -> Table:
 
 
 def number(value: float) -> str:
-    r"""Format a number with five significant digits.
-
-    >>> number(13.799966), number(-1.0225), number(9.2e-06), number(300)
-    ('13.8', '\u22121.0225', '9.2e\u221206', '300')
-    """
+    """Format a number with five significant digits."""
     return f"{value:.5g}".replace("-", MINUS)
 
 
 def tolerance(line: Mapping[str, Any]) -> str:
-    """Format the tolerance of a measured number.
-
-    >>> tolerance({"rule": "relative", "tolerance": 0.01})
-    '± 1 %'
-    """
+    """Format the tolerance of a measured number."""
     room, rule = float(line["tolerance"]), str(line["rule"])
     if rule == "relative":
         rule = f"± {100 * room:.2g} %" if room >= 1e-4 else f"rel. {room:.0e}"
