@@ -223,7 +223,11 @@ def _for_each_model(
                 raise
             except Exception:  # a loop over models raises their own errors once more
                 loop = True
-        return stack([one(row(wide, i), x, y) for i in range(len(first))])
+        try:
+            return stack([one(row(wide, i), x, y) for i in range(len(first))])
+        except Exception as error:
+            error.add_note(f"evaluation of {len(y)} examples, metric {metric.name!r}")
+            raise
 
     return each
 

@@ -85,6 +85,11 @@ def user_code(what: str, file: str = "") -> Iterator[None]:
         raise PluginError(f"{what} raised {type(error).__name__} while it was loaded") from error
 
 
+def loaded_files() -> tuple[Path, ...]:
+    """Return the plugin files of this process, for another one to load."""
+    return tuple(plugin.path for plugin in _PLUGINS.values())
+
+
 def load(path: Path | str) -> Plugin:
     """Run a plugin file once, and add what it defines to all tables; its error is a PluginError."""
     path = Path(path)
@@ -142,11 +147,6 @@ def load_reference(name: str, base: Path | None = None) -> str:
     if found is None:
         return name
     return f"{load((base or Path()) / found[0]).path.name}:{found[1]}"
-
-
-def loaded_files() -> list[Path]:
-    """Return the plugin files that were loaded."""
-    return [plugin.path for plugin in _PLUGINS.values()]
 
 
 def options_for(origins: Iterable[Origin | None]) -> list[str]:

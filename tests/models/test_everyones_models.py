@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from fedzmg import Task, Trial, cli, simulate
+from fedzmg import Metric, Task, Trial, cli, simulate
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.errors import CannotMap, UserCodeError
 from fedzmg.simulation import Simulation
@@ -288,16 +288,56 @@ def test_random_numbers_without_a_key_repeat_and_leave_the_generators(name: str)
     assert random.getstate() == states[2]
 
 
-@pytest.mark.parametrize("engine", ["auto", "sequential", "vectorized"])
+def _raise(kind: type[Exception], x: Tensor, out: Any) -> Any:
+    if bool((x > 11).any()):
+        raise kind("mine")
+    return out
+
+
+FAILURES: dict[Any, type[Exception]] = {
+    # An id above the table's 11 rows, and below the number of rows of three clients.
+    lambda m, x: m.head(m.embed(x.long()).flatten(1)): IndexError,
+    lambda m, x: m.head(m.embed(_raise(KeyError, x, x.long() % 11)).flatten(1)): KeyError,
+    lambda m, x: m.head(_raise(OSError, x, m.embed(x.long() % 11).flatten(1))): OSError,
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vectorized", "cuda_graph"])
 def test_an_error_of_the_model_says_where(engine: str) -> None:
-    """One client's data breaks the model: the error is torch's own, with client and step."""
-    x = TEXT.copy()
-    x[6, 0] = 99  # of the second client, not among the examples that are tried out
-    module = nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(24, 3))
-    task = Task.from_arrays(module, x, LABELS, OWNERS, test=(TEXT, LABELS), cohort=3, batch_size=3)
-    with pytest.raises(IndexError) as caught:
+    """One client's data breaks the model: the error is its own, with client, step and engine."""
+    x = TEXT.astype(np.float32)
+    x[6, 0] = 12  # of the second client, not among the examples that are tried out
+    for fails, kind in FAILURES.items():
+        module = Net(fails, embed=nn.Embedding(11, 4), head=nn.Linear(24, 3))
+        options: dict[str, Any] = {"test": (TEXT.astype(np.float32), LABELS), "batch_size": 3}
+        task = Task.from_arrays(module, x, LABELS, OWNERS, cohort=3, **options)
+        for trials in ([Trial.of("fedavg")], [Trial.of("fedavg", client_lr=lr) for lr in (1, 2)]):
+            with pytest.raises(kind) as caught:
+                simulate(task, trials, rounds=1, engine=engine)  # type: ignore[arg-type]
+            path = "sequential" if engine == "auto" else engine
+            assert caught.value.__notes__ == [f"client '1', local step 1, engine {path!r}"]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_an_error_of_the_metric_or_prepare_says_where(engine: str) -> None:
+    def metric(outputs: Tensor, _: Tensor) -> Tensor:
+        if len(outputs) > 2:
+            raise FileNotFoundError("mine")
+        return outputs[:, 0]
+
+    task = federation(dense(lambda m, x: m.last(m.first(x))), VECTORS, metric=Metric("own", metric))
+    with pytest.raises(FileNotFoundError, match="mine") as caught:
         trained(task, engine)
-    assert "client '1', local step 1" in caught.value.__notes__[0]
+    assert "'own'" in caught.value.__notes__[0]
+
+
+def test_ids_beyond_an_embedding_are_found_before_training() -> None:
+    x = TEXT.copy()
+    x[6, 0] = 12
+    module = nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(24, 3))
+    with pytest.raises(UserCodeError, match="example 6 of the training data") as caught:
+        Task.from_arrays(module, x, LABELS, OWNERS, test=(TEXT, LABELS), cohort=3)
+    assert isinstance(caught.value.__cause__, IndexError)
 
 
 def test_an_unknown_nonlinearity_is_torchs_own_error() -> None:

@@ -123,7 +123,7 @@ def test_operator_draws_as_defined(
 
 def test_operator_is_fit_for_the_compiler() -> None:
     for below in (None, RANGE // 3):
-        torch.library.opcheck(draws, (KEYS[0], 2, 1, 100, below))
+        torch.library.opcheck(torch.ops.fedzmg.draws.default, (KEYS[0], 2, 1, 100, below))
 
 
 @pytest.mark.gpu

@@ -89,6 +89,8 @@ def main() -> None:
     except KeyboardInterrupt:
         _interrupted()
     except (OSError, UnicodeEncodeError) as error:
+        if hasattr(error, "__notes__"):  # of a user's own model, loss or metric
+            raise
         path, reason = (getattr(error, key, None) for key in ("filename", "strerror"))
         remedy = "check the name, permissions and free space"
         _fail(f"{path or 'the output'}: {reason or error}; {remedy}")

@@ -20,6 +20,7 @@ def grid(
     set_: training.Settings = None,
     out: training.FileOut = None,
     max_minutes: training.Minutes = None,
+    on: training.On = None,
     track: training.Track = None,
     as_json: Json = False,
 ) -> None:
@@ -32,8 +33,15 @@ def grid(
 
     spec, task, directory = training.prepare("grid", file, set_, out)
     naming, packs = trackers.by_point(spec), spec.packs()
-    with training.progress_of(task, directory, track, as_json, packs, naming=naming) as progress:
-        data = run_grid(spec, directory, task=task, progress=progress, max_minutes=max_minutes)
+    here = None if on else track
+    with (
+        training.remote_of(on, track) as remote,
+        training.progress_of(task, directory, here, as_json, packs, naming=naming) as progress,
+    ):
+        data = run_grid(
+            spec, directory,
+            task=task, progress=progress, max_minutes=max_minutes, remote=remote,
+        )  # fmt: skip
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
     manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
     seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
@@ -61,6 +69,7 @@ def tune(
     set_: training.AlgorithmSettings = None,
     device: Device = "auto",
     out: training.Out = None,
+    on: training.On = None,
     track: training.Track = None,
     as_json: Json = False,
 ) -> None:
@@ -78,8 +87,12 @@ def tune(
     directory = out or training.default_directory(f"tune-{chosen.name}", spec)
     common.say(*chosen.notes)
     naming, packs = trackers.by_point(spec), spec.packs()
-    with training.progress_of(chosen, directory, track, as_json, packs, naming=naming) as progress:
-        found = Tuned(run_grid(spec, directory, task=chosen, progress=progress))
+    here = None if on else track
+    with (
+        training.remote_of(on, track) as remote,
+        training.progress_of(chosen, directory, here, as_json, packs, naming=naming) as progress,
+    ):
+        found = Tuned(run_grid(spec, directory, task=chosen, progress=progress, remote=remote))
     common.show(found.data, lambda _: str(found), as_json, directory, grid=directory)
     line = _compare_line(task, found, set_ or [])
     if as_json:

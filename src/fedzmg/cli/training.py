@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedzmg.errors import InputError
 from fedzmg.terminal.render import Terminal, print_text
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
+    from fedzmg.cluster.packs import Packs
     from fedzmg.experiment.specs.files import StudySpec
     from fedzmg.experiment.specs.run import Experiment
     from fedzmg.tasks.task import Task
@@ -43,6 +45,28 @@ Minutes = Annotated[
     float | None,
     opt("End cleanly after so many minutes (exit code 75); the same command continues."),
 ]
+
+On = Annotated[
+    str | None,
+    opt("Train on a Ray cluster: ray (this machine), ray:N (N workers), auto or ray://HOST:PORT."),
+]
+
+
+@contextlib.contextmanager
+def remote_of(on: str | None, track: str | None) -> Iterator[Packs | None]:
+    """Connect to a cluster, if one is named; trackers then run in its workers."""
+    if on is None:
+        yield None
+        return
+    from fedzmg import trackers
+    from fedzmg.cluster.connect import connected
+    from fedzmg.cluster.packs import Packs
+
+    if "mlflow" in trackers.named(track) and not os.environ.get("MLFLOW_TRACKING_URI"):
+        remedy = "set MLFLOW_TRACKING_URI to a server, which all workers can write to"
+        raise InputError(f"--track mlflow with --on {on}: {remedy}")
+    with connected(on) as cluster:
+        yield Packs(cluster, track)
 
 
 @contextlib.contextmanager
@@ -79,16 +103,21 @@ def after_results(directory: Path) -> Iterator[None]:
 
 
 def _train_study(
-    spec: StudySpec, task: Task, directory: Path, track: str | None, as_json: bool, **more: Any
-) -> None:
+    spec: StudySpec, task: Task, directory: Path, track: str | None, as_json: bool,
+    on: str | None, **more: Any,
+) -> None:  # fmt: skip
     """Train a study and show its scores and curves."""
     from fedzmg.experiment.studies.study import run_study, study_packs
     from fedzmg.report import figures
     from fedzmg.terminal import views
 
     sizes = {label: len(names) for label, names in study_packs(spec, task).items()}
-    with progress_of(task, directory, track, as_json, dict.fromkeys(sizes, 1), sizes) as progress:
-        result = run_study(spec, directory, task=task, progress=progress, **more)
+    packs, here = dict.fromkeys(sizes, 1), None if on else track
+    with (
+        remote_of(on, track) as remote,
+        progress_of(task, directory, here, as_json, packs, sizes) as progress,
+    ):
+        result = run_study(spec, directory, task=task, progress=progress, remote=remote, **more)
     view, time = partial(views.study, result), sum(run.seconds for run in result.study.runs)
     paths: dict[str, Path | str] = {"time": f"{time:,.0f} s", "study": directory}
     common.show(result.as_dict(), view, as_json, directory, **paths)
@@ -112,6 +141,7 @@ def compare(
     engine: Annotated[str, opt(ENGINES)] = "auto",
     device: Device = "auto",
     out: Out = None,
+    on: On = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
@@ -129,7 +159,7 @@ def compare(
     _refuse_to_replace(directory, spec)
     notes = tuning_notes(chosen.name, untuned(spec), (), chosen.options)
     common.say(*chosen.notes, *notes)
-    _train_study(spec, chosen, directory, track, as_json, grow=True)
+    _train_study(spec, chosen, directory, track, as_json, on, grow=True)
 
 
 def run(
@@ -144,6 +174,7 @@ def run(
     engine: Annotated[str | None, opt(ENGINES, "auto")] = None,
     device: Annotated[str | None, opt(DEVICES, "auto")] = None,
     out: Out = None,
+    on: On = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
@@ -181,10 +212,18 @@ def run(
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or default_directory(name, spec)
     common.say(*built.notes, *notes)
-    with progress_of(built, directory, track, as_json) as progress:
+    with (
+        remote_of(on, track) as remote,
+        progress_of(built, directory, track, as_json) as progress,
+    ):
         trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
         say_changed(trained, built, spec.federation.build(), directory, progress.say)
-        [history] = run_pack(built, [resolved], [directory], progress=progress)
+        if remote is None:
+            [history] = run_pack(built, [resolved], [directory], progress=progress)
+        else:
+            from fedzmg.cluster.shards import train_run
+
+            history = train_run(remote.cluster, built, resolved, directory, progress)
     last, metric, diverged = history.records[-1], built.metric.name, history.diverged
     summary = {
         "task": spec.task, "algorithm": spec.algorithm, "seed": spec.seed, "rounds": last.round,
@@ -201,15 +240,16 @@ def study(
     set_: Settings = None,
     out: FileOut = None,
     max_minutes: Minutes = None,
+    on: On = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
     spec, task, directory = prepare("study", file, set_, out)
-    _train_study(spec, task, directory, track, as_json, max_minutes=max_minutes)
+    _train_study(spec, task, directory, track, as_json, on, max_minutes=max_minutes)
 
 
-def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
+def validate(file: File, set_: Settings = None, on: On = None, as_json: Json = False) -> None:
     """Check a run, grid or study file and estimate its cost; nothing is written."""
     from fedzmg.experiment.estimate import estimate
     from fedzmg.experiment.specs.files import StudySpec
@@ -226,6 +266,11 @@ def validate(file: File, set_: Settings = None, as_json: Json = False) -> None:
                 to_do = [str(error)]
             to_do += [f"{file}: {remark}" for remark in spec.remarks()]
         found = estimate(spec)
+    with remote_of(on, None) as remote:
+        if remote is not None:
+            from fedzmg.cluster.estimate import estimate_on
+
+            found = estimate_on(remote.cluster, spec, found)
     common.say(*to_do)
     lines = (f"{what:<12} {text}" for what, text in views.estimate(found).items())
     print_text(json.dumps(found) if as_json else "\n".join(lines))

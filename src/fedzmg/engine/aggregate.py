@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Chunk
+from fedzmg.engine.sums import MergedPart, Sums
 from fedzmg.messages import Cohort, Rows, Upload
 from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflatten_rows
 
@@ -28,21 +29,6 @@ OUTLIER = 100.0
 """Norm of an outlier over the median of its cohort, at least."""
 FEWEST = 3
 """Uploads that a cohort needs for its median to judge any of them."""
-
-
-class Sums(NamedTuple):
-    """Sums over clients, one row per trial."""
-
-    averaged: Tensor
-    """Weight times (delta, average), flat."""
-    total: Tensor
-    weight: Tensor
-    clients: Tensor
-    """Uploads merged."""
-    dropped: Tensor
-    """Uploads rejected: not finite, an outlier under a guard, or too few for an aggregator."""
-    steps: Tensor
-    loss: Tensor
 
 
 class _Uploads(NamedTuple):
@@ -179,6 +165,27 @@ class Merger:
             self._kept.append(uploads)
         else:
             self._merge(uploads, merged)
+
+    def part(self) -> MergedPart:
+        """Return everything merged, for the merger of the whole cohort."""
+        known = self._order, self._facts, self._each, self.accepted, self.computed
+        return MergedPart(self.sums, row(self.upload, slice(1)), *known)
+
+    def add_part(self, part: MergedPart, first: int) -> None:
+        """Add the sums of clients that begin at position ``first`` of the cohort."""
+        self.upload = part.upload
+        averaged, form = flatten_rows((self.upload.delta, self.upload.average))
+        if self._forms is None:
+            self._forms = form, flatten_rows(self.upload.total, like=averaged)[1]
+            self.sums = part.sums
+        else:
+            both = zip(self.sums, part.sums, strict=True)
+            self.sums = Sums(*(before + more for before, more in both))
+        self._order += [first + position for position in part.order]
+        self._facts += part.facts
+        self._each += part.each
+        self.accepted += part.accepted
+        self.computed += part.computed
 
     def finish(self) -> None:
         """Line up the clients of every trial, and merge the uploads that were kept and count."""

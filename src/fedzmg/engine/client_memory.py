@@ -34,6 +34,15 @@ STAMP = np.dtype([("round", np.int64), ("hash", np.uint8, 32)])
 """Round of a slot, and the hash of its row once a checkpoint relies on it."""
 
 
+SHARDS = "; "
+"""Separator of the marks of shards."""
+
+
+def shard_folder(directory: Path, shard: int) -> Path:
+    """Return the directory of the client memory of a shard."""
+    return directory / f"shard-{shard}"
+
+
 class DamagedMemory(Exception):
     """Client memory that is not the one of a checkpoint."""
 
@@ -177,11 +186,14 @@ def check_memory(directory: Path, round_: int, mark: str) -> None:
     """Check the client memory that a checkpoint of a round relies on, if there is any."""
     if not mark:
         return
-    clients, size, _ = mark.split()
-    try:
-        Slots(directory, int(clients), int(size), np.uint8).check(round_, mark)
-    except InputError as error:
-        raise DamagedMemory(str(error)) from None
+    marks = mark.split(SHARDS)
+    for i, own in enumerate(marks):
+        clients, size, _ = own.split()
+        folder = directory if len(marks) == 1 else shard_folder(directory, i)
+        try:
+            Slots(folder, int(clients), int(size), np.uint8).check(round_, own)
+        except InputError as error:
+            raise DamagedMemory(str(error)) from None
 
 
 class MemoryStore:
@@ -287,3 +299,66 @@ class MemoryStore:
             if round_ and not slots.saved and not self._is_temporary:
                 raise InputError(f"{slots.path} is missing: restore it or start afresh")
             slots.rewind(round_)
+
+
+class ShardedMemory(MemoryStore):
+    """Memories of clients in shards, each in a store of its own, maybe of another process.
+
+    Shard ``i`` has the clients from ``borders[i]`` up to ``borders[i + 1]``.
+    """
+
+    def __init__(self, fresh: State, borders: npt.NDArray[Any], stores: Sequence[Any]) -> None:
+        super().__init__((), 0)
+        self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
+        self._borders, self._stores = borders, stores
+        if not self.is_empty:
+            rows, _ = flatten_rows(self.fresh)
+            self.kept_bytes = rows.shape[1] * rows.element_size()
+
+    def read(self, owners: list[tuple[int, int]]) -> State:
+        if self.is_empty:
+            return self.fresh
+        clients = np.array([client for _, client in owners])
+        shards = np.searchsorted(self._borders, clients, side="right") - 1
+        parts, places = [], []
+        for shard in np.unique(shards):
+            own = np.flatnonzero(shards == shard)
+            first = int(self._borders[shard])
+            parts.append(
+                self._stores[shard].read([(owners[i][0], owners[i][1] - first) for i in own])
+            )
+            places.append(own)
+        order = torch.from_numpy(np.argsort(np.concatenate(places)))
+        return tree_map(lambda *found: torch.cat(found)[order], parts[0], *parts[1:])
+
+    def of_trial(self, trial: int) -> dict[int, State]:
+        found: dict[int, State] = {}
+        for first, store in zip(self._borders, self._kept(), strict=False):
+            own = store.of_trial(trial)
+            found |= {int(first) + client: state for client, state in own.items()}
+        return found
+
+    def put(self, trial: int, round_: int, memories: dict[int, State]) -> None:
+        borders = self._borders
+        for first, last, store in zip(borders, borders[1:], self._kept(), strict=False):
+            own = {c - int(first): s for c, s in memories.items() if first <= c < last}
+            store.put(trial, round_, own)
+
+    def flush(self) -> None:
+        for store in self._kept():
+            store.flush()
+
+    def mark(self, trial: int, round_: int) -> str:
+        marks = [store.mark(trial, round_) for store in self._kept()]
+        return SHARDS.join(marks) if all(marks) else ""
+
+    def commit(self, *rounds: int) -> None:
+        for store in self._kept():
+            store.commit(*rounds)
+
+    def rewind(self, trial: int, round_: int) -> None:
+        for store in self._kept():
+            store.rewind(trial, round_)
+
+    def _kept(self) -> Sequence[Any]:
+        return () if self.is_empty else self._stores

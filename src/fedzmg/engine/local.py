@@ -5,6 +5,8 @@ un-padded batches; ``vectorized`` maps them over clients. The gradient is taken 
 :func:`step`, because the two engines differentiate in different ways.
 """
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -44,7 +46,6 @@ def eager_gradient(
     """Compute losses (one per mapped client) and each one's gradient for its own parameters.
 
     A loss may come with running statistics after the batch, which stand in for their gradient.
-
     Clients share no parameter, so one backward pass of the summed loss gives every client's
     gradient. This avoids ``torch.func.grad``, whose eager overhead is larger than a small model.
     """
@@ -108,8 +109,7 @@ def client_loss(
         models = [model.map(Tensor.detach) for model in rule.references(context)]
         others = [compute(model, batch) for model in models]
     references = tuple(zip(*others, strict=True)) or ((), ())
-    losses = objective.loss(outputs, batch.y)
-    own = BatchOutputs(losses, outputs, batch.y, features, *references)
+    own = BatchOutputs(objective.loss(outputs, batch.y), outputs, batch.y, features, *references)
     return (rule.loss(context, own) * batch.weights).sum(), Tree(moved)
 
 
@@ -306,14 +306,14 @@ class Engine(Protocol):
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
     ) -> Iterator[Chunk]:
         """Yield the outcome of every batch exactly once; ``memory`` has one row per batch."""
-        ...
 
 
 @dataclass(frozen=True)
 class Sequential:
-    """Reference engine: clients in a loop; a deployed client runs the same code."""
+    """Reference engine: clients in a loop, as in a deployed client; errors name ``path``."""
 
     program: Program
+    path: str = "sequential"
 
     def train(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
@@ -329,14 +329,13 @@ class Sequential:
                 self._train_one(rules[b.trial], b, own[b.trial], row(memory, i))
                 for i, b in zip(part, batches[first:], strict=False)
             ]
-            computed = sum(len(batches[i].stream) for i in part)
             all_ = stack(outcomes) if len(outcomes) > 1 else row(outcomes[0], None)
-            yield Chunk(part, list(range(len(part))), all_, computed)
+            yield Chunk(part, [*range(len(part))], all_, sum(len(batches[i].stream) for i in part))
 
     def _train_one(
         self, rule: ClientRule, batch: ClientBatch, broadcast: Broadcast, memory: State
     ) -> Outcome:
-        program, stream = self.program, batch.stream
+        program, stream, parts = self.program, batch.stream, self._batches(batch.stream)
         facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
         context = program.context(broadcast, memory, *facts)
         full_pass: FullPass | tuple[()] = ()
@@ -354,21 +353,11 @@ class Sequential:
         def apply(function: Callable[..., Any], *args: Any) -> Any:
             return function(rule, *args)
 
-        for t, examples in enumerate(self._batches(stream)):
-            try:
-                loss, params, scratch = full_step(
-                    rule,
-                    apply,
-                    lambda params, e=examples: eager_gradient(loss_of, params, e),  # type: ignore[misc]
-                    context,
-                    work.params,
-                    work.scratch,
-                )
-            except Exception as error:
-                name = program.data.names[batch.client]
-                error.add_note(f"client {name!r}, local step {t + 1}, engine 'sequential'")
-                raise
-            work = (count if rule.uses_epoch_end else move)(work, loss, params, scratch)
+        for t in range(len(stream)):
+            with self._named(batch, f"local step {t + 1}"):
+                gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
+                after = full_step(rule, apply, gradient, context, work.params, work.scratch)
+            work = (count if rule.uses_epoch_end else move)(work, *after)
             if rule.uses_epoch_end and stream.closes[t]:
                 full = rule.full_pass == "epochs"
                 seen = self._full_pass(batch, work.params).loss if full else None
@@ -397,4 +386,15 @@ class Sequential:
         first = int(program.data.offsets[batch.client])
         stream = full_pass(program.full_pass_size, first, batch.examples)
         parts, timing = self._batches(stream, batch.examples), program.rule.full_pass
-        return add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
+        with self._named(batch, "full pass"):
+            return add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
+
+    @contextlib.contextmanager
+    def _named(self, batch: ClientBatch, what: str) -> Iterator[None]:
+        """Add client, step and execution path to an error of the user's own code."""
+        try:
+            yield
+        except Exception as error:
+            name = self.program.data.names[batch.client]
+            error.add_note(f"client {name!r}, {what}, engine {self.path!r}")
+            raise

@@ -79,10 +79,16 @@ class Vectorized:
                 if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
                     raise torch.OutOfMemoryError(str(error)) from error
                 # An error of the model itself is raised once more, with client and step.
-                deque(local.Sequential(self.program).train(chosen, broadcast, row(memory, rows)), 0)
+                loop = local.Sequential(self.program, self._path)
+                deque(loop.train(chosen, broadcast, row(memory, rows)), 0)
                 raise cannot_map(error) from error
             computed = sum(self._widths(chosen))
             yield Chunk(order, list(range(len(order))), outcomes, computed)
+
+    @property
+    def _path(self) -> str:
+        parts = ["compiled"] * self.compiled + ["cuda_graph"] * self.cuda_graph
+        return "_".join(parts) or "vectorized"
 
     def _num_rows(self, clients: int) -> int:
         """Count the rows to compute; those beyond the clients are copies of the last one.

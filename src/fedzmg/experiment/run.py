@@ -17,6 +17,7 @@ from fedzmg.experiment.run_directory import Position, RunDirectory
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.simulation import RoundReport, Simulation, resolve_device
 from fedzmg.simulation.history import ClientMetrics, History, Record
+from fedzmg.simulation.shards import Shards
 from fedzmg.storage.files import log_marks
 from fedzmg.storage.formats import flat
 from fedzmg.storage.lock import hold, is_left_locked
@@ -67,15 +68,17 @@ def run_pack(
     end: float = math.inf,
     label: str | None = None,
     models: bool = True,
+    shards: Shards | None = None,
     engines: EnginePlanner | None = None,
 ) -> list[History]:
     """Train runs that differ only in numbers and seeds; return one history each.
 
     An existing directory in ``paths`` is continued or, if complete, read. ``stop`` is called after
     every round; a run that it stops has fewer records than rounds and a ``stopped.json``. Without
-    ``models``, a finished run needs no checkpoints. ``engines`` takes the place of the engines of
-    this machine. Runs that cannot continue raise ``InputError``, the time ``end``
-    ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with everything finished stored.
+    ``models``, a finished run needs no checkpoints. ``shards`` train in other processes;
+    ``engines`` takes the place of the engines of this machine. Runs that cannot continue raise
+    ``InputError``, the time ``end`` ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with
+    everything finished stored.
     """
     progress = progress or Silent()
     runs = [spec.resolve(task) for spec in specs]
@@ -89,7 +92,7 @@ def run_pack(
     # Finished runs are only read: they need no lock and may be read-only. A lock that a killed
     # process left is taken over and removed.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
-    together = _must_stay_together(first) and not all(job.complete for job in jobs)
+    together = not all(job.complete for job in jobs) and _must_stay_together(first)
     to_hold = {
         i: job.directory
         for i, job in enumerate(jobs)
@@ -130,7 +133,8 @@ def run_pack(
         for (done, *_), members in groups.items():
             progress.begin(label, rounds, done)
             with training.named_write_errors(paths[members[0]] if paths else None):
-                storage = RunStorage(task, [jobs[i] for i in members], progress, stop, engines)
+                own = [jobs[i] for i in members]
+                storage = RunStorage(task, own, progress, stop, shards, engines)
             training.training_loop(
                 storage.simulation, storage, progress,
                 held=held, end=end, checkpoint_seconds=seconds,
@@ -205,6 +209,7 @@ class RunStorage(training.TrainingStorage):
         jobs: Sequence[Job],
         progress: Progress,
         stop: training.Ask | None,
+        shards: Shards | None = None,
         engines: EnginePlanner | None = None,
     ) -> None:
         first, self._jobs, self._stop = jobs[0], list(jobs), stop or (lambda _: {})
@@ -221,6 +226,7 @@ class RunStorage(training.TrainingStorage):
             facts=first.facts,
             chunk=chunks[-1]["chunk"] if chunks else None,
             restored=[job.position.checkpoint for job in jobs if job.position is not None],
+            shards=shards,
             engines=engines,
         )
         self._saved_round = self.simulation.round

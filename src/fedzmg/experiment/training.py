@@ -21,7 +21,8 @@ from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import StudySpec
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
-from fedzmg.simulation import Checkpoint, RoundReport, Simulation, Trial, resolve_device
+from fedzmg.simulation import Checkpoint, EngineName, RoundReport, Simulation, Trial, resolve_device
+from fedzmg.simulation.shards import LocalShards, Shards
 from fedzmg.storage import lock
 from fedzmg.storage.files import naming_errors, remove_leftovers, write_atomic
 from fedzmg.storage.formats import RESTORE, flat, read_json, write_json
@@ -291,24 +292,33 @@ def build_simulation(
     chunk: int | None = None,
     trainings: int = 1,
     restored: Sequence[Checkpoint] | None = None,
+    shards: Shards | None = None,
     engines: EnginePlanner | None = None,
 ) -> Simulation:
     """Build a simulation with the device, dtype, engine and precision of a specification.
 
     ``memory`` has a directory of client memory per trial. ``facts`` is the manifest of an earlier
     part; another execution path would change the last bits, and so may another ``chunk``, the
-    number of clients that train at once. ``trainings`` simulations share compiled code. ``engines``
-    takes the place of the engines of this machine.
+    number of clients that train at once. ``trainings`` simulations share compiled code. ``shards``
+    are those of other processes; ``engines`` takes the place of the engines of this machine.
     """
     if chunk is None and facts:
         participation = spec.federation.build().participation
         chunk = run_directory.clients_at_once(facts, task, len(trials), participation)
-    engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"]) if facts else spec.engine
+    device = device or resolve_device(spec.device)
+    engine: EngineChoice | EngineName = spec.engine
+    if count := getattr(spec, "shards", 0):
+        shards = shards or LocalShards(count)
+        # Workers measure different times, but must choose the same path.
+        mapped: EngineName = "cuda_graph" if device.type == "cuda" else "vectorized"
+        engine = mapped if engine == "auto" else engine
+    if facts:
+        engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"])
     return Simulation(
         task,
         trials,
         rounds=task.protocol.rounds,
-        device=device or resolve_device(spec.device),
+        device=device,
         dtype=DTYPES[spec.dtype],
         engine=engines or EnginePlanner(engine, chunk=chunk, trainings=trainings),
         precision=spec.precision,
@@ -316,4 +326,5 @@ def build_simulation(
         federation=spec.federation.build(),
         restored=restored or None,
         memory_places=memory or None,
+        shards=shards,
     )

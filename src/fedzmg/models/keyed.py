@@ -15,10 +15,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
 from torch.overrides import TorchFunctionMode
 
-from fedzmg.models.kernels.layers import RANGE, draws
+from fedzmg.models.kernels.layers import RANGE, draws, mapped
 
 NO_KEY = torch.zeros((), dtype=torch.int64)
 """Key of a pass that got none: random numbers of an evaluation are always the same."""
@@ -141,14 +140,9 @@ def generator_states() -> dict[str, object]:
     return {"torch": own, "Python": random.getstate(), "NumPy": (numpy[1].tobytes(), numpy[2])}
 
 
-def mapped() -> bool:
-    """Tell whether this code runs inside of a map over clients, or is compiled for one."""
-    return torch.compiler.is_compiling() or maybe_current_level() is not None
-
-
 def _drop(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
     """Zero elements and scale the others."""
-    return torch.where(zeroed, torch.zeros_like(x), x / (1 - p))
+    return torch.where(zeroed, x.new_zeros(()), x / (1 - p))
 
 
 def _drop_alpha(x: Tensor, zeroed: Tensor, p: float) -> Tensor:

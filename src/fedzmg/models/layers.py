@@ -16,12 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 from torch.nn.utils import parametrizations
 
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import layers
-from fedzmg.models.kernels.layers import RANGE
-from fedzmg.models.keyed import Draws, dropout, mapped
+from fedzmg.models.kernels.layers import RANGE, mapped
+from fedzmg.models.keyed import Draws, dropout
 from fedzmg.models.recurrent import RECURRENT, scan
 
 POWER_ITERATIONS = 15
@@ -171,7 +172,16 @@ class Embedding(nn.Embedding):
     """``nn.Embedding`` whose row at ``padding_idx`` gets no gradient, mapped over clients, too."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.padding_idx is None or self.max_norm is not None or not mapped():
+        if not mapped() or self.max_norm is not None:
+            return super().forward(input)
+        if input.device.type == "cpu" and not torch.compiler.is_compiling():
+            # In a map, an id that is too large would read the table of the next client.
+            ids = input
+            while is_batchedtensor(ids):
+                ids = get_unwrapped(ids)
+            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
+                raise IndexError(f"id out of range: the embedding has {self.num_embeddings} rows")
+        if self.padding_idx is None:
             return super().forward(input)
         rows = F.embedding(input, self.weight)
         return torch.where((input == self.padding_idx)[..., None], rows.detach(), rows)

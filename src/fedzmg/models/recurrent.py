@@ -12,7 +12,7 @@ from torch import _VF, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fedzmg.models.kernels import layers
-from fedzmg.models.keyed import mapped
+from fedzmg.models.kernels.layers import mapped
 
 States = tuple[Tensor, ...]
 """Hidden state, and the cell of an LSTM."""

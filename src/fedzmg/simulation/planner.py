@@ -36,22 +36,24 @@ class RoundPlanner:
         """Begin to plan a round in another thread, while a device is busy."""
         self._ahead = round_, _thread.submit(self._plan, round_)
 
-    def batches(self, round_: int) -> list[ClientBatch]:
-        """Return the client batches of a round, trial after trial."""
-        if self._ahead is not None and self._ahead[0] == round_:
+    def batches(self, round_: int, chosen: range | None = None) -> list[ClientBatch]:
+        """Return the client batches of a round, trial after trial; only of ``chosen`` clients."""
+        if self._ahead is not None and self._ahead[0] == round_ and chosen is None:
             return self._ahead[1].result()
-        return self._plan(round_)
+        return self._plan(round_, chosen)
 
-    def _plan(self, round_: int) -> list[ClientBatch]:
-        planned = {seed: self._plan_seed(seed, round_) for seed in set(self._seeds)}
+    def _plan(self, round_: int, chosen: range | None = None) -> list[ClientBatch]:
+        planned = {seed: self._plan_seed(seed, round_, chosen) for seed in set(self._seeds)}
         return [
             batch._replace(trial=i) for i, seed in enumerate(self._seeds) for batch in planned[seed]
         ]
 
-    def _plan_seed(self, seed: int, round_: int) -> list[ClientBatch]:
+    def _plan_seed(self, seed: int, round_: int, chosen: range | None) -> list[ClientBatch]:
         drawn: Counter[int] = Counter()
         batches = []
         for client in self._sampler.draw(seed, round_):
+            if chosen is not None and client not in chosen:
+                continue
             batches.append(self._batch(seed, round_, client, drawn[client]))
             drawn[client] += 1
         return batches

@@ -29,6 +29,14 @@ from fedzmg.simulation.planner import RoundPlanner
 from fedzmg.simulation.program import build_program
 from fedzmg.simulation.records import RoundFacts, message_sizes
 from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
+from fedzmg.simulation.shards import (
+    Memories,
+    Shards,
+    check_stages,
+    merge_shards,
+    open_memory,
+    train_batches,
+)
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, row, stack, tree_map
@@ -58,9 +66,10 @@ class RoundReport(NamedTuple):
 class Simulation:
     """A pack of trials in progress; :meth:`run_round` moves all of them by one round.
 
-    The arguments are those of :func:`fedzmg.simulation.simulate`, and three more: ``restored``
+    The arguments are those of :func:`fedzmg.simulation.simulate`, and four more: ``restored``
     has a checkpoint per trial to continue from, ``memory_places`` a directory per trial for client
-    memory that outlives the process, and ``planner`` plans cohorts and batches.
+    memory that outlives the process, ``planner`` plans cohorts and batches, and ``shards`` trains
+    parts of every cohort apart.
     """
 
     def __init__(
@@ -78,6 +87,7 @@ class Simulation:
         restored: Sequence[Checkpoint] | None = None,
         memory_places: Sequence[Path] | None = None,
         planner: RoundPlanner | None = None,
+        shards: Shards | None = None,
     ) -> None:
         task.check()
         if device.type == "cpu":
@@ -86,7 +96,8 @@ class Simulation:
         self.device, self.dtype, self.precision = device, dtype, precision
         self.deterministic = deterministic or device.type != "cuda"
         self.federation = federation or Federation()
-        self._memory_places = memory_places
+        self._memory_places, self.shards = memory_places, shards
+        parts = shards.count if shards else 1
         shared = shared_algorithm(task, self.trials)
         self.planner = planner or RoundPlanner(
             task,
@@ -105,13 +116,14 @@ class Simulation:
         self._clients, self._servers = (
             PackedRule.of(side, shared, fitted, dtype, device) for side in ("client", "server")
         )
-        self._server_side = ServerSide.of(
+        self.server_side = ServerSide.of(
             self._servers, self.federation, task, self.trials, dtype, device
         )
+        check_stages(shards, self.server_side)
         self.round = 0
         self.snapshot, self.memory = self._begin(restored)
         self._computed, self._useful = 0, 0
-        self.runs_ahead = device.type == "cuda" and self.memory.is_empty
+        self.runs_ahead = device.type == "cuda" and self.memory.is_empty and shards is None
         """A GPU works on a round while the host reads the one before. Client memory is on the host,
         so a round that reads it has to wait."""
         self._next: _Launched | None = None
@@ -119,14 +131,14 @@ class Simulation:
         """Trials that train no further: they have no clients, and keep their model."""
         self._evaluated_at_once = len(self.trials)
         self._examples_at_once = task.examples_at_once
-        with self._numerics():
+        with self.numerics():
             self.engines.plan(
                 self.program,
                 self.probe,
                 trials=len(self.trials),
                 rounds_left=rounds - self.round,
-                clients=self.planner.most_clients,
-                rows=self._server_side.kept_rows,
+                clients=-(-self.planner.most_clients // parts),
+                rows=self.server_side.kept_rows,
             )
         self.engine = self.engines.build(self.program)
 
@@ -135,13 +147,14 @@ class Simulation:
         task, seeds = self.task, [trial.seed for trial in self.trials]
         starts = stack([initial_params(task.model, task.init, seed) for seed in seeds])
         params = starts.map(lambda leaf: leaf.to(self.device, self.dtype))
-        dry_run(self._clients, self._servers, params, self._server_side.aggregator)
+        dry_run(self._clients, self._servers, params, self.server_side.aggregator)
         state = self._servers.map(lambda rule, p: rule.init(p), params)
         none = torch.zeros(len(seeds), dtype=torch.int64, device=self.device)
-        traffic, merging = torch.stack([none, none], 1), self._server_side.init(params)
+        traffic, merging = torch.stack([none, none], 1), self.server_side.init(params)
         snapshot = Snapshot(params, state, none == 0, none, traffic, merging)
         fresh = self._clients.map(lambda rule, p: rule.init_memory(p), params)
-        memory = self.engines.memory(fresh, len(self.task.train), self._memory_places)
+        where = fresh, len(self.task.train), self._memory_places
+        memory = open_memory(self.shards, *where) if self.shards else self.engines.memory(*where)
         if restored is None:
             for i in range(len(self.trials)):
                 memory.rewind(i, 0)
@@ -161,7 +174,7 @@ class Simulation:
         return self.engines.chunk
 
     @contextlib.contextmanager
-    def _numerics(self, choice: EngineChoice | None = None) -> Iterator[None]:
+    def numerics(self, choice: EngineChoice | None = None) -> Iterator[None]:
         """Fix every setting that affects the last bit of a result."""
         kernels = contextlib.nullcontext() if choice is None else onednn(choice.onednn)
         same = same_bits(self.deterministic and self.device.type == "cuda")
@@ -185,6 +198,7 @@ class Simulation:
         planned = (self.planner.batches(i) for i in range(1, min(self.rounds, PROBED_ROUNDS) + 1))
         owned = ([b for b in batches if b.trial == 0] for batches in planned)
         batches = next(filter(None, owned), None) or [self.planner.absent()]
+        batches = batches[: -(-len(batches) // self.shards.count)] if self.shards else batches
         return Probe(
             batches,
             self.broadcast(1, self.snapshot),
@@ -195,7 +209,7 @@ class Simulation:
         """Make the message of every server to its clients."""
         params = now.params
         shared = self._servers.map(lambda rule, s, _: rule.share(s), now.state, now.lost)
-        if self._server_side.sends_own:
+        if self.server_side.sends_own:
             params = self._servers.map(lambda rule, *own: rule.send(*own), params, now.state)
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
         return Broadcast(params, shared, self._clients.numbers, stamp)
@@ -208,7 +222,7 @@ class Simulation:
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""
         began = time.perf_counter()
-        with self._numerics(self.choice):
+        with self.numerics(self.choice):
             launched = self._next or self.launch(self.round + 1, self.snapshot)
             self._next = None
             if self.runs_ahead and launched.round < self.rounds:
@@ -258,25 +272,22 @@ class Simulation:
 
     def _launch_once(self, round_: int, before: Snapshot) -> _Launched:
         # Plan, train and merge.
-        sent = [b for b in self.planner.batches(round_) if b.trial not in self.stopped_trials]
-        batches = sent or [self.planner.absent()]
         broadcast = self.broadcast(round_, before)
-        merger = self._server_side.merger(batches, before)
-        memories: list[tuple[list[tuple[int, int]], State]] = []
-        for chunk in self.engine.train(
-            batches, broadcast, self.read_memory([(b.trial, b.client) for b in batches])
-        ):
-            merger.add(chunk)
-            if not self.memory.is_empty:
-                owners = [(batches[i].trial, batches[i].client) for i in chunk.batches]
-                kept = tree_map(Tensor.cpu, row(chunk.outcomes.memory, chunk.rows))
-                memories.append((owners, kept))
+        if (sharded := merge_shards(self, round_, broadcast, before)) is not None:
+            (sent, merger), batches, memories = sharded, sharded[0], Memories()
+        else:
+            planned = [] if self.shards else self.planner.batches(round_)
+            sent = [b for b in planned if b.trial not in self.stopped_trials]
+            batches = sent or [self.planner.absent()]
+            memory = self.read_memory([(b.trial, b.client) for b in batches])
+            merger = self.server_side.merger(batches, before)
+            memories = train_batches(self.engine, merger, batches, broadcast, memory)
         merger.finish()
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self.shards is None:
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
         # Server.
-        after = self._server_side.next_snapshot(merger, round_, broadcast.round, before)
+        after = self.server_side.next_snapshot(merger, round_, broadcast.round, before)
         # Evaluate.
         scores: list[Tensor] = []
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
@@ -288,7 +299,7 @@ class Simulation:
         travels = broadcast._replace(params=travelling(self._servers.rule, broadcast.params))
         one = row(merger.upload, 0)
         uploads = [rule.wire(one) for rule in self._client_rules]
-        counts = self._server_side.by_examples and not isinstance(merger.upload.weight, Tensor)
+        counts = self.server_side.by_examples and not isinstance(merger.upload.weight, Tensor)
         wire = self._servers.rule.wire
         sizes = message_sizes(sent, travels, uploads, counts=counts, wire=wire)
         totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
@@ -300,6 +311,8 @@ class Simulation:
         # Nothing of the round is kept before all of it has been computed.
         for (owners, kept), accepted in zip(memories, merger.accepted, strict=False):
             self.memory.write(owners, round_, kept, accepted.tolist())
+        if self.shards is not None:
+            self.shards.keep(round_)
         self._computed += merger.computed
         self._useful += sum(len(batch.stream) for batch in batches)
         return _Launched(round_, after, facts)
@@ -344,7 +357,7 @@ class Simulation:
     def evaluate(self, examples: Examples | None = None) -> list[Evaluation]:
         """Compute loss and metric of every trial's model on the test examples, or on others."""
         data = self._test if examples is None else examples.to(self.device, self.dtype)
-        with self._numerics(self.choice):
+        with self.numerics(self.choice):
             found = self._evaluate(self.snapshot.params, data)
         evaluations = [Evaluation(*pair) for pair in found.tolist()]
         for evaluation in evaluations if self.round <= 1 else ():
@@ -359,7 +372,7 @@ class Simulation:
         """Compute every trial's metrics on each client's own examples; see :class:`Watched`."""
         watched = self._watched
         data = self._test if watched.part == "test" else self.program.data.examples
-        with self._numerics(self.choice):
+        with self.numerics(self.choice):
             found = measure(
                 self.task, watched, self.snapshot.params, data, self.program.objective, self.round
             )

@@ -91,6 +91,8 @@ def naming_errors(path: Path | str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if hasattr(error, "__notes__"):  # of a user's own model, loss or metric
+            raise
         raise InputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
 
 

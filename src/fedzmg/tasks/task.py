@@ -256,13 +256,32 @@ class Task:
         owners = find_owners(test_clients, train.names)
         made = FunctionalModel(model, axes, batch_norm)
         loss, metric = loss_and_metric(loss, metric)
-        return cls(
+        made_task = cls(
             name, made, replace(train, examples=whole_labels(train.examples, loss)),
             whole_labels(examples(*as_pair(test, "test"), what="test data"), loss), loss, metric,
             prepare or default_prepare(made, train.examples.x), init,
             Protocol().with_options(protocol), tuning and whole_labels(tuning, loss),
             test_owners=owners, notes=notes, parts=parts or Parts(),
         )  # fmt: skip
+        made_task._try_extremes()
+        return made_task
+
+    def _try_extremes(self) -> None:
+        """Evaluate examples with the smallest and largest whole numbers, which may be ids.
+
+        On a GPU, or mapped, an id beyond an embedding's rows ends in an obscure error, or in none.
+        """
+        params = self.model.params()
+        dtype = next(iter(params.values())).dtype
+        for what, data in (("training", self.train.examples), ("test", self.test)):
+            for leaf in leaves(data.x):
+                if leaf.is_floating_point() or self.prepare is unit_pixels or not leaf.numel():
+                    continue
+                flat, size = leaf.cpu().numpy(), leaf[0].numel()
+                for example in {int(flat.argmin()) // size, int(flat.argmax()) // size}:
+                    x = tree_map(torch.clone, row(data.x, slice(example, example + 1)))
+                    with _named(f"the model cannot read example {example} of the {what} data"):
+                        self.model.evaluate(params, self.prepare(x, dtype))
 
     @classmethod
     def from_datasets(

@@ -87,6 +87,9 @@ def estimate(data: Mapping[str, Any]) -> dict[str, str]:
         probe = f" ({data['probe']})" if data.get("probe") else ""
         here = f"about {duration(data['seconds'])} here ({data['device']}, {data['engine']})"
         found["time"] = f"{here}, {source}{probe}"
+    if data.get("wall_seconds") is not None:
+        many = f"{count_text(data['workers'], 'worker')}, {count_text(data['packs'], 'pack')}"
+        found[f"on {data['on']}"] = f"about {duration(data['wall_seconds'])} ({many})"
     return found
 
 

@@ -75,7 +75,7 @@ class ChangedPlanner(RoundPlanner):
         super().__init__(problem, range(PACK), None, algorithm.client.extra_epochs)
         self._change = change
 
-    def batches(self, round_: int) -> list[ClientBatch]:
+    def batches(self, round_: int, chosen: range | None = None) -> list[ClientBatch]:
         return self._change(super().batches(round_))
 
 

@@ -12,8 +12,10 @@
     ALGORITHM/checkpoint.safetensors, ALGORITHM/memory    only until then
 """
 
+import contextlib
+import itertools
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
 from fedzmg.experiment.progress import Progress, Silent
+from fedzmg.experiment.remote import Remote
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import FORMAT, REMAKE
@@ -46,12 +49,14 @@ def run_grid(
     progress: Progress | None = None,
     max_minutes: float | None = None,
     checkpoint_seconds: float | None = None,
+    remote: Remote | None = None,
 ) -> dict[str, Any]:
     """Train every point of the grid and score it; return the content of ``grid.json``.
 
     A directory that holds this grid is continued; finished algorithms are not trained again.
-    ``task`` is a user's own. A mistake raises ``InputError``, the end of the time limit
-    ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with everything finished stored.
+    ``task`` is a user's own. ``remote`` trains in other processes. A mistake raises
+    ``InputError``, the end of the time limit ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with
+    everything finished stored.
     """
     progress, end = progress or Silent(), training.deadline(max_minutes)
     seconds = training.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)
@@ -61,7 +66,8 @@ def run_grid(
     spec.check_participation(task)
     reporting = whole.test if spec.also_by_test else None
     folders = {name: out / spec.folder(name) for name in spec.algorithms}
-    with training.claimed(out, spec, "grid.toml", progress.say) as (held, _):
+    with contextlib.ExitStack() as stack:
+        held, _ = stack.enter_context(training.claimed(out, spec, "grid.toml", progress.say))
         found: dict[str, Any] = {}
         trained = []
         # Finished algorithms are only read, but they must be of the same data.
@@ -70,7 +76,14 @@ def run_grid(
             [trial] = search.built(spec, name, task, search.trials_of(spec, name)[:1])
             trained.append((spec.shown(name), trial.algorithm, inner))
         say_changed(trained, task, spec.federation.build(), out, progress.say)
-        for name, inner in folders.items():
+        left = {n: path for n, path in folders.items() if not (path / "scores.json").is_file()}
+        names: Iterable[str] = folders
+        if remote is not None and left:
+            done = [name for name in folders if name not in left]
+            there = remote.train_grid(spec, whole, left, progress, end, seconds)
+            names = itertools.chain(done, stack.enter_context(contextlib.closing(there)))
+        for name in names:
+            inner = folders[name]
             if not (inner / "scores.json").is_file():
                 search.Search(
                     spec, name, task, inner, progress, end, seconds, held, reporting
@@ -84,6 +97,7 @@ def run_grid(
             with training.named_write_errors(out):
                 # Also after a crash: a scored algorithm never trains again.
                 shutil.rmtree(inner / "memory", ignore_errors=True)
+                shutil.rmtree(inner / search.PACKS, ignore_errors=True)
                 (inner / search.CHECKPOINT).unlink(missing_ok=True)
                 write_json(out / "grid.json", _summary(spec, task, found), spec=out / "grid.toml")
     return read_json(out / "grid.json", REMAKE, FORMAT, spec=out / "grid.toml")
@@ -107,6 +121,7 @@ def choosing(task: Task, spec: GridSpec) -> Task:
 
 
 def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: found[name] for name in spec.algorithms if name in found}
     return {
         "format": FORMAT,
         "task": task.name,
@@ -123,7 +138,7 @@ def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, 
         "precision": spec.precision,
         "complete": len(found) == len(spec.algorithms),
         **({"stop": spec.stop.model_dump(exclude_none=True)} if spec.stops else {}),
-        "algorithms": dict(found),
+        "algorithms": found,
     }
 
 

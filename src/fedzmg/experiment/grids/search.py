@@ -20,13 +20,15 @@ from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.simulation import Checkpoint, Record, RoundReport, Simulation, Trial
 from fedzmg.storage import checkpoint as stored
 from fedzmg.storage.files import changed_log, log_marks
-from fedzmg.storage.formats import append_log, write_json
+from fedzmg.storage.formats import append_log, log_lines, write_json
 from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 from fedzmg.tree import tree_map
 
 LOGS = ("metrics.jsonl", "stopped.jsonl", uploads.LOG)
 CHECKPOINT = "checkpoint.safetensors"
+PACKS = "packs"
+"""Directory of packs that other processes train; each has logs and a checkpoint of its own."""
 
 
 class GridTrial(NamedTuple):
@@ -180,6 +182,11 @@ class Search(training.TrainingStorage):
         due = {trial for trial, stopped in stops.now.items() if stopped.round == report.round}
         return [i for i, trial in enumerate(self._active) if trial in due]
 
+    def train(self, pack: list[int]) -> None:
+        """Train a pack as far as it is not trained yet."""
+        if not self._is_logged(pack):
+            self._train(pack)
+
     def _train(self, pack: list[int]) -> None:
         self._pack = pack
         memory = {i: self._memory(i) for i in pack}
@@ -294,6 +301,47 @@ class Search(training.TrainingStorage):
         revoked = {"revoked": True} if self._stops.revoked.intersection(self._pack) else {}
         change = {"pack": self._pack[0], **revoked, "round": simulation.round, **fact}
         run_directory.note_change(self.path, name, change)
+
+
+def pack_path(directory: Path, pack: Sequence[int]) -> Path:
+    """Return the directory of a pack that another process trains."""
+    return directory / PACKS / f"{pack[0]}-{pack[-1]}"
+
+
+def unfinished_packs(
+    spec: GridSpec, name: str, directory: Path, task: Task
+) -> list[tuple[int, list[int]]]:
+    """Return the packs of an algorithm without the trials that its log holds."""
+    rows = read_rows(directory / "metrics.jsonl")
+    stops = Stops(spec, name, task.metric, directory / "stopped.jsonl").now
+    ends = {(i, r) for i, one in stops.items() for r in counted(spec) if r > one.round}
+    left = [
+        [i for i in pack if not all((i, r) in rows or (i, r) in ends for r in counted(spec))]
+        for pack in packs(spec, range(spec.trials(name)))
+    ]
+    return [(i, pack) for i, pack in enumerate(left) if pack]
+
+
+def absorb_pack(directory: Path, pack: Path) -> None:
+    """Move the logs and facts of a pack to those of its algorithm.
+
+    After a crash in between it is repeated: later lines of a log win.
+    """
+    facts, plan = run_directory.read_manifest(pack), directory.parent / "grid.toml"
+    changes = ("pack_changes", "chunk_changes")
+    if not (directory / "manifest.json").exists():
+        left_out = ("seconds", "logs", *changes)
+        shared = {k: v for k, v in facts.items() if k not in left_out}
+        write_json(directory / "manifest.json", shared, spec=plan)
+    for log in LOGS:
+        if lines := log_lines(pack / log, dict):
+            append_log(directory / log, lines)
+    before = run_directory.read_manifest(directory)
+    both = {key: before.get(key, []) + facts.get(key, []) for key in changes}
+    own: dict[str, Any] = {key: value for key, value in both.items() if value}
+    own["seconds"] = before.get("seconds", 0.0) + facts["seconds"]
+    run_directory.change_manifest(directory, **own, logs=log_marks(directory, *LOGS))
+    shutil.rmtree(pack)
 
 
 def known_facts(directory: Path, task: Task) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from fedzmg.tasks.task import Task
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COUNT = LARGEST["eval_every"]
 """Largest interval in a file."""
+MOST_SHARDS = 100_000
 Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
 
 
@@ -209,6 +210,9 @@ class RunSpec(Experiment):
     client_metrics_every: int = pydantic.Field(default=0, ge=0, le=COUNT)
     """Interval of evaluations on each client's own examples: after rounds 1, 1 + N, ... and the
     last; 0: only after the last. It does not affect training."""
+    shards: int = pydantic.Field(default=0, ge=0, le=MOST_SHARDS)
+    """Parts of the population, by client number, whose sums are added in this order; they may train
+    in other processes (``--on``). 0: one sum over the whole cohort."""
     weights: Literal["examples", "uniform"] | None = None
     client: dict[str, Value] = {}
     """Fields of the client rule: lr, momentum, decay, ...; clip_norm, clip_value, schedule, ..."""
@@ -219,6 +223,9 @@ class RunSpec(Experiment):
 
     def bases(self) -> list[str]:
         return [self.algorithm]
+
+    def _unwritten(self) -> set[str]:
+        return super()._unwritten() | (set() if self.shards else {"shards"})
 
     def for_algorithm(self, name: str) -> "tuple[RunSpec, list[str]]":
         """Copy for another algorithm; return it with the keys that are left out."""

@@ -10,7 +10,7 @@ Rounds count from 1: evaluations every five rounds follow the rounds 1, 6, 11, .
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment import training
 from fedzmg.experiment.grids.grid import chosen_options
 from fedzmg.experiment.progress import Progress, Silent
+from fedzmg.experiment.remote import Remote
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
@@ -45,14 +46,16 @@ def run_study(
     max_minutes: float | None = None,
     grow: bool = False,
     models: bool = False,
+    remote: Remote | None = None,
 ) -> StudyResult:
     """Train every algorithm under every seed and score them; finished runs are read.
 
     A directory that holds this study is continued; None stores nothing. With ``grow``, the study
     there may lack some of these algorithms and seeds, which are added, or have more, which are left
-    as they are. With ``models``, the histories keep the trained models. ``task`` is a user's own. A
-    mistake raises ``InputError``, the end of the time limit ``TimeLimitReached`` and Ctrl-C
-    ``Interrupted``, with everything finished stored.
+    as they are. With ``models``, the histories keep the trained models. ``task`` is a user's own.
+    ``remote`` trains the packs in other processes, which need ``out``. A mistake raises
+    ``InputError``, the end of the time limit ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with
+    everything finished stored.
     """
     progress, end = progress or Silent(), training.deadline(max_minutes)
     spec.check(task)
@@ -74,7 +77,14 @@ def run_study(
                 for run, path in zip(runs[n], paths[n], strict=True)
             )
             say_changed(trained, task, spec.federation.build(), out, progress.say)
-        for label, names in together.items():
+        labels: Iterable[str] = together
+        if remote is not None and out is not None:
+            both = {n: list(zip(runs[n], paths[n], strict=True)) for n in runs}
+            all_ = {label: [b for n in names for b in both[n]] for label, names in together.items()}
+            trained_there = remote.train_study(spec, task, out, all_, progress, end)
+            labels, progress = stack.enter_context(contextlib.closing(trained_there)), Silent()
+        for label in labels:
+            names = together[label]
             found = run_pack(
                 task,
                 [run for name in names for run in runs[name]],

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import maybe_current_level
 from torch.backends.mkldnn import set_flags
 from torch.library import custom_op
 from torch.overrides import TorchFunctionMode
@@ -217,9 +218,20 @@ def random_bits(
     return bits if call == 0 else hash32(bits ^ hash32(call))
 
 
-@custom_op("fedzmg::draws", mutates_args=())
+def mapped() -> bool:
+    """Tell whether this code runs inside of a map over clients, or is compiled for one."""
+    return torch.compiler.is_compiling() or maybe_current_level() is not None
+
+
 def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
     """Draw random bits ``[*keys, places]`` of batches with these keys, or compare with a number."""
+    # Torch needs a tenth of a millisecond to call an operator of ours.
+    plain = type(keys) is Tensor and keys.device.type == "cpu" and not mapped()
+    found: Tensor = (_draw if plain else _draw_op)(keys, layer, call, places, below)
+    return found
+
+
+def _draw(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
     if keys.is_cuda and HAS_TRITON:
         from fedzmg.models.kernels import triton_layers
 
@@ -232,15 +244,18 @@ def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None = 
     return found.reshape(*keys.shape, places)
 
 
-@draws.register_fake
+_draw_op = custom_op("fedzmg::draws", mutates_args=())(_draw)
+
+
+@_draw_op.register_fake
 def _(keys: Tensor, _layer: int, _call: int, places: int, below: int | None = None) -> Tensor:
     kind = torch.int64 if below is None else torch.bool
     return keys.new_empty(*keys.shape, places, dtype=kind)
 
 
-@draws.register_vmap
+@_draw_op.register_vmap
 def _(_info: Any, in_dims: Any, keys: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return draws(clients_first(keys, in_dims[0]), *rest), 0
+    return _draw_op(clients_first(keys, in_dims[0]), *rest), 0
 
 
 def _on_cpu(

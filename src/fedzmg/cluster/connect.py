@@ -1,0 +1,136 @@
+"""Connection to a Ray cluster: this machine, the cluster around this process, or a remote one."""
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedzmg.errors import InputError
+
+PASSED = re.compile(
+    "FEDZMG_|OMP_|MKL_|KMP_|ATEN_|ONEDNN_|DNNL_|CUBLAS_|NVIDIA_TF32|MLFLOW_TRACKING_URI|WANDB_MODE"
+)
+"""Variables of the environment that affect results or name data and trackers."""
+STORE_BYTES = 200 * 2**20
+"""Object store of a cluster on this machine; packs of trials hardly use it."""
+EXPECTED = "expected ray (this machine), ray:N, auto or ray://HOST:PORT"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Resources of one worker process; it owns its GPU, or its part of one."""
+
+    cpus: float
+    gpus: float = 0.0
+
+    def fit(self, resources: dict[str, float]) -> int:
+        """Count the workers that a node has room for."""
+        wanted = [("CPU", self.cpus), ("GPU", self.gpus)]
+        return int(min(resources.get(name, 0.0) // need for name, need in wanted if need))
+
+
+class Cluster:
+    """A connected Ray cluster."""
+
+    def __init__(self, on: str, ray: Any, threads: int, share: int | None = None) -> None:
+        self.on, self.ray, self.threads, self._share = on, ray, threads, share
+
+    def nodes(self) -> list[dict[str, float]]:
+        """Return the resources of every living node."""
+        return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+
+    def needs(self, device: str) -> Needs:
+        """Return the resources of a worker for a device of a specification."""
+        gpus = sum(node.get("GPU", 0.0) for node in self.nodes())
+        if device == "cpu" or (device == "auto" and not gpus):
+            found = Needs(self.threads)
+        else:
+            # A cluster on this machine may have more workers than GPUs, which share them.
+            found = Needs(1, min(1.0, gpus / self._share) if self._share and gpus else 1.0)
+        if not self.workers(found):
+            wanted = f"{found.gpus:g} GPU and " * bool(found.gpus) + f"{found.cpus:g} CPU cores"
+            remedy = "add nodes, change the device or set OMP_NUM_THREADS"
+            raise InputError(f"--on {self.on}: no node has {wanted} for a worker: {remedy}")
+        return found
+
+    def workers(self, needs: Needs) -> int:
+        """Count the workers that train at the same time."""
+        return sum(needs.fit(node) for node in self.nodes())
+
+    def remote(self, function: Callable[..., Any], needs: Needs, memory: float = 0.0) -> Any:
+        """Return a function or class for Ray, placed by what it needs; retries are the caller's."""
+        # A need above every node would wait forever.
+        most = max(node.get("memory", 0.0) for node in self.nodes())
+        placed = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "memory": int(min(memory, most))}
+        is_class = isinstance(function, type)
+        return self.ray.remote(**placed, **({} if is_class else {"max_retries": 0}))(function)
+
+
+@contextlib.contextmanager
+def connected(on: str) -> Iterator[Cluster]:
+    """Connect to a cluster, and leave it at the end; one on this machine is started and stopped.
+
+    Workers have as many threads as this process: their number decides the last bits.
+    """
+    local = re.fullmatch(r"ray(?::([1-9]\d{0,5}))?", on)
+    if local is None and on != "auto" and not re.match(r"ray://[^/]", on):
+        raise InputError(f"--on {on}: {EXPECTED}")
+    # Nothing phones home. Ray reads these while it is imported.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    _authenticate(local is not None)
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(f"--on {on} needs the package 'ray': pip install 'fedzmg[ray]'")
+    ray = importlib.import_module("ray")
+    share = int(local[1]) if local and local[1] else None
+    threads = torch.get_num_threads()
+    options: dict[str, Any] = {"address": on, "runtime_env": {"env_vars": _passed_variables()}}
+    if local:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        room = max(cores or 1, threads)
+        if share is not None:
+            room = max(room, share) if torch.cuda.is_available() else share * threads
+        options = {"address": "local", "num_cpus": room, "object_store_memory": STORE_BYTES}
+        options["include_dashboard"] = False
+    known = ray.is_initialized()
+    if not known:
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            reason = " ".join(str(error).split())[:300]
+            remedy = "start it, check the address, or pass its token in RAY_AUTH_TOKEN"
+            line = f"--on {on}: the cluster does not answer ({reason}): {remedy}"
+            raise InputError(line) from None
+    try:
+        yield Cluster(on, ray, threads, share)
+    finally:
+        if not known:
+            ray.shutdown()
+
+
+def _authenticate(is_local: bool) -> None:
+    """Turn on token authentication: with a token of its own on this machine, else the user's."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    default = Path.home() / ".ray" / "auth_token"
+    given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    if is_local and not given:
+        # Ray listens on every network interface; versions without tokens ignore this.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    if is_local or given or default.is_file():
+        os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def _passed_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if PASSED.match(name)}

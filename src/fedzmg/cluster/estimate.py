@@ -1,0 +1,66 @@
+"""Estimated wall time of a specification on a cluster, from measured parts."""
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+from fedzmg.cluster.connect import Cluster
+from fedzmg.cluster.packs import split
+from fedzmg.experiment.specs.files import GridSpec, Spec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.experiment.studies.study import MissingGrid, study_packs
+
+START_SECONDS = 8.0
+"""Start of a worker: process, imports and data (measured: 6 to 9 s, see benchmarks/cluster.py)."""
+TASK_SECONDS = 0.05
+"""Time between two packs of a worker."""
+
+
+def wall_seconds(packs: Sequence[float], workers: int, start: float = START_SECONDS) -> float:
+    """Return the end of the last pack, each of which begins on the first free worker.
+
+    >>> wall_seconds([1.0, 1.0, 4.0], 2, start=0.0)
+    5.1
+    """
+    free = [start] * max(1, workers)
+    for seconds in packs:
+        heapq.heapreplace(free, free[0] + seconds + TASK_SECONDS)
+    return max(free)
+
+
+def estimate_on(cluster: Cluster, spec: Spec, found: dict[str, Any]) -> dict[str, Any]:
+    """Add the number of workers and the wall time on a cluster to the cost of a specification.
+
+    The time of a trial is measured here; workers of another kind take another time.
+    """
+    needs = cluster.needs(spec.device)
+    workers = cluster.workers(needs)
+    if isinstance(spec, RunSpec):
+        parts = [1] * max(1, spec.shards)
+    else:
+        keep = bool(needs.gpus) and spec.deterministic
+        parts = [len(own) for _, own in split(_packs(spec), 0 if keep else workers)]
+    facts = {"on": cluster.on, "workers": workers, "packs": len(parts), "wall_seconds": None}
+    if found["seconds"] is not None:
+        each = found["seconds"] / sum(parts)
+        facts["wall_seconds"] = wall_seconds([each * trials for trials in parts], workers)
+    return {**found, **facts}
+
+
+def _packs(spec: Any) -> dict[Any, list[int]]:
+    """Return the trials of every pack, by any key."""
+    if isinstance(spec, GridSpec):
+        trials = {name: spec.trials(name) for name in spec.algorithms}
+        sizes = {name: spec.together or n for name, n in trials.items()}
+        if spec.stop.cannot_win or spec.stop.heuristic_halving:
+            sizes = trials
+        return {
+            (name, i): list(range(i, min(i + sizes[name], n)))
+            for name, n in trials.items()
+            for i in range(0, n, sizes[name])
+        }
+    try:
+        found = study_packs(spec, spec.build_task()).values()
+    except MissingGrid:  # the packs depend on the options that the grid will find
+        found = [[name] for name in spec.algorithms]  # type: ignore[assignment]
+    return {i: list(range(len(own) * len(spec.seeds))) for i, own in enumerate(found)}

@@ -1,0 +1,299 @@
+"""Packs of trials as Ray tasks: submission, progress, lost workers, Ctrl-C and the time limit.
+
+All nodes share the directory of results. A pack continues from the checkpoints there wherever it
+is trained again, and the driver reads finished runs from there. A lost worker or node thus loses
+the rounds since the last checkpoint, and a lost driver loses nothing.
+"""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from fedzmg import plugins
+from fedzmg.cluster import worker
+from fedzmg.cluster.connect import Cluster, Needs
+from fedzmg.errors import InputError, Interrupted
+from fedzmg.experiment import training
+from fedzmg.experiment.grids import search
+from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.remote import Remote
+from fedzmg.experiment.specs.files import GridSpec, StudySpec
+from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.specs.run import ResolvedRun
+from fedzmg.storage.formats import file_sha256, read_json
+from fedzmg.tasks.task import Task
+from fedzmg.tree import leaves, num_bytes
+
+T = TypeVar("T")
+WAIT_SECONDS = 0.5
+LINE_SECONDS = 5.0
+STOP_SECONDS = 300.0
+"""Time that workers may take to finish their round after Ctrl-C."""
+MOST_LOSSES = 5
+"""Workers that a pack may lose before it counts as their cause."""
+SHOW_SECONDS = 120.0
+"""Time that a network file system may take to show the files of another machine."""
+PROCESS_BYTES = 800 * 2**20
+"""Memory of a worker process without a task."""
+COPIES = 4
+"""Copies of its model that a client needs while it trains."""
+
+
+class Job(NamedTuple):
+    """Work of one worker."""
+
+    label: str
+    group: str
+    """Label of the pack that it is a part of."""
+    function: Callable[..., worker.RemoteError | None]
+    arguments: tuple[Any, ...]
+    paths: tuple[Path, ...]
+    """Directories that have a manifest afterwards."""
+    memory: float
+
+
+class RemoteTraceback(Exception):
+    """Traceback of a user's code in a worker."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@dataclass
+class Packs(Remote):
+    """Trains packs of trials on a cluster; with trackers, which run in the workers."""
+
+    cluster: Cluster
+    track: str | None = None
+    _rounds: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Rounds done and planned of every job that trains."""
+    _machines: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def train_study(
+        self,
+        spec: StudySpec,
+        task: Task,
+        out: Path,
+        packs: Mapping[str, Sequence[tuple[ResolvedRun, Path]]],
+        progress: Progress,
+        end: float,
+    ) -> Generator[str]:
+        done = [p for p, own in packs.items() if all(_is_finished(path) for _, path in own)]
+        yield from done
+        left = {label: list(own) for label, own in packs.items() if label not in done}
+        needs = self.cluster.needs(spec.device)
+        jobs = []
+        for label, members in self._split(left, needs, spec):
+            runs = [(run.spec, run.trial.name) for run, _ in members]
+            paths = tuple(path.absolute() for _, path in members)
+            seeds = ", ".join(str(run.trial.seed) for run, _ in members)
+            shown = label if len(members) == len(left[label]) else f"{label}, seeds {seeds}"
+            memory = pack_bytes(task, len(members), spec)
+            arguments = (runs, paths, spec.stop.diverged)
+            jobs.append(Job(shown, label, worker.train_runs, arguments, paths, memory))
+        with self._setup(out / "study.toml", task) as setup:
+            for group in _groups(jobs, self._train(setup, jobs, needs, progress, end)):
+                for path in (path for _, path in left[group]):
+                    _await_visible(path, "finished")
+                yield group
+
+    def train_grid(
+        self,
+        spec: GridSpec,
+        task: Task,
+        folders: Mapping[str, Path],
+        progress: Progress,
+        end: float,
+        seconds: float,
+    ) -> Generator[str]:
+        needs = self.cluster.needs(spec.device)
+        # These rules compare points of different packs.
+        alone = spec.stop.cannot_win or bool(spec.stop.heuristic_halving)
+        left = {n: search.unfinished_packs(spec, n, path, task) for n, path in folders.items()}
+        chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in left]
+        if not alone:
+            parts = {(name, i): pack for name, own in left.items() for i, pack in own}
+            chosen = [(name, pack) for (name, _), pack in self._split(parts, needs, spec)]
+        jobs = []
+        for name, pack in chosen:
+            label = name if pack is None else f"{name}, trials {pack[0]} to {pack[-1]}"
+            path = folders[name].absolute()
+            path = path if pack is None else search.pack_path(path, pack)
+            trials = spec.trials(name) if pack is None else len(pack)
+            memory = pack_bytes(task, trials, spec)
+            arguments = (spec, name, pack, path, seconds)
+            jobs.append(Job(label, name, worker.train_search, arguments, (path,), memory))
+        yield from (name for name in folders if not any(job.group == name for job in jobs))
+        with self._setup(next(iter(folders.values())).parent / "grid.toml", task) as setup:
+            trained = self._train(setup, jobs, needs, progress, end)
+
+            def merged() -> Iterator[Job]:
+                for job in trained:
+                    _await_visible(job.paths[0], "seconds")
+                    if not alone:
+                        search.absorb_pack(folders[job.group], job.paths[0])
+                    yield job
+
+            yield from _groups(jobs, merged())
+
+    def _split(
+        self, packs: Mapping[T, Sequence[Any]], needs: Needs, spec: Plan
+    ) -> list[tuple[T, list[Any]]]:
+        """Split packs, unless packing decides the last bits, as it does on a GPU."""
+        keep = bool(needs.gpus) and spec.deterministic
+        return split(packs, 0 if keep else self.cluster.workers(needs))
+
+    @contextlib.contextmanager
+    def _setup(self, plan: Path, task: Task) -> Iterator[worker.Setup]:
+        board = self.cluster.ray.remote(num_cpus=0, max_restarts=-1)(worker.Board).remote()
+        yield worker.Setup(
+            plan.absolute(), file_sha256(plan), task.fingerprint(), self.cluster.threads,
+            plugins.loaded_files(), self.track, board,
+        )  # fmt: skip
+        self.cluster.ray.kill(board)
+
+    def _train(
+        self, setup: worker.Setup, jobs: Sequence[Job], needs: Needs, progress: Progress, end: float
+    ) -> Iterator[Job]:
+        """Train all jobs; yield each when it is finished."""
+        ray, pending, losses = self.cluster.ray, dict[Any, Job](), Counter[str]()
+        printed, finished = time.monotonic(), 0
+
+        def submit(job: Job) -> None:
+            remote = self.cluster.remote(job.function, needs, job.memory)
+            pending[remote.remote(setup, job.label, *job.arguments)] = job
+
+        with training.deferred_interrupt(progress) as requested:
+            try:
+                for job in jobs:
+                    submit(job)
+                while pending:
+                    ready, _ = ray.wait(list(pending), timeout=WAIT_SECONDS)
+                    self._relay(setup.board, progress)
+                    for ref in ready:
+                        job = pending.pop(ref)
+                        self._rounds.pop(job.label, None)
+                        if (lost := self._lost(ref)) is None:
+                            finished += 1
+                            progress.say(f"{job.label}: trained, {finished} of {len(jobs)}")
+                            yield job
+                            continue
+                        losses[job.label] += 1
+                        if losses[job.label] > MOST_LOSSES:
+                            remedy = "train fewer runs at once, or give the workers more memory"
+                            raise InputError(f"{job.label} lost every worker ({lost}): {remedy}")
+                        progress.say(f"{job.label}: worker lost ({lost}), trained again from there")
+                        submit(job)
+                    if pending and (requested.is_set() or time.monotonic() >= end):
+                        done = min(self._rounds.values(), default=(0, 0))
+                        if requested.is_set():
+                            raise Interrupted(*done)
+                        raise training.TimeLimitReached(*done)
+                    if time.monotonic() - printed > LINE_SECONDS and self._rounds:
+                        printed = time.monotonic()
+                        shown = [f"{n} {a} of {b}" for n, (a, b) in list(self._rounds.items())[:4]]
+                        more = f" and {len(self._rounds) - 4} more" if len(self._rounds) > 4 else ""
+                        progress.say(f"round: {'; '.join(shown)}{more}")
+            finally:
+                self._stop(setup.board, list(pending))
+                self._relay(setup.board, progress)
+
+    def _lost(self, ref: Any) -> str | None:
+        """Return the reason why a worker was lost; None if its pack is finished."""
+        errors = self.cluster.ray.exceptions
+        try:
+            found = self.cluster.ray.get(ref)
+        except (errors.RayTaskError, errors.TaskCancelledError) as error:
+            if "No module named 'fedzmg'" in str(error):
+                remedy = "install the same version on every node"
+                raise InputError(f"a worker cannot import fedzmg: {remedy}") from None
+            raise
+        except errors.RayError as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise_remote(found)
+        return None
+
+    def _relay(self, board: Any, progress: Progress) -> None:
+        """Show the messages of workers."""
+        messages: list[tuple[str, str, Any]] = []
+        with contextlib.suppress(self.cluster.ray.exceptions.RayError):
+            messages = self.cluster.ray.get(board.take.remote(), timeout=LINE_SECONDS)
+        for label, kind, value in messages:
+            if kind == "round":
+                self._rounds[label] = value
+            elif kind == "say":
+                progress.say(f"{label}: {value}")
+            elif value[1] not in self._machines:
+                for other, host in self._machines.items():
+                    both = f"{host} ({', '.join(other)}) and {value[0]} ({', '.join(value[1])})"
+                    progress.say(f"workers differ, {both}: the last bits may differ")
+                self._machines[value[1]] = value[0]
+
+    def _stop(self, board: Any, pending: list[Any]) -> None:
+        """Let workers finish their round and write a checkpoint; a second Ctrl-C ends the wait.
+
+        Ray ends workers that are left when the driver disconnects.
+        """
+        end = time.monotonic() + STOP_SECONDS
+        while pending and time.monotonic() < end:
+            board.stop.remote()
+            _, pending = self.cluster.ray.wait(pending, num_returns=len(pending), timeout=1.0)
+
+
+def split(packs: Mapping[T, Sequence[Any]], workers: int) -> list[tuple[T, list[Any]]]:
+    """Split the largest packs until every worker has one.
+
+    >>> split({"a": [0, 1, 2], "b": [3]}, 3)
+    [('a', [0, 1]), ('a', [2]), ('b', [3])]
+    """
+    found = [(key, list(own)) for key, own in packs.items()]
+    while found and len(found) < workers:
+        largest = max(range(len(found)), key=lambda i: len(found[i][1]))
+        key, own = found[largest]
+        if len(own) == 1:
+            break
+        half = -(-len(own) // 2)
+        found[largest : largest + 1] = [(key, own[:half]), (key, own[half:])]
+    return found
+
+
+def raise_remote(found: worker.RemoteError | None) -> None:
+    """Raise the mistake that a worker found, if there is one."""
+    if found is not None:
+        raise found.kind(found.message) from RemoteTraceback(found.trace)
+
+
+def pack_bytes(task: Task, trials: int, spec: Plan) -> float:
+    """Estimate the host memory of a pack, by which Ray places it."""
+    protocol = task.protocol.with_options(spec.protocol)
+    data = sum(num_bytes(leaf) for leaf in leaves((task.train.examples, task.test)))
+    clients = spec.federation.build().participation.most_clients(protocol.cohort, len(task.train))
+    return PROCESS_BYTES + data + COPIES * trials * clients * task.model_bytes
+
+
+def _groups(jobs: Sequence[Job], finished: Iterator[Job]) -> Iterator[str]:
+    """Yield a group once all of its jobs are finished."""
+    left = Counter(job.group for job in jobs)
+    for job in finished:
+        left[job.group] -= 1
+        if not left[job.group]:
+            yield job.group
+
+
+def _is_finished(directory: Path, fact: str = "finished") -> bool:
+    path = directory / "manifest.json"
+    return path.is_file() and fact in read_json(path)
+
+
+def _await_visible(directory: Path, fact: str) -> None:
+    """Wait for the manifest of a directory that another machine has finished."""
+    end = time.monotonic() + SHOW_SECONDS
+    while not _is_finished(directory, fact):
+        if time.monotonic() > end:
+            remedy = "use a file system that all nodes share"
+            raise InputError(f"{directory} was trained but is not visible here: {remedy}")
+        time.sleep(WAIT_SECONDS)

@@ -1,0 +1,165 @@
+"""One run whose cohorts are trained by the workers of a cluster, in shards.
+
+Every worker has the examples once, and the client memory of its shards in the run directory. The
+driver sends the model and receives one sum per shard. A lost worker ends the attempt; the next one
+continues from the last checkpoint.
+"""
+
+import functools
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedzmg.cluster import worker
+from fedzmg.cluster.connect import Cluster
+from fedzmg.cluster.packs import MOST_LOSSES, PROCESS_BYTES, raise_remote
+from fedzmg.engine.client_memory import MemoryStore
+from fedzmg.engine.local import Broadcast
+from fedzmg.errors import InputError
+from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.run import run_pack
+from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
+from fedzmg.experiment.training import build_simulation
+from fedzmg.plugins import loaded_files
+from fedzmg.simulation import History, Simulation
+from fedzmg.simulation.shards import LocalShards, ShardPart
+from fedzmg.tasks.task import Task
+from fedzmg.tree import State, num_bytes
+
+
+class LostWorker(Exception):
+    """A worker that died; the run continues from its last checkpoint."""
+
+
+class ShardWorker:
+    """Ray actor that trains some shards of every cohort."""
+
+    def open(
+        self, setup: worker.Setup, spec: RunSpec, own: Sequence[int], places: Sequence[Path] | None
+    ) -> worker.RemoteError | None:
+        """Build the task and open the client memory; return a mistake of the user."""
+        # Ctrl-C is the driver's, which finishes the round.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+        def build(setup: worker.Setup, _: Any) -> None:
+            task = worker.build_task(setup, spec)
+            task = replace(task, protocol=spec.build_protocol(task))
+            self.simulation = build_simulation(task, [spec.resolve(task).trial], spec, None)
+            # Opened apart: a new simulation would take files of the run back to its start.
+            self.shards = LocalShards(spec.shards, own)
+            self.shards.open(self.simulation.memory.fresh, len(task.train), places)
+            self.simulation.memory = MemoryStore((), 0)
+
+        return worker.reporting(build)(setup, "")
+
+    def train(
+        self, shard: int, round_: int, broadcast: Broadcast, stopped: frozenset[int]
+    ) -> ShardPart | None:
+        """Train the clients of a shard in a round."""
+        self.simulation.stopped_trials = stopped
+        with self.simulation.numerics(self.simulation.choice):
+            return self.shards.train_one(self.simulation, shard, round_, broadcast)
+
+    def keep(self, round_: int) -> None:
+        """Write the client memory of a round."""
+        self.shards.keep(round_)
+
+    def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        """Call a method of a shard's client memory."""
+        return getattr(self.shards.stores[shard], method)(*arguments)
+
+
+class RemoteStore:
+    """Client memory of a shard, in its worker."""
+
+    def __init__(self, shards: "RemoteShards", shard: int) -> None:
+        self._shards, self._shard = shards, shard
+
+    def __getattr__(self, method: str) -> Any:
+        return functools.partial(self._shards.call, self._shard, method)
+
+
+class RemoteShards:
+    """Shards that train in the workers of a cluster; worker ``i`` of W has the shards i, i + W."""
+
+    def __init__(self, cluster: Cluster, setup: worker.Setup, spec: RunSpec, task: Task) -> None:
+        self.count, self._ray, self._setup, self._spec = spec.shards, cluster.ray, setup, spec
+        needs = cluster.needs(spec.device)
+        number = min(cluster.workers(needs), spec.shards)
+        memory = PROCESS_BYTES + num_bytes((task.train.examples, task.test))
+        made = cluster.remote(ShardWorker, needs, memory)
+        self._actors = [made.remote() for _ in range(number)]
+        self._kept: list[Any] = []
+
+    def open(self, fresh: State, clients: int, places: Sequence[Path] | None) -> Sequence[Any]:
+        absolute = places and [place.absolute() for place in places]
+        own = [range(i, self.count, len(self._actors)) for i in range(len(self._actors))]
+        both = zip(self._actors, own, strict=True)
+        opened = [a.open.remote(self._setup, self._spec, s, absolute) for a, s in both]
+        for found in self._get(opened):
+            raise_remote(found)
+        return [RemoteStore(self, shard) for shard in range(self.count)]
+
+    def train(
+        self, simulation: Simulation, round_: int, broadcast: Broadcast
+    ) -> Iterator[ShardPart]:
+        sent, stopped = self._ray.put(broadcast), simulation.stopped_trials
+        refs = [
+            self._actors[shard % len(self._actors)].train.remote(shard, round_, sent, stopped)
+            for shard in range(self.count)
+        ]
+        for ref in refs:
+            [part] = self._get([ref])
+            if part is not None:
+                yield part
+
+    def keep(self, round_: int) -> None:
+        self._get([actor.keep.remote(round_) for actor in self._actors])
+
+    def call(self, shard: int, method: str, *arguments: Any) -> Any:
+        """Call a method of a shard's client memory."""
+        actor = self._actors[shard % len(self._actors)]
+        return self._get([actor.call.remote(shard, method, *arguments)])[0]
+
+    def close(self) -> None:
+        """End the workers."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+    def _get(self, refs: list[Any]) -> list[Any]:
+        errors = self._ray.exceptions
+        try:
+            found: list[Any] = self._ray.get(refs)
+        except errors.RayTaskError:
+            raise
+        except errors.RayError as error:
+            raise LostWorker(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
+        return found
+
+
+def train_run(
+    cluster: Cluster, task: Task, run: ResolvedRun, directory: Path, progress: Progress
+) -> History:
+    """Train a run whose shards are on a cluster; a lost worker costs the rounds of a checkpoint."""
+    spec, losses = run.spec, 0
+    if not spec.shards:
+        remedy = "--set shards=8 cuts the population into 8 parts by client number"
+        raise InputError(f"--on {cluster.on} trains a run in shards: {remedy}")
+    setup = worker.Setup(
+        directory, "", task.fingerprint(), cluster.threads, loaded_files(), None, None
+    )  # fmt: skip
+    while True:
+        shards = RemoteShards(cluster, setup, spec, task)
+        try:
+            [history] = run_pack(task, [run], [directory], progress=progress, shards=shards)
+            return history
+        except LostWorker as error:
+            losses += 1
+            if losses > MOST_LOSSES:
+                remedy = "use more shards, or workers with more memory"
+                raise InputError(f"every worker was lost ({str(error)[:200]}): {remedy}") from None
+            progress.say(f"worker lost ({str(error)[:200]}), trained again from the checkpoint")
+        finally:
+            shards.close()

@@ -1,0 +1,240 @@
+"""Code that runs in the worker processes of a cluster: one pack of trials at a time.
+
+Specifications arrive as values; tasks and plugins are built again from them, so a class of a
+user's own file is never unpickled. Results go to the directories of the study or grid, under the
+usual locks.
+"""
+
+import contextlib
+import functools
+import importlib
+import math
+import os
+import platform
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedzmg import plugins, trackers
+from fedzmg.errors import InputError, UserCodeError
+from fedzmg.experiment import training
+from fedzmg.experiment.grids import search
+from fedzmg.experiment.grids.grid import choosing
+from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.run import run_pack
+from fedzmg.experiment.specs.files import GridSpec
+from fedzmg.experiment.specs.run import RunSpec
+from fedzmg.plugins import PluginError
+from fedzmg.simulation import RoundReport
+from fedzmg.storage import lock
+from fedzmg.storage.files import write_atomic
+from fedzmg.storage.formats import file_sha256
+from fedzmg.storage.lock import hold
+from fedzmg.tasks.task import Task
+from fedzmg.version import __version__
+
+POST_SECONDS = 1.0
+ORPHAN_SECONDS = 30.0
+"""Time that a worker of a killed driver may take to end."""
+
+
+class Setup(NamedTuple):
+    """Settings of all workers of a training."""
+
+    plan: Path
+    """Plan in the shared directory of results."""
+    plan_sha256: str
+    """Hash of the plan; empty if there is none."""
+    task_sha256: str
+    threads: int
+    plugins: tuple[Path, ...]
+    track: str | None
+    board: Any
+    """Ray actor that receives messages."""
+
+
+class Board:
+    """Messages of workers that the driver has not read yet, and its wish to stop."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[str, str, Any]] = []
+        self._stops = False
+
+    def post(self, label: str, kind: str, value: Any) -> bool:
+        """Add a message; return True if the worker should stop."""
+        self._messages.append((label, kind, value))
+        return self._stops
+
+    def stop(self) -> None:
+        """Stop all workers after their rounds."""
+        self._stops = True
+
+    def take(self) -> list[tuple[str, str, Any]]:
+        """Return the messages since the last call."""
+        found, self._messages = self._messages, []
+        return found
+
+
+class Posts(Progress):
+    """Progress of a pack, sent to the driver now and then."""
+
+    def __init__(self, board: Any, label: str) -> None:
+        self._board, self.label = board, label
+        self._rounds, self._posted = 0, -math.inf
+        self._answer: Any = None
+
+    def post(self, kind: str, value: Any) -> None:
+        """Send a message and do not wait for it."""
+        if self._board is not None:
+            self._answer = self._board.post.remote(self.label, kind, value)
+
+    def is_stopping(self, seconds: float = 0.0) -> bool:
+        """Tell whether the driver has answered that it wants to stop."""
+        if self._answer is None:
+            return False
+        ray = importlib.import_module("ray")
+        with contextlib.suppress(ray.exceptions.RayError):  # a message may be lost with its node
+            return bool(ray.get(self._answer, timeout=seconds))
+        return False
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        self._rounds = rounds
+        self.post("round", (done, rounds))
+
+    def advance(self, report: RoundReport) -> None:
+        if time.monotonic() - self._posted > POST_SECONDS or report.round == self._rounds:
+            self._posted = time.monotonic()
+            stops = self.is_stopping()
+            self.post("round", (report.round, self._rounds))
+            if stops:
+                signal.raise_signal(signal.SIGINT)  # which waits for the checkpoint
+
+    def say(self, text: str) -> None:
+        self.post("say", text)
+
+
+class RemoteError(NamedTuple):
+    """Mistake of a user that a worker found; another exception is a mistake of this program."""
+
+    kind: type[BaseException]
+    message: str
+    trace: str = ""
+
+
+def reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
+    """Prepare a worker process, and turn a user's mistake into a value: pickling loses causes."""
+
+    @functools.wraps(work)
+    def run(setup: Setup, label: str, *arguments: Any) -> RemoteError | None:
+        try:
+            torch.set_num_threads(setup.threads)
+            host, progress = platform.node(), Posts(setup.board, label)
+            if setup.plan_sha256 and file_sha256(setup.plan) != setup.plan_sha256:
+                remedy = "choose an --out on a file system that all nodes share"
+                raise InputError(f"{host} does not see {setup.plan} as the driver does: {remedy}")
+            for file in setup.plugins:
+                plugins.load(file)
+            progress.post("host", (host, machine_facts()))
+            if not progress.is_stopping(ORPHAN_SECONDS):
+                work(setup, progress, *arguments)
+        except KeyboardInterrupt:
+            return RemoteError(KeyboardInterrupt, "")
+        except (InputError, PluginError) as error:
+            kind = next(k for k in (PluginError, UserCodeError, InputError) if isinstance(error, k))
+            cause = None if kind is InputError else error.__cause__
+            trace = "" if cause is None else "".join(traceback.format_exception(cause))
+            return RemoteError(kind, str(error), trace)
+        return None
+
+    return run
+
+
+@reporting
+def train_runs(
+    setup: Setup,
+    progress: Posts,
+    runs: Sequence[tuple[RunSpec, str]],
+    paths: Sequence[Path],
+    stop_diverged: bool,
+) -> None:
+    """Train the runs of a study that form a pack."""
+    task = build_task(setup, runs[0][0])
+    _await_orphans(paths)
+    track = trackers.named(setup.track)
+    with trackers.Tracking(track, setup.plan.parent, progress) as tracking:
+        run_pack(
+            task, [spec.resolve(task, name) for spec, name in runs], paths,
+            progress=tracking, label=progress.label, models=False,
+            stop=training.newly_diverged if stop_diverged else None,
+        )  # fmt: skip
+
+
+@reporting
+def train_search(
+    setup: Setup,
+    progress: Posts,
+    spec: GridSpec,
+    name: str,
+    pack: list[int] | None,
+    path: Path,
+    seconds: float,
+) -> None:
+    """Train one pack of an algorithm's trials in a directory of its own; None: all, with scores."""
+    whole, track = build_task(setup, spec), trackers.named(setup.track)
+    _await_orphans([path])
+    with (
+        trackers.Tracking(track, setup.plan.parent, progress, trackers.by_point(spec)) as tracking,
+        hold([path], progress.say) as held,
+    ):
+        if pack is not None and not (path.parent / "grid.toml").is_file():
+            write_atomic(path.parent / "grid.toml", setup.plan.read_bytes())
+        own = search.Search(
+            spec, name, choosing(whole, spec), path, tracking, math.inf, seconds, held,
+            whole.test if spec.also_by_test else None,
+        )  # fmt: skip
+        if pack is None:
+            own.run()
+        else:
+            own.train(pack)
+
+
+def machine_facts() -> tuple[str, ...]:
+    """Describe what decides the last bits besides the settings."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return tuple(filter(None, (f"fedzmg {__version__}", f"torch {torch.__version__}", cpu, gpu)))
+
+
+_TASKS: dict[tuple[type, str, str, str], Task] = {}
+"""The task that this process trained last: a worker reads its data once."""
+
+
+def build_task(setup: Setup, spec: RunSpec | GridSpec) -> Task:
+    """Build the task of a specification, and check that its data are the driver's."""
+    key = type(spec), spec.task, str(spec.preset), setup.task_sha256
+    if key not in _TASKS:
+        task = spec.build_task()
+        if task.fingerprint() != setup.task_sha256:
+            remedy = "use the same versions and data on every node"
+            raise InputError(
+                f"{platform.node()} has another {spec.task!r} than the driver: {remedy}"
+            )
+        _TASKS.clear()
+        _TASKS[key] = task
+    return _TASKS[key]
+
+
+def _await_orphans(paths: Sequence[Path]) -> None:
+    """Wait for workers of a killed driver, which Ray is about to end."""
+    end = time.monotonic() + ORPHAN_SECONDS
+    for path in paths:
+        while time.monotonic() < end:
+            owner = lock.read_owner(path)
+            if owner is None or owner.pid == os.getpid() or owner.is_elsewhere or owner.is_gone:
+                break
+            time.sleep(0.2)
