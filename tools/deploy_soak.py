@@ -109,7 +109,9 @@ def main() -> None:
             print(f"round {len(records)}: metric {records[-1]['metric']}, MiB {shown}", flush=True)
             if given.faults and random.random() < 0.1:
                 own = [
-                    c for c in server.children(recursive=True) if "supernode" in str(c.cmdline())
+                    c
+                    for c in server.children(recursive=True)
+                    if c.name().startswith("flower-supern")
                 ]
                 for one in random.sample(own, min(1, len(own))):
                     one.send_signal(signal.SIGKILL)

@@ -89,7 +89,7 @@ def rounds(folder: Path) -> int:
 
 
 def simulated(folder: Path, spec: RunSpec) -> Any:
-    task = f"{folder / 'own_task.py'}:task"
+    task = f"{OWN}:task"
     chosen = spec.model_copy(update={"task": load_reference(task), "engine": "sequential"})
     return run_pack(tasks.get(task), [chosen], [folder / "simulated"])[0]
 

@@ -141,7 +141,8 @@ class Remote:
         found: dict[int, list[Outcome]] = {}
         sent: dict[str, int] = {}
         facts = {"kind": "train", "federation": self.nodes.federation, "round": round_}
-        failed, end = set[int](), 0.0
+        facts["nonce"] = secrets.token_hex(8)
+        failed, asked, end = set[int](), set[int](), 0.0
         while len(found) < need or len(found) + len(failed) < len(planned):
             if time.monotonic() >= end:
                 if end and len(found) >= need:
@@ -149,22 +150,23 @@ class Remote:
                 if end:
                     missing = f"{len(found)} answers of {need} needed"
                     self.say(f"round {round_}: {missing}; sending it again")
-                facts["nonce"] = secrets.token_hex(8)
-                failed, end = set(), time.monotonic() + self.limits.deadline
-                self._leave(sent)
+                # Answers to what was sent before still count: a device may only be slow.
+                failed, asked, end = set(), set(), time.monotonic() + self.limits.deadline
             online = self.greet()
             for message, client in list(sent.items()):
                 if self.nodes.nodes[client].node not in online:  # it may come back without it
                     self._leave({message: sent.pop(message)})
-            for client in planned.keys() - found.keys() - failed - set(sent.values()):
+                    asked.discard(client)
+            for client in planned.keys() - found.keys() - failed - asked:
                 number = self.nodes.nodes[client].node
                 if number in online and self._greeted.get(number) == "":
                     own = {**facts, "occurrences": len(planned[client]), **about(client)}
                     message = self.link.push(number, Frame(own, arrays), self._valid_seconds)
                     sent[message] = client
+                    asked.add(client)
             for reply in self.link.pull([*sent, *self._late]):
                 self._count_late(reply)
-                if (answered := sent.pop(reply.message, None)) is None:
+                if (answered := sent.pop(reply.message, None)) is None or answered in found:
                     continue
                 node = self.nodes.nodes[answered]
                 try:
@@ -172,6 +174,7 @@ class Remote:
                 except BadMessage as error:
                     if "is unknown here" in str(error):  # it has lost its disk
                         self._greeted.pop(node.node, None)
+                        asked.discard(answered)
                     else:
                         failed.add(answered)
                         self._refuse(node, round_, error)

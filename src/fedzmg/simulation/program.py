@@ -23,6 +23,7 @@ def build_program(
     longest: int = 0,
 ) -> Program:
     """Build what engines need to train clients of a task by a rule."""
+    labels = label_counts(task, rule, device)  # first: it may split the head off the model
     half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
     return Program(
         rule=rule,
@@ -32,7 +33,7 @@ def build_program(
         dtype=dtype,
         device=device,
         longest=longest,
-        label_counts=label_counts(task, rule, device),
+        label_counts=labels,
     )
 
 
