@@ -464,6 +464,7 @@ def test_statistics_stay_in_single_precision_on_a_gpu(make: Callable[[], nn.Modu
             [Trial.of("fedzmg", client_lr=0.05)],
             rounds=1,
             device=torch.device("cuda"),
+            dtype=torch.float32,
             engine=engine,  # type: ignore[arg-type]
             precision="bf16",
         )
