@@ -10,17 +10,17 @@ from fedzmg.experiment.specs.files import GridSpec, Spec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import MissingGrid, study_packs
 
-START_SECONDS = 8.0
-"""Start of a worker: process, imports and data (measured: 6 to 9 s, see benchmarks/cluster.py)."""
-TASK_SECONDS = 0.05
-"""Time between two packs of a worker."""
+START_SECONDS = 15.0
+"""Start of a worker: process, imports and data (measured on two busy cores: 13 to 25 s)."""
+TASK_SECONDS = 3.0
+"""Time between two packs of a worker (measured on two busy cores)."""
 
 
 def wall_seconds(packs: Sequence[float], workers: int, start: float = START_SECONDS) -> float:
     """Return the end of the last pack, each of which begins on the first free worker.
 
     >>> wall_seconds([1.0, 1.0, 4.0], 2, start=0.0)
-    5.1
+    11.0
     """
     free = [start] * max(1, workers)
     for seconds in packs:
