@@ -6,10 +6,7 @@ from flwr.clientapp import ClientApp
 from fedzmg.deploy.flower import from_records, to_records
 from fedzmg.deploy.frames import Frame, ask
 
-app = ClientApp()
 
-
-@app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer a greeting or a round."""
     try:
@@ -17,3 +14,7 @@ def train(message: Message, context: Context) -> Message:
     except (OSError, ValueError) as error:
         answer = Frame({"error": f"{type(error).__name__} {error}"[:500]})
     return Message(to_records(answer), reply_to=message)
+
+
+app = ClientApp()
+app.train()(train)

@@ -16,8 +16,6 @@ from fedzmg.errors import InputError
 from fedzmg.storage.files import write_atomic
 from fedzmg.storage.formats import write_json
 
-app = ServerApp()
-
 
 class GridLink(Link):
     """The nodes of Flower's grid."""
@@ -30,7 +28,7 @@ class GridLink(Link):
 
     def push(self, node: int, frame: Frame, seconds: float) -> str:
         message = Message(to_records(frame), node, "train", ttl=seconds)
-        [sent] = self._grid.push_messages([message])
+        [sent] = map(str, self._grid.push_messages([message]))
         self._nodes[sent] = node
         return sent
 
@@ -50,7 +48,6 @@ class GridLink(Link):
         return [Reply(sent, self._nodes.pop(sent), frames[0], errors[0][:200])]
 
 
-@app.main()
 def main(grid: Grid, _: Context) -> None:
     """Train the run that the settings name; leave its end to the launcher."""
     settings = Settings.read(Path(os.environ[SETTINGS]))
@@ -63,3 +60,7 @@ def main(grid: Grid, _: Context) -> None:
         write_json(home / DONE, {"error": str(error)})
     else:
         write_json(home / DONE, {"error": ""})
+
+
+app = ServerApp()
+app.main()(main)
