@@ -202,12 +202,12 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [{"stop": {"diverged": True}, "together": 3}, {"cannot_win": True}]
+    "more", [{"stop": {"diverged": True}, "together": 3}, {"search": {"halving": [[6, 1]]}}]
 )
 def test_grid_has_the_scores_of_a_local_one(
     cluster: dict[str, str], tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    spec = grid(**({"stop": more} if "cannot_win" in more else more))
+    spec = grid(**more)
     file, here, there = write(tmp_path / "grid.toml", spec), tmp_path / "here", tmp_path / "there"
     finish(start("grid", file, "--out", str(here)))
     finish(start("grid", file, "--out", str(there), "--on", "auto", **cluster))

@@ -52,7 +52,7 @@ def _packs(spec: Any) -> dict[Any, list[int]]:
     if isinstance(spec, GridSpec):
         trials = {name: spec.trials(name) for name in spec.algorithms}
         sizes = {name: spec.together or n for name, n in trials.items()}
-        if spec.stop.cannot_win or spec.stop.heuristic_halving:
+        if spec.search.halving:
             sizes = trials
         return {
             (name, i): list(range(i, min(i + sizes[name], n)))

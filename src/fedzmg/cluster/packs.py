@@ -111,8 +111,7 @@ class Packs(Remote):
         seconds: float,
     ) -> Generator[str]:
         needs = self.cluster.needs(spec.device)
-        # These rules compare points of different packs.
-        alone = spec.stop.cannot_win or bool(spec.stop.heuristic_halving)
+        alone = bool(spec.search.halving)  # it compares all points
         left = {n: search.unfinished_packs(spec, n, path, task) for n, path in folders.items()}
         chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in left]
         if not alone:

@@ -49,20 +49,21 @@ def estimate(spec: Spec) -> dict[str, Any]:
     task = None if preset.missing else spec.build_task()
     if task is not None:
         spec.check_participation(task)
-    first, counts = _trials(spec, task)
-    top = {key: getattr(spec, key) for key in ("rounds", "eval_every") if hasattr(spec, key)}
+    keys = ("rounds",) if isinstance(spec, GridSpec) else ("rounds", "eval_every")
+    top = {key: getattr(spec, key) for key in keys if hasattr(spec, key)}
     protocol = preset.protocol.with_options({**spec.protocol, **top})
     participation, rounds = spec.federation.build().participation, protocol.rounds
+    first, counts = _trials(spec, task, rounds)
     cohort = participation.mean_clients(protocol.cohort)
     # A run is evaluated after rounds 1, 1 + N, ... and the last.
     evaluations = -(-rounds // protocol.eval_every) + ((rounds - 1) % protocol.eval_every > 0)
     if isinstance(spec, GridSpec):
-        evaluations = spec.last + (spec.last < rounds)
+        evaluations = len({1, *spec.logged()})
     model = num_bytes(FunctionalModel(preset.network()).params())
     down = up = during = after = guarded = 0.0
-    for name, n in counts:
+    for name, n, trained in counts:
         row = algorithms.ALGORITHMS[name]
-        moved = model * cohort * rounds * n
+        moved = model * cohort * trained
         down, up = down + row.down * moved, up + row.up * moved
         pack = min(n, getattr(spec, "together", 0) or n)
         copies = 2 if spec.federation.aggregator is not None else int(spec.federation.guard)
@@ -80,7 +81,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
         "kind": getattr(spec, "kind", "run"),
         "task": spec.task,
         "algorithms": len(counts),
-        "trials": sum(n for _, n in counts),
+        "trials": sum(n for _, n, _ in counts),
         "rounds": rounds,
         "evaluations": evaluations,
         "bytes_down": round(down),
@@ -98,24 +99,26 @@ def estimate(spec: Spec) -> dict[str, Any]:
     drawn = np.full(len(per_client), cohort / len(per_client))
     if participation.sampler == "examples" and not protocol.replacement:
         drawn = inclusion_probabilities(task.train.counts, protocol.cohort)
-    steps = found["trials"] * rounds * float(drawn @ per_client)
+    steps = sum(trained for _, _, trained in counts) * float(drawn @ per_client)
     task = choosing(task, spec) if isinstance(spec, GridSpec) else task
     task, trials = replace(task, protocol=protocol), [first] * min(TRIALS, counts[0][1])
     evaluated = found["trials"] * evaluations * task.test.size
     return {**found, "steps": round(steps), **_timed(task, spec, trials, steps, evaluated)}
 
 
-def _trials(spec: Spec, task: Task | None) -> tuple[Trial, list[tuple[str, int]]]:
-    """Return a trial of the first algorithm, and every algorithm with its number of trials."""
+def _trials(spec: Spec, task: Task | None, rounds: int) -> tuple[Trial, list[tuple[str, int, int]]]:
+    """Return a trial of the first algorithm; and every algorithm, its trials and their rounds."""
     if isinstance(spec, RunSpec):
-        return Trial(spec.build_algorithm(task), spec.seed), [(spec.algorithm, 1)]
+        return Trial(spec.build_algorithm(task), spec.seed), [(spec.algorithm, 1, rounds)]
     spec.check(task)
     name = next(iter(spec.algorithms))
-    options, counts = spec.fixed(name), [(base, len(spec.seeds)) for base in spec.bases()]
+    n, options = len(spec.seeds), spec.fixed(name)
+    counts = [(base, n, n * rounds) for base in spec.bases()]
     if isinstance(spec, GridSpec):
         points = spec.points(name)
         options |= points[len(points) // 2]
-        counts = [(spec.base(each), spec.trials(each)) for each in spec.algorithms]
+        names = spec.algorithms
+        counts = [(spec.base(each), spec.trials(each), spec.trial_rounds(each)) for each in names]
     return Trial(spec.configured(name, options, task), spec.seeds[0]), counts
 
 

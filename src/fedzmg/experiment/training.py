@@ -32,7 +32,7 @@ from fedzmg.tasks.task import Task
 
 CHECKPOINT_SHARE = 0.05
 """Largest share of the time that writing checkpoints may take."""
-Why: TypeAlias = Literal["diverged", "cannot_win", "halving"]
+Why: TypeAlias = Literal["diverged", "halving"]
 STOPPED = "stopped.json"
 FORMAT = 1
 """Format of ``stopped.json``, ``grid.json``, ``scores.json`` and ``study.json``."""
@@ -148,19 +148,19 @@ class Stopped(NamedTuple):
     why: Why
     words: str
     """The reason in words."""
-    at_most: float | None = None
-    """Upper bound of the score that the trial or its point could have reached."""
+    score: float | None = None
+    """Score of its point then, if it was compared with others."""
 
     def line(self) -> dict[str, Any]:
-        """Return the decision ready for JSON; a heuristic may stop a trial that would win."""
-        return {**self._asdict(), "heuristic": self.why == "halving"}
+        """Return the decision ready for JSON."""
+        return self._asdict()
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> "Stopped":
         """Parse a decision; a wrong value raises ``KeyError``, ``TypeError``, ``ValueError``."""
         if line["why"] not in get_args(Why):
             raise ValueError(f"unknown reason {line['why']!r}")
-        return cls(int(line["round"]), line["why"], str(line["words"]), line.get("at_most"))
+        return cls(int(line["round"]), line["why"], str(line["words"]), line.get("score"))
 
 
 Ask: TypeAlias = Callable[[RoundReport], Mapping[int, Stopped]]

@@ -17,7 +17,7 @@ from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
 from fedzmg.experiment import run_directory
 from fedzmg.experiment.grids.grid import choosing
-from fedzmg.experiment.grids.score import read_rows
+from fedzmg.experiment.grids.score import Stops, read_rows
 from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
 from fedzmg.experiment.rules_hash import refuse_unloaded, say_changed
 from fedzmg.experiment.run_directory import RunDirectory
@@ -214,7 +214,9 @@ def _verify_grid(
         notes, now, repeated = list[str](), dict[str, Any](), dict[Any, Mapping[str, Any]]()
         if len(logged) < wanted:
             notes.append(f"a grid logs only some rounds, here {', '.join(map(str, logged))}")
-        for pack in packs(spec, range(len(trials))):
+        stops = Stops(spec, name, task.metric, path / "stopped.jsonl").now
+        begun_trials = [i for i in range(len(trials)) if i not in stops or stops[i].round]
+        for pack in packs(spec, begun_trials):
             last = max((r for t, r in rows if t in pack and r <= wanted), default=0)
             if not last:
                 continue
@@ -249,7 +251,7 @@ def _repeat(
     kinds = ["chunk_changes"] + ["pack_changes"] * (facts["device"] != "cpu")
     # A run that was stopped lacks the changes after it.
     for change in (one for run in pack for kind in kinds for one in run.facts.get(kind, [])):
-        if number is not None and (change["pack"] != number or change.get("revoked")):
+        if number is not None and change["pack"] != number:
             continue
         if "chunk" not in change:
             end = min(end, change["round"])

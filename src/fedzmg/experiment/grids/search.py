@@ -60,6 +60,10 @@ def trials_of(spec: GridSpec, name: str) -> list[GridTrial]:
 
 def packs(spec: GridSpec, trials: Sequence[int]) -> list[list[int]]:
     """Group the numbers of trials that train together."""
+    if spec.search.halving:  # the first seeds decide which of the others train
+        first = [trial for trial in trials if trial % len(spec.seeds) == 0]
+        others = [trial for trial in trials if trial % len(spec.seeds)]
+        return [pack for pack in (first, others) if pack]
     size = spec.together or max(len(trials), 1)
     return [list(trials[i : i + size]) for i in range(0, len(trials), size)]
 
@@ -90,11 +94,10 @@ def by_test(
 
 
 def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> list[Record]:
-    """Evaluate the records of a round if it counts or halves the grid."""
+    """Evaluate the records of a round if the grid logs it."""
     counts = simulation.round in counted(spec)
-    due = counts or simulation.round in spec.stop.heuristic_halving
     active = [i for i in range(len(records)) if i not in simulation.stopped_trials]
-    if not due or records[active[0]].metric is not None:
+    if simulation.round not in spec.logged() or records[active[0]].metric is not None:
         return records
     found, scores = list(records), simulation.evaluate()
     for i in active:
@@ -129,8 +132,6 @@ class Search(training.TrainingStorage):
         self._stops = Stops(self.spec, self.name, self.task.metric, self.path / "stopped.jsonl")
         self._uploads = uploads.UploadLog(self.path)
         self._trials = trials_of(self.spec, self.name)
-        self._lost: set[int] = set()
-        """Trials that this process saw diverge."""
         self._pack: list[int] = []
         self._active: list[int] = []
         """Numbers of the simulation's trials."""
@@ -139,44 +140,26 @@ class Search(training.TrainingStorage):
     def run(self) -> None:
         """Train pack after pack, then score."""
         for pack in packs(self.spec, range(len(self._trials))):
-            # A stopped trial whose decision was revoked trains below.
-            if not all(i in self._stops.revoked or self._is_logged([i]) for i in pack):
-                self._train(pack)
-        while True:
-            if self.spec.stop.cannot_win:
-                with training.named_write_errors(self.path):
-                    self._stops.revoke(self._stops.unsettled(self._rows))
-            left = [i for i in sorted(self._stops.revoked) if not self._is_logged([i])]
-            if not left:
-                break
-            self.progress.say(f"{self.name}: {len(left)} stopped trials might win after all")
-            for pack in packs(self.spec, left):
-                self._train(pack)
+            self.train(pack)
         with training.named_write_errors(self.path):
             unusual = self._uploads.by_point(len(self.spec.seeds))
             scores = score(self.spec, self.name, self.task, self._rows, self._stops.now, unusual)
             write_json(self.path / "scores.json", scores, spec=self._plan)
 
     def _is_logged(self, members: Iterable[int], until: int | None = None) -> bool:
-        """Return whether the log has all rounds that count, up to round ``until``."""
+        """Return whether the log has all rounds that are evaluated, up to round ``until``."""
         end = self.spec.rounds if until is None else until
         stops = self._stops.now
         lasts = {i: min(end, stops[i].round) if i in stops else end for i in members}
-        rounds = counted(self.spec)
+        rounds = self.spec.logged()
         return all((i, r) in self._rows for i, last in lasts.items() for r in rounds if r <= last)
 
     def early_stops(self, report: RoundReport) -> Collection[int]:
-        stop, stops, found = self.spec.stop, self._stops, dict[int, training.Stopped]()
-        diverged = {self._active[i]: s for i, s in training.newly_diverged(report).items()}
-        self._lost |= set(diverged)
-        # Stopping after the last round saves nothing.
-        fresh = report.round < self.spec.rounds and not stops.revoked.intersection(self._pack)
-        if stop.diverged:
-            found |= diverged
-        if stop.cannot_win and fresh:
-            found |= stops.dominated(self._rows, self._pack, report.round, self._lost) | found
-        if report.round in stop.heuristic_halving and fresh:
-            found |= stops.worse_half(self._rows, report.round) | found
+        stops, found = self._stops, dict[int, training.Stopped]()
+        if self.spec.stop.diverged:
+            found |= {self._active[i]: s for i, s in training.newly_diverged(report).items()}
+        if self._pack[0] == 0:
+            found = stops.halved(self._rows, report.round) | found
         stops.keep(found)
         # Decisions from before a crash take effect after the same round.
         due = {trial for trial, stopped in stops.now.items() if stopped.round == report.round}
@@ -298,8 +281,7 @@ class Search(training.TrainingStorage):
     def note_change(self, simulation: Simulation, name: str) -> None:
         left = [t for i, t in enumerate(self._active) if i not in simulation.stopped_trials]
         fact = {"chunk": simulation.chunk} if name == "chunk_changes" else {"trials": left}
-        revoked = {"revoked": True} if self._stops.revoked.intersection(self._pack) else {}
-        change = {"pack": self._pack[0], **revoked, "round": simulation.round, **fact}
+        change = {"pack": self._pack[0], "round": simulation.round, **fact}
         run_directory.note_change(self.path, name, change)
 
 
@@ -314,9 +296,9 @@ def unfinished_packs(
     """Return the packs of an algorithm without the trials that its log holds."""
     rows = read_rows(directory / "metrics.jsonl")
     stops = Stops(spec, name, task.metric, directory / "stopped.jsonl").now
-    ends = {(i, r) for i, one in stops.items() for r in counted(spec) if r > one.round}
+    ends = {(i, r) for i, one in stops.items() for r in spec.logged() if r > one.round}
     left = [
-        [i for i in pack if not all((i, r) in rows or (i, r) in ends for r in counted(spec))]
+        [i for i in pack if not all((i, r) in rows or (i, r) in ends for r in spec.logged())]
         for pack in packs(spec, range(spec.trials(name)))
     ]
     return [(i, pack) for i, pack in enumerate(left) if pack]

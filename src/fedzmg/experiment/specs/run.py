@@ -175,7 +175,7 @@ class Experiment(Strict):
         keys = [key for key in type(self).model_fields if key not in self.tables]
         keys += [] if entry is None else [f"preset.{name}" for name in entry.options()]
         keys += [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
-        tables = [name for name in ("federation", "stop") if name in self.tables]
+        tables = [name for name in ("federation", "stop", "search") if name in self.tables]
         keys += [f"{table}.{name}" for table in tables for name in self.keys_of([table])]
         nested = ("federation", "participation")
         keys += [".".join([*nested, name]) for name in self.keys_of(nested)]
