@@ -24,12 +24,9 @@ from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes, row
 
-LINE_BYTES = {"run": 480, "grid": 260}
-"""Approximate size of a line of metrics.jsonl."""
-SECONDS = 2.0
-"""Time limit of all measurements, as far as it can be foreseen."""
-TRIALS = 8
-"""Maximum number of trials that are timed together on a GPU; on a CPU it is one."""
+LINE_BYTES = {"run": 480, "grid": 260}  # approximate size of a line of metrics.jsonl
+SECONDS = 2.0  # time limit of all measurements, as far as it can be foreseen
+TRIALS = 8  # maximum number of trials that are timed together on a GPU; on a CPU it is one
 STEPS, ROUNDS, TEST_EXAMPLES, BATCH = 2, 3, 200, 1000
 """Size of the measurement: local steps of each client, rounds, evaluated examples, and the batch
 size above which a batch that no client fills is not measured in full."""

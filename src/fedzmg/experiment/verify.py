@@ -52,14 +52,10 @@ class Verdict:
     """Result of verifying one run, or the grid of one algorithm."""
 
     name: str
-    rounds: int
-    """Rounds that were trained again and compared."""
-    first: int | None
-    """The first round with a difference."""
-    fields: tuple[str, ...]
-    """Fields that differ there, except times."""
-    size: float | None
-    """Largest absolute difference of metric and losses in all of these rounds."""
+    rounds: int  # rounds that were trained again and compared
+    first: int | None  # the first round with a difference
+    fields: tuple[str, ...]  # fields that differ there, except times
+    size: float | None  # largest absolute difference of metric and losses in all of these rounds
     facts: tuple[Fact, ...]
     note: str = ""
 

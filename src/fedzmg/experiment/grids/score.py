@@ -19,8 +19,7 @@ from fedzmg.results.scores import rounds_to_threshold
 from fedzmg.storage.formats import append_log, log_lines
 from fedzmg.tasks.task import Task
 
-Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]
-"""Lines of a grid's log by trial and round."""
+Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]  # lines of a grid's log by trial and round
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -182,8 +181,7 @@ class Stops:
     def __init__(self, spec: GridSpec, name: str, metric: Metric, path: Path) -> None:
         self._spec, self._metric, self._path = spec, metric, path
         self._facts = [{"seed": s, **point} for point in spec.points(name) for s in spec.seeds]
-        self.now: dict[int, Stopped] = {}
-        """Decisions by trial."""
+        self.now: dict[int, Stopped] = {}  # decisions by trial
         try:
             self._take(read_lines(path))
         except (KeyError, TypeError, ValueError) as error:

@@ -124,8 +124,7 @@ class Search(training.TrainingStorage):
     end: float
     checkpoint_seconds: float
     held: Hold
-    reporting: Examples | None = None
-    """The other test examples, if they are evaluated as well."""
+    reporting: Examples | None = None  # the other test examples, if they are evaluated as well
 
     def __post_init__(self) -> None:
         self._rows = read_rows(self.path / "metrics.jsonl")
@@ -133,8 +132,7 @@ class Search(training.TrainingStorage):
         self._uploads = uploads.UploadLog(self.path)
         self._trials = trials_of(self.spec, self.name)
         self._pack: list[int] = []
-        self._active: list[int] = []
-        """Numbers of the simulation's trials."""
+        self._active: list[int] = []  # numbers of the simulation's trials
         self._checkpoint = self.path / CHECKPOINT
 
     def run(self) -> None:
