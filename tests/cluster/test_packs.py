@@ -30,8 +30,6 @@ ENVIRONMENT = {
 }  # fmt: skip
 PLUGIN = Path(__file__).with_name("slow_task.py")
 ROUNDS = 40
-
-
 SECONDS = 240.0
 
 
@@ -284,6 +282,24 @@ def test_ended_driver_leaves_no_process_and_continues(
     assert text.count('"round": 1,') == 1
     if how == signal.SIGINT:  # not a round was trained twice
         assert text.count("\n") == ROUNDS
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["vectorized", "cuda_graph"])
+def test_two_workers_that_share_a_gpu_have_the_bits_of_a_local_study(
+    engine: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    spec = study(device="cuda", deterministic=True, engine=engine)
+    file, here, there = write(tmp_path / "study.toml", spec), tmp_path / "here", tmp_path / "there"
+    own = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    finish(start("study", file, "--out", str(here), **own))
+    finish(start("study", file, "--out", str(there), "--on", "ray:2", **own))
+    assert logged(here) == logged(there)
+    for path in there.rglob("seed-*/manifest.json"):
+        facts = json.loads(path.read_text())
+        assert (facts["engine"], facts["device"]) == (engine, "cuda")
 
 
 @pytest.mark.parametrize("on", ["", "rai", "ray:0", "ray:x", "ray://", "127.0.0.1"])
