@@ -16,15 +16,20 @@ TASK_SECONDS = 3.0
 """Time between two packs of a worker (measured on two busy cores)."""
 
 
-def wall_seconds(packs: Sequence[float], workers: int, start: float = START_SECONDS) -> float:
+def wall_seconds(
+    packs: Sequence[float],
+    workers: int,
+    start: float = START_SECONDS,
+    between: float = TASK_SECONDS,
+) -> float:
     """Return the end of the last pack, each of which begins on the first free worker.
 
-    >>> wall_seconds([1.0, 1.0, 4.0], 2, start=0.0)
+    >>> wall_seconds([1.0, 1.0, 4.0], 2, start=0.0, between=3.0)
     11.0
     """
     free = [start] * max(1, workers)
     for seconds in packs:
-        heapq.heapreplace(free, free[0] + seconds + TASK_SECONDS)
+        heapq.heapreplace(free, free[0] + seconds + between)
     return max(free)
 
 

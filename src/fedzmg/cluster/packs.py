@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedzmg import plugins
 from fedzmg.cluster import worker
+from fedzmg.cluster.board import Board
 from fedzmg.cluster.connect import Cluster, Needs
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import training
@@ -149,7 +150,7 @@ class Packs(Remote):
 
     @contextlib.contextmanager
     def _setup(self, plan: Path, task: Task) -> Iterator[worker.Setup]:
-        board = self.cluster.ray.remote(num_cpus=0, max_restarts=-1)(worker.Board).remote()
+        board = self.cluster.ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
         yield worker.Setup(
             plan.absolute(), file_sha256(plan), task.fingerprint(), self.cluster.threads,
             plugins.loaded_files(), self.track, board,
