@@ -200,13 +200,19 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [{"stop": {"diverged": True}, "together": 3}, {"cannot_win": True}]
+    "more",
+    [
+        {"stop": {"diverged": True}, "together": 3},
+        {"stop": {"cannot_win": True}},
+        {"search": "optuna", "budget": 3, "batch": 2},
+    ],
 )
 def test_grid_has_the_scores_of_a_local_one(
     cluster: dict[str, str], tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    spec = grid(**({"stop": more} if "cannot_win" in more else more))
-    file, here, there = write(tmp_path / "grid.toml", spec), tmp_path / "here", tmp_path / "there"
+    pytest.importorskip("optuna" if "search" in more else "ray")
+    here, there = tmp_path / "here", tmp_path / "there"
+    file = write(tmp_path / "grid.toml", grid(**more))
     finish(start("grid", file, "--out", str(here)))
     finish(start("grid", file, "--out", str(there), "--on", "auto", **cluster))
     scores = [json.loads((path / "grid.json").read_text()) for path in (here, there)]

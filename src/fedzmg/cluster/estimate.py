@@ -55,14 +55,12 @@ def estimate_on(cluster: Cluster, spec: Spec, found: dict[str, Any]) -> dict[str
 def _packs(spec: Any) -> dict[Any, list[int]]:
     """Return the trials of every pack, by any key."""
     if isinstance(spec, GridSpec):
-        trials = {name: spec.trials(name) for name in spec.algorithms}
-        sizes = {name: spec.together or n for name, n in trials.items()}
-        if spec.stop.cannot_win or spec.stop.heuristic_halving:
-            sizes = trials
+        alone = spec.stop.cannot_win or spec.stop.heuristic_halving
+        numbers = {name: 1 if alone else number for name, number in spec.packs().items()}
         return {
-            (name, i): list(range(i, min(i + sizes[name], n)))
-            for name, n in trials.items()
-            for i in range(0, n, sizes[name])
+            (name, i): list(range(i, spec.trials(name), number))
+            for name, number in numbers.items()
+            for i in range(number)
         }
     try:
         found = study_packs(spec, spec.build_task()).values()

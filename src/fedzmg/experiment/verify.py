@@ -17,8 +17,9 @@ from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
 from fedzmg.experiment import run_directory
 from fedzmg.experiment.grids.grid import choosing
+from fedzmg.experiment.grids.proposals import known_packs
 from fedzmg.experiment.grids.score import read_rows
-from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
+from fedzmg.experiment.grids.search import built, evaluated, trials_of
 from fedzmg.experiment.rules_hash import refuse_unloaded, say_changed
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec
@@ -214,7 +215,7 @@ def _verify_grid(
         notes, now, repeated = list[str](), dict[str, Any](), dict[Any, Mapping[str, Any]]()
         if len(logged) < wanted:
             notes.append(f"a grid logs only some rounds, here {', '.join(map(str, logged))}")
-        for pack in packs(spec, range(len(trials))):
+        for pack in known_packs(spec, name, path):
             last = max((r for t, r in rows if t in pack and r <= wanted), default=0)
             if not last:
                 continue

@@ -116,6 +116,7 @@ def score(
         }  # fmt: skip
 
     listed: list[dict[str, Any]] = []
+    tried = {trial // seeds for trial in (*(trial for trial, _ in rows), *stops)}
     for i, options in enumerate(points):
         trials = range(i * seeds, (i + 1) * seeds)
         mean, runs, diverged = scored(trials, "metric")
@@ -134,13 +135,13 @@ def score(
         "fixed": spec.fixed(name),
         "weights": spec.algorithms[name].weights,
         "axes": axes,
-        "points": listed,
+        "points": [p for i, p in enumerate(listed) if i in tried or spec.search == "grid"],
         "best": best("score"),
     }
     if spec.also_by_test:
         found["best_by_test"] = best("test_score")
     if spec.stops:
-        asked = spec.rounds * len(points) * seeds
+        asked = spec.rounds * spec.trials(name)
         found["stopped"] = {
             **dict(Counter[str](stop.why for stop in stops.values())),
             "rounds": asked - sum(spec.rounds - stop.round for stop in stops.values()),
@@ -320,15 +321,15 @@ class Stops:
                     found[trial] = Stopped(at, "cannot_win", words, at_most)
         return found
 
-    def worse_half(self, rows: Rows, round_: int) -> dict[int, Stopped]:
-        """Return trials of the points that a halving after this round stops: a heuristic."""
+    def worse_half(self, rows: Rows, members: Collection[int], round_: int) -> dict[int, Stopped]:
+        """Return trials of the pack's points that a halving after this round stops: a heuristic."""
         before = {t for t, stopped in self.now.items() if stopped.round < round_}
         heights = {
             point: self._rule.sign(
                 sum(self._rule.worst if t in before else rows[t, round_]["metric"] for t in trials)
             )
             for point, trials in enumerate(self._trials)
-            if not before.issuperset(trials)
+            if trials[0] in members and not before.issuperset(trials)
         }
         # The sort is stable: the first of equals continue.
         order = sorted(heights, key=lambda point: -heights[point])

@@ -13,7 +13,7 @@ import torch
 from fedzmg.data.federated import Examples
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.experiment import run_directory, training
-from fedzmg.experiment.grids import uploads
+from fedzmg.experiment.grids import proposals, uploads
 from fedzmg.experiment.grids.score import Stops, counted, read_rows, score
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec
@@ -56,12 +56,6 @@ class GridTrial(NamedTuple):
 def trials_of(spec: GridSpec, name: str) -> list[GridTrial]:
     """Return every point under every seed; the position of a trial is its number."""
     return [GridTrial(point, seed) for point in spec.points(name) for seed in spec.seeds]
-
-
-def packs(spec: GridSpec, trials: Sequence[int]) -> list[list[int]]:
-    """Group the numbers of trials that train together."""
-    size = spec.together or max(len(trials), 1)
-    return [list(trials[i : i + size]) for i in range(0, len(trials), size)]
 
 
 def built(spec: GridSpec, name: str, task: Task, trials: Iterable[GridTrial]) -> list[Trial]:
@@ -138,7 +132,8 @@ class Search(training.TrainingStorage):
 
     def run(self) -> None:
         """Train pack after pack, then score."""
-        for pack in packs(self.spec, range(len(self._trials))):
+        own = (self.spec, self.name, self.path, self.task, self._rows, self._stops.now)
+        for pack in proposals.all_packs(*own):
             # A stopped trial whose decision was revoked trains below.
             if not all(i in self._stops.revoked or self._is_logged([i]) for i in pack):
                 self._train(pack)
@@ -150,7 +145,7 @@ class Search(training.TrainingStorage):
             if not left:
                 break
             self.progress.say(f"{self.name}: {len(left)} stopped trials might win after all")
-            for pack in packs(self.spec, left):
+            for pack in proposals.packs(self.spec, left):
                 self._train(pack)
         with training.named_write_errors(self.path):
             unusual = self._uploads.by_point(len(self.spec.seeds))
@@ -176,7 +171,7 @@ class Search(training.TrainingStorage):
         if stop.cannot_win and fresh:
             found |= stops.dominated(self._rows, self._pack, report.round, self._lost) | found
         if report.round in stop.heuristic_halving and fresh:
-            found |= stops.worse_half(self._rows, report.round) | found
+            found |= stops.worse_half(self._rows, self._pack, report.round) | found
         stops.keep(found)
         # Decisions from before a crash take effect after the same round.
         due = {trial for trial, stopped in stops.now.items() if stopped.round == report.round}
@@ -315,11 +310,14 @@ def unfinished_packs(
     rows = read_rows(directory / "metrics.jsonl")
     stops = Stops(spec, name, task.metric, directory / "stopped.jsonl").now
     ends = {(i, r) for i, one in stops.items() for r in counted(spec) if r > one.round}
-    left = [
-        [i for i in pack if not all((i, r) in rows or (i, r) in ends for r in counted(spec))]
-        for pack in packs(spec, range(spec.trials(name)))
-    ]
-    return [(i, pack) for i, pack in enumerate(left) if pack]
+    logged, found = rows.keys() | ends, list[tuple[int, list[int]]]()
+    for number, pack in enumerate(proposals.all_packs(spec, name, directory, task, rows, stops)):
+        left = [i for i in pack if any((i, r) not in logged for r in counted(spec))]
+        if left:
+            found.append((number, left))
+            if spec.search == "optuna":  # the next proposal needs their scores
+                break
+    return found
 
 
 def absorb_pack(directory: Path, pack: Path) -> None:

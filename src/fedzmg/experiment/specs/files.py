@@ -3,6 +3,7 @@
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 import itertools
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -49,7 +50,13 @@ class GridSpec(Plan):
     """Also score every point on all test examples, as the paper does. The choice of the grid does
     not change; a study can use the other one (``rates_by = "test"``)."""
     together: int = pydantic.Field(default=0, ge=0, le=COUNT)
-    """Maximum number of trials that train together; 0: all of an algorithm's."""
+    """Maximum number of trials that train together; 0: all of an algorithm's, or all of a batch."""
+    search: Literal["grid", "optuna"] = "grid"
+    """``grid`` trains every point; ``optuna`` those that Optuna proposes, batch after batch."""
+    budget: int = pydantic.Field(default=40, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes for each algorithm."""
+    batch: int = pydantic.Field(default=8, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes at once, and that train together under all seeds."""
     axes: Axes = dict.fromkeys(("client.lr", "server.lr"), PAPER_RATES)
     """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
     servers. An algorithm without such an option has one axis less."""
@@ -74,7 +81,14 @@ class GridSpec(Plan):
             raise InputError(f"stop.heuristic_halving = {brief(halvings)}: expected {wanted}")
         if halvings and self.together:
             raise InputError("stop.heuristic_halving compares all points: leave out together")
+        if self.together and self.search == "optuna":
+            raise InputError(f'together = {self.together}: search = "optuna" has batch instead')
         return self
+
+    def _unwritten(self) -> set[str]:
+        return super()._unwritten() | (
+            {"search", "budget", "batch"} if self.search == "grid" else set()
+        )
 
     def orders(self) -> dict[str, list[str]]:
         # The order of axes numbers the trials.
@@ -84,11 +98,16 @@ class GridSpec(Plan):
     def packs(self) -> dict[str, int]:
         """Count the packs of every algorithm's trials."""
         trials = {name: self.trials(name) for name in self.algorithms}
-        return {name: -(-n // (self.together or n)) for name, n in trials.items()}
+        together = self.batch * len(self.seeds) if self.search == "optuna" else self.together
+        return {name: -(-n // (together or n)) for name, n in trials.items()}
 
     def trials(self, name: str) -> int:
-        """Count an algorithm's trials: its points under every seed."""
-        return math.prod(map(len, self.axes_of(name).values())) * len(self.seeds)
+        """Count the trials that an algorithm trains: points under every seed."""
+        points = self._points(name)
+        return (min(points, self.budget) if self.search == "optuna" else points) * len(self.seeds)
+
+    def _points(self, name: str) -> int:
+        return math.prod(map(len, self.axes_of(name).values()))
 
     def axes_of(self, name: str) -> Axes:
         """Return the axes whose option an algorithm has."""
@@ -119,7 +138,9 @@ class GridSpec(Plan):
             for key in axes or {}:
                 if key not in known:
                     raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
-        if (trials := sum(map(self.trials, self.algorithms))) > MOST_TRIALS:
+        if self.search == "optuna" and find_spec("optuna") is None:
+            raise InputError("search = \"optuna\" needs the package: pip install 'fedzmg[optuna]'")
+        if (trials := sum(map(self._points, self.algorithms)) * len(self.seeds)) > MOST_TRIALS:
             remedy = f"shorten the axes or seeds to at most {MOST_TRIALS:,}"
             raise InputError(f"the grid has {trials:,} trials: {remedy}")
         logged = self.last + len(self.stop.heuristic_halving)
