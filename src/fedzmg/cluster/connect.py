@@ -4,14 +4,14 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import math
 import os
 import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,8 +26,7 @@ STORE_BYTES = 200 * 2**20
 EXPECTED = "expected ray (this machine), ray:N, auto or ray://HOST:PORT"
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     """Resources of one worker process; it owns its GPU, or its part of one."""
 
     cpus: float
@@ -36,11 +35,11 @@ class Needs:
     def fit(self, resources: dict[str, float]) -> int:
         """Count the workers that a node has room for."""
         wanted = [("CPU", self.cpus), ("GPU", self.gpus)]
-        return int(min(resources.get(name, 0.0) // need for name, need in wanted if need))
+        return int(min(resources.get(name, 0.0) / need for name, need in wanted if need))
 
 
 class Cluster:
-    """A connected Ray cluster."""
+    """A connected Ray cluster; ``share`` is N of ``ray:N``."""
 
     def __init__(self, on: str, ray: Any, threads: int, share: int | None = None) -> None:
         self.on, self.ray, self.threads, self._share = on, ray, threads, share
@@ -54,9 +53,12 @@ class Cluster:
         gpus = sum(node.get("GPU", 0.0) for node in self.nodes())
         if device == "cpu" or (device == "auto" and not gpus):
             found = Needs(self.threads)
+        elif self._share is None or not gpus:
+            found = Needs(1, 1.0)
         else:
-            # A cluster on this machine may have more workers than GPUs, which share them.
-            found = Needs(1, min(1.0, gpus / self._share) if self._share and gpus else 1.0)
+            # More workers than GPUs share them. Ray counts in parts of 10,000.
+            each = math.ceil(self._share / gpus)
+            found = Needs(self.threads, 10_000 // each / 10_000)
         if not self.workers(found):
             wanted = f"{found.gpus:g} GPU and " * bool(found.gpus) + f"{found.cpus:g} CPU cores"
             remedy = "add nodes, change the device or set OMP_NUM_THREADS"
@@ -97,9 +99,7 @@ def connected(on: str) -> Iterator[Cluster]:
     options: dict[str, Any] = {"address": on, "runtime_env": {"env_vars": _passed_variables()}}
     if local:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        room = max(cores or 1, threads)
-        if share is not None:
-            room = max(room, share) if torch.cuda.is_available() else share * threads
+        room = share * threads if share else max(cores or 1, threads)
         options = {"address": "local", "num_cpus": room, "object_store_memory": STORE_BYTES}
         options["include_dashboard"] = False
     known = ray.is_initialized()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedzmg import plugins
 from fedzmg.cluster import worker
+from fedzmg.cluster.board import Board
 from fedzmg.cluster.connect import Cluster, Needs
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import training
@@ -110,11 +111,42 @@ class Packs(Remote):
         end: float,
         seconds: float,
     ) -> Generator[str]:
-        needs = self.cluster.needs(spec.device)
-        alone = bool(spec.search.halving)  # it compares all points
-        left = {n: search.unfinished_packs(spec, n, path, task) for n, path in folders.items()}
-        chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in left]
+        needs, waiting = self.cluster.needs(spec.device), dict(folders)
+        alone = bool(spec.search.halving)  # it compares the points of several packs
+        with self._setup(next(iter(folders.values())).parent / "grid.toml", task) as setup:
+            while waiting:  # Optuna proposes the next points when it knows the scores of the last
+                jobs = self._searches(spec, task, waiting, needs, seconds, alone)
+                left = {job.group for job in jobs}
+                for name in [name for name in waiting if name not in left]:
+                    del waiting[name]
+                    yield name
+                trained = self._train(setup, jobs, needs, progress, end)
+
+                def merged(trained: Iterator[Job] = trained) -> Iterator[Job]:
+                    for job in trained:
+                        _await_visible(job.paths[0], "seconds")
+                        if not alone:
+                            search.absorb_pack(folders[job.group], job.paths[0])
+                        yield job
+
+                for name in _groups(jobs, merged()):
+                    if alone or spec.search.method == "grid":
+                        del waiting[name]
+                        yield name
+
+    def _searches(
+        self,
+        spec: GridSpec,
+        task: Task,
+        folders: Mapping[str, Path],
+        needs: Needs,
+        seconds: float,
+        alone: bool,
+    ) -> list[Job]:
+        """Return a job per algorithm, if they train alone, or one per pack."""
+        chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in folders]
         if not alone:
+            left = {n: search.unfinished_packs(spec, n, path, task) for n, path in folders.items()}
             parts = {(name, i): pack for name, own in left.items() for i, pack in own}
             chosen = [(name, pack) for (name, _), pack in self._split(parts, needs, spec)]
         jobs = []
@@ -126,18 +158,7 @@ class Packs(Remote):
             memory = pack_bytes(task, trials, spec)
             arguments = (spec, name, pack, path, seconds)
             jobs.append(Job(label, name, worker.train_search, arguments, (path,), memory))
-        yield from (name for name in folders if not any(job.group == name for job in jobs))
-        with self._setup(next(iter(folders.values())).parent / "grid.toml", task) as setup:
-            trained = self._train(setup, jobs, needs, progress, end)
-
-            def merged() -> Iterator[Job]:
-                for job in trained:
-                    _await_visible(job.paths[0], "seconds")
-                    if not alone:
-                        search.absorb_pack(folders[job.group], job.paths[0])
-                    yield job
-
-            yield from _groups(jobs, merged())
+        return jobs
 
     def _split(
         self, packs: Mapping[T, Sequence[Any]], needs: Needs, spec: Plan
@@ -148,7 +169,7 @@ class Packs(Remote):
 
     @contextlib.contextmanager
     def _setup(self, plan: Path, task: Task) -> Iterator[worker.Setup]:
-        board = self.cluster.ray.remote(num_cpus=0, max_restarts=-1)(worker.Board).remote()
+        board = self.cluster.ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
         yield worker.Setup(
             plan.absolute(), file_sha256(plan), task.fingerprint(), self.cluster.threads,
             plugins.loaded_files(), self.track, board,

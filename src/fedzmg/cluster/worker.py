@@ -58,28 +58,6 @@ class Setup(NamedTuple):
     """Ray actor that receives messages."""
 
 
-class Board:
-    """Messages of workers that the driver has not read yet, and its wish to stop."""
-
-    def __init__(self) -> None:
-        self._messages: list[tuple[str, str, Any]] = []
-        self._stops = False
-
-    def post(self, label: str, kind: str, value: Any) -> bool:
-        """Add a message; return True if the worker should stop."""
-        self._messages.append((label, kind, value))
-        return self._stops
-
-    def stop(self) -> None:
-        """Stop all workers after their rounds."""
-        self._stops = True
-
-    def take(self) -> list[tuple[str, str, Any]]:
-        """Return the messages since the last call."""
-        found, self._messages = self._messages, []
-        return found
-
-
 class Posts(Progress):
     """Progress of a pack, sent to the driver now and then."""
 

@@ -90,6 +90,7 @@ def score(
         }  # fmt: skip
 
     listed: list[dict[str, Any]] = []
+    tried = {trial // seeds for trial in (*(trial for trial, _ in rows), *stops)}
     for i, options in enumerate(points):
         trials = range(i * seeds, (i + 1) * seeds)
         mean, runs, diverged = scored(trials, "metric")
@@ -108,7 +109,7 @@ def score(
         "fixed": spec.fixed(name),
         "weights": spec.algorithms[name].weights,
         "axes": axes,
-        "points": listed,
+        "points": [p for i, p in enumerate(listed) if i in tried or spec.search.method == "grid"],
         "best": best("score"),
     }
     if spec.also_by_test:
@@ -116,7 +117,7 @@ def score(
     if spec.thresholds:
         found["soonest"] = soonest(spec, points, rows, higher_is_better=metric.higher_is_better)
     if spec.stop.diverged or spec.search.halving:
-        asked = spec.rounds * len(points) * seeds
+        asked = spec.rounds * spec.trials(name)
         found["stopped"] = {
             **dict(Counter[str](stop.why for stop in stops.values())),
             "rounds": asked - sum(spec.rounds - stop.round for stop in stops.values()),
@@ -197,8 +198,8 @@ class Stops:
             append_log(self._path, lines)
             self._take(lines)
 
-    def halved(self, rows: Rows, round_: int) -> dict[int, Stopped]:
-        """Return the trials of points that do not continue after this round.
+    def halved(self, rows: Rows, pack: Iterable[int], round_: int) -> dict[int, Stopped]:
+        """Return the trials of a pack's points that do not continue after this round.
 
         The first seed of a point decides. Its other seeds, which never began, stop at round 0.
         """
@@ -207,7 +208,7 @@ class Stops:
             return {}
         seeds, sign = len(self._spec.seeds), 1 if self._metric.higher_is_better else -1
         # Without later decisions, rounds that are repeated after a crash are judged as before.
-        firsts, now = range(0, len(self._facts), seeds), self.now
+        firsts, now = [trial for trial in pack if trial % seeds == 0], self.now
         left = [t for t in firsts if t not in now or now[t].round >= round_]
         window = range(round_ - self._spec.last + 1, round_ + 1)
         scores = {t: statistics.fmean(rows[t, r]["metric"] for r in window) for t in left}
@@ -216,6 +217,7 @@ class Stops:
         words = f"not among the best {keep} of {len(order)} points after round {round_}"
         return {
             trial: Stopped(round_ * (trial == first), "halving", words, scores.get(first))
-            for first in {*firsts}.difference(order[:keep])
+            for first in firsts
+            if first not in order[:keep]
             for trial in range(first, first + seeds)
         }

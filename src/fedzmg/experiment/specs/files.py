@@ -3,6 +3,7 @@
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 import itertools
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -37,11 +38,17 @@ Rung: TypeAlias = Annotated[list[int], pydantic.Field(min_length=2, max_length=2
 class Search(Strict):
     """Options of a search."""
 
+    method: Literal["grid", "optuna"] = "grid"
+    """``grid`` trains every point; ``optuna`` those that Optuna proposes, batch after batch."""
+    budget: int = pydantic.Field(default=40, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes for each algorithm."""
+    batch: int = pydantic.Field(default=8, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes at once, and that train together under all seeds."""
     halving: Annotated[list[Rung], pydantic.Field(max_length=100)] = []
     """Successive halving, ``[[50, 16], [150, 4]]``: after round 50 only the best 16 points
     continue, after round 150 the best 4 of them, by the mean metric of the last rounds then. The
     first seed decides; the other seeds train the points that are left. A heuristic: a point that
-    begins slowly and would win is lost."""
+    begins slowly and would win is lost. With Optuna, each batch is halved."""
 
 
 class GridSpec(Plan):
@@ -69,12 +76,12 @@ class GridSpec(Plan):
     """Also score every point on all test examples, as the paper does. The choice of the grid does
     not change; a study can use the other one (``rates_by = "test"``)."""
     together: int = pydantic.Field(default=0, ge=0, le=COUNT)
-    """Maximum number of trials that train together; 0: all of an algorithm's."""
+    """Maximum number of trials that train together; 0: all of an algorithm's, or all of a batch."""
     axes: Axes = dict.fromkeys(("client.lr", "server.lr"), PAPER_RATES)
     """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
     servers. An algorithm without such an option has one axis less."""
     search: Search = Search()
-    """Successive halving; off by default."""
+    """All points to the end by default; otherwise those that Optuna proposes, or halving."""
     eval_every: int = pydantic.Field(default=0, ge=0, le=COUNT)
     """Interval of further evaluations, for ``thresholds``; 0: none."""
     thresholds: list[float] = pydantic.Field(default=[], max_length=100)
@@ -93,15 +100,17 @@ class GridSpec(Plan):
         if rungs and not all(r < s and k >= max(m, 1) for (r, k), (s, m) in pairs):
             wanted = f"rising rounds from {self.last} to {self.rounds - 1} and falling numbers"
             raise InputError(f"search.halving = {brief(rungs)}: expected {wanted} of points")
-        if rungs and self.together:
-            raise InputError("search.halving compares all points: leave out together")
+        if self.together and (rungs or self.search.method == "optuna"):
+            used = "halving" if rungs else "method"
+            raise InputError(f"together = {self.together} and search.{used}: leave one out")
         if bool(self.thresholds) != bool(self.eval_every):
             raise InputError("thresholds and eval_every: give both or none")
         return self
 
     def _unwritten(self) -> set[str]:
         unused = {key for key in ("eval_every", "thresholds") if not getattr(self, key)}
-        return super()._unwritten() | unused | (set() if self.search.halving else {"search"})
+        unused |= {"search"} if self.search == Search() else set()
+        return super()._unwritten() | unused
 
     def logged(self) -> list[int]:
         """Return the rounds that are evaluated: those of scores, and every so many."""
@@ -117,21 +126,30 @@ class GridSpec(Plan):
 
     def packs(self) -> dict[str, int]:
         """Count the packs of every algorithm's trials."""
-        if self.search.halving:
-            return dict.fromkeys(self.algorithms, min(2, len(self.seeds)))
+        split = min(2, len(self.seeds)) if self.search.halving else 1
+        optuna = self.search.method == "optuna"
+        together = self.search.batch * len(self.seeds) if optuna else self.together
         trials = {name: self.trials(name) for name in self.algorithms}
-        return {name: -(-n // (self.together or n)) for name, n in trials.items()}
+        return {name: split * -(-n // (together or n)) for name, n in trials.items()}
 
     def trials(self, name: str) -> int:
-        """Count an algorithm's trials: its points under every seed."""
-        return math.prod(map(len, self.axes_of(name).values())) * len(self.seeds)
+        """Count the trials that an algorithm trains: points under every seed."""
+        points, optuna = self._points(name), self.search.method == "optuna"
+        return (min(points, self.search.budget) if optuna else points) * len(self.seeds)
+
+    def _points(self, name: str) -> int:
+        return math.prod(map(len, self.axes_of(name).values()))
 
     def trial_rounds(self, name: str) -> int:
         """Count the rounds of all of an algorithm's trials."""
-        points, total, done = self.trials(name) // len(self.seeds), 0, 0
-        for end, keep in self.search.halving:
-            total, points, done = total + points * (end - done), min(points, keep), end
-        return total + points * (self.rounds * len(self.seeds) - done)
+        whole, total = self.trials(name) // len(self.seeds), 0
+        batch = self.search.batch if self.search.method == "optuna" else whole
+        for first in range(0, whole, batch):
+            points, done = min(batch, whole - first), 0
+            for end, keep in self.search.halving:
+                total, points, done = total + points * (end - done), min(points, keep), end
+            total += points * (self.rounds * len(self.seeds) - done)
+        return total
 
     def axes_of(self, name: str) -> Axes:
         """Return the axes whose option an algorithm has."""
@@ -162,7 +180,9 @@ class GridSpec(Plan):
             for key in axes or {}:
                 if key not in known:
                     raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
-        if (trials := sum(map(self.trials, self.algorithms))) > MOST_TRIALS:
+        if self.search.method == "optuna" and find_spec("optuna") is None:
+            raise InputError("search.method = \"optuna\" needs it: pip install 'fedzmg[optuna]'")
+        if (trials := sum(map(self._points, self.algorithms)) * len(self.seeds)) > MOST_TRIALS:
             remedy = f"shorten the axes or seeds to at most {MOST_TRIALS:,}"
             raise InputError(f"the grid has {trials:,} trials: {remedy}")
         if (lines := len(self.logged()) * max(map(self.trials, self.algorithms))) > MOST_PLANNED:
