@@ -258,7 +258,8 @@ class Deaf:
 
 
 def test_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
-    setup = worker.Setup(tmp_path / "study.toml", "another", "", 1, (), None, Deaf())
+    plan = tmp_path / "study.toml"
+    setup = worker.Setup("", 1, worker.versions(), (), plan, "another", None, Deaf())
     found = worker.train_runs(setup, "fedavg", [], [], False)
     assert found is not None
     assert found.kind is InputError

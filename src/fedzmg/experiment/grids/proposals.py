@@ -59,14 +59,9 @@ def all_packs(
 
 
 def propose(
-    spec: GridSpec,
-    name: str,
-    task: Task,
-    rows: Rows,
-    stops: Mapping[int, Stopped],
-    number: int,
+    spec: GridSpec, name: str, task: Task, rows: Rows, stops: Mapping[int, Stopped], number: int,
     before: Sequence[Sequence[int]],
-) -> list[int]:
+) -> list[int]:  # fmt: skip
     """Return the points of a batch, all of them new."""
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
