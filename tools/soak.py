@@ -37,7 +37,8 @@ from soak_results import is_refused, results
 BASE = 'task = "logistic"\nalgorithms = ["scaffold", "fedadam"]\nengine = "vectorized"\n'
 GRID = f"""kind = "grid"\n{BASE}selection = "test"\nrounds = 12\nlast = 4\nseeds = [1000, 1001]
 axes.client.lr = [0.01, 0.1, 1000.0]\nprotocol.cohort = 3
-stop = {{ diverged = true, cannot_win = true, best_possible = 0.0 }}
+stop = {{ diverged = true }}
+search.halving = [[6, 2]]
 """
 STUDY = f"""kind = "study"\n{BASE}rates = "given"\nrounds = 12\nseeds = [0, 1]\nprotocol.cohort = 3
 stop = {{ diverged = true }}

@@ -169,13 +169,14 @@ def tune(
     seeds: int | Sequence[int] = 1,
     rounds: int | None = None,
     last: int | None = None,
+    halving: Iterable[tuple[int, int]] = (),
     preset: Mapping[str, Any] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     selection: Literal["tune", "test"] = "tune",
-    engine: EngineName = "auto",
-    device: Device = "auto",
     search: Literal["grid", "optuna"] = "grid",
     budget: int = 40,
+    engine: EngineName = "auto",
+    device: Device = "auto",
     out: Path | str | None = None,
     progress: Progress | bool = False,
 ) -> Tuned:
@@ -188,6 +189,8 @@ def tune(
     - ``axes``: numbers to try by option, ``{"client.lr": [0.01, 0.1], "server.lr": [0.1, 1]}``.
     - ``seeds``: how many seeds (1000, 1001, ...: none that a comparison uses by default), or which.
     - ``last``: a score is the mean metric after so many last rounds, by default ten at most.
+    - ``halving``: ``[(50, 16), (150, 4)]`` continues the best 16 points after round 50 and the best
+      4 after round 150; the first seed decides, the other seeds train the points that are left.
     - ``settings``: hyper-parameters that stay as they are.
     - ``selection``: ``tune`` scores on the examples set apart, ``test`` on the test examples, after
       which a comparison on these is not an honest test.
@@ -200,8 +203,8 @@ def tune(
     """
     chosen, named = _task(task, preset), named_algorithms(algorithms)
     directory = None if out is None else Path(out)
-    fields: dict[str, Any] = {"selection": selection, "engine": engine, "device": device}
-    fields |= {"search": search, "budget": budget}
+    how = {"halving": [list(r) for r in halving], "method": search, "budget": budget}
+    fields = {"selection": selection, "engine": engine, "device": device, "search": how}
     given = _flat_settings(settings, named.table)
     with contextlib.ExitStack() as stack:
         stack.enter_context(ALGORITHMS.including(named.objects))
@@ -228,7 +231,7 @@ def search_spec(
     last: int | None = None,
     **fields: Any,
 ) -> GridSpec:
-    """Build the grid of a search; ``fields`` are further ones of its file."""
+    """Build the grid of a search; ``fields`` are others of its own."""
     try:
         values = {key: [float(value) for value in own] for key, own in axes.items()}
     except (AttributeError, TypeError, ValueError):

@@ -203,14 +203,14 @@ time.sleep(600)
     "more",
     [
         {"stop": {"diverged": True}, "together": 3},
-        {"stop": {"cannot_win": True}},
-        {"search": "optuna", "budget": 3, "batch": 2},
+        {"search": {"halving": [[6, 1]]}},
+        {"search": {"method": "optuna", "budget": 3, "batch": 2}},
     ],
 )
 def test_grid_has_the_scores_of_a_local_one(
     cluster: dict[str, str], tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    pytest.importorskip("optuna" if "search" in more else "ray")
+    pytest.importorskip("optuna" if "method" in more.get("search", ()) else "ray")
     here, there = tmp_path / "here", tmp_path / "there"
     file = write(tmp_path / "grid.toml", grid(**more))
     finish(start("grid", file, "--out", str(here)))

@@ -70,8 +70,7 @@ def test_usual_grid_is_the_papers() -> None:
         ({"seeds": [2**128]}, r"seeds\[0\] = 3402"),
         ({"seeds": list(range(10_001))}, r"seeds = \[0, 1.* \.\.\. .*10000\]: expected at most"),
         ({"rounds": 500_000, "last": 10**9}, "last = 1000000000: expected at most"),
-        ({"rounds": 10, "stop": {"heuristic_halving": [10]}}, "from 1 to 9"),
-        ({"stop": {"heuristic_halving": list(range(1, 102))}}, "heuristic_halving = .*at most"),
+        ({"search": {"halving": [[i, 1] for i in range(101)]}}, "halving = .*at most"),
         ({"axes": {"client.lr": [float(i) for i in range(1001)]}}, "client.lr = .*at most"),
         ({"algorithms": {f"a{i}": {} for i in range(1001)}}, "algorithms = .*at most"),
         ({"algorithms": {"a": {"label": "b"}, "b": {}}}, "called 'b'"),
@@ -95,10 +94,13 @@ def test_usual_grid_is_the_papers() -> None:
         ({"together": -1}, "together = -1"),
         ({"stop": {"divergd": True}}, "'stop.divergd'.*'stop.diverged'"),
         ({"stop": {"diverged": 1}}, "stop.diverged = 1: expected true or false"),
-        ({"stop": {"best_possible": 0.5}}, "stop.best_possible = 0.5"),
-        ({"stop": {"heuristic_halving": [9, 3]}}, "from 1 to 49"),
-        ({"stop": {"heuristic_halving": [50]}}, "from 1 to 49"),
-        ({"stop": {"heuristic_halving": [5]}, "together": 2}, "together"),
+        *(
+            ({"search": {"halving": wrong}}, "from 10 to 49")
+            for wrong in ([[20, 4], [15, 2]], [[50, 2]], [[9, 2]], [[20, 2], [30, 4]], [[20, 0]])
+        ),
+        ({"search": {"halving": [[20]]}}, r"halving\[0\]"),
+        ({"search": {"halving": [[20, 2]]}, "together": 2}, "together"),
+        ({"thresholds": [0.5]}, "eval_every"),
         ({"selection": "half"}, "selection = 'half': expected 'tune' or 'test'"),
         ({"selection": "test", "also_by_test": True}, "also_by_test"),
         ({"preset": {"selection": "test"}}, 'preset.selection = "test"'),
@@ -172,18 +174,18 @@ def test_settings_reach_every_part() -> None:
 
 def test_stopping_is_off_unless_a_file_says_so(tmp_path: Path) -> None:
     plan = grid()
-    assert not plan.stops
     assert "stop" not in plan.to_toml()
-    chosen = plan.with_settings(parse_settings(["stop.diverged=true", "stop.cannot_win=true"]))
-    assert chosen.stops
+    assert "search" not in plan.to_toml()
+    chosen = plan.with_settings(
+        parse_settings(["stop.diverged=true", "search.halving=[[20, 4], [30, 2]]"])
+    )
     (tmp_path / "copy.toml").write_text(chosen.to_toml())
     assert GridSpec.read(tmp_path / "copy.toml") == chosen
-    known = schema("grid")["$defs"]["GridStop"]["properties"]
-    assert "heuristic" in known["heuristic_halving"]["description"]
-    with pytest.raises(InputError, match=r"did you mean 'stop\.cannot_win'"):
-        plan.with_settings({"stop.cannotwin": True})
-    with pytest.raises(InputError, match=r"unknown key 'stop\.cannot_win'"):
-        StudySpec.parse({"task": "digits", "algorithms": ["mfl"], "stop": {"cannot_win": True}})
+    assert "halving" in schema("grid")["$defs"]["Search"]["properties"]
+    with pytest.raises(InputError, match=r"did you mean 'search\.halving'"):
+        plan.with_settings({"search.halvings": [[20, 4]]})
+    with pytest.raises(InputError, match="unknown key 'search'"):
+        StudySpec.parse({"task": "digits", "algorithms": ["mfl"], "search": {}})
 
 
 @pytest.mark.parametrize("text", ["", "fedavg,,mfl", "fedavg,"])

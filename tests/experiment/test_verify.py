@@ -313,11 +313,8 @@ def grid(*algorithms: str, **changes: Any) -> GridSpec:
     ("algorithms", "changes"),
     [
         (("scaffold",), {"together": 3}),
-        (("fedavg",), {"stop": {"heuristic_halving": [2]}}),
-        (
-            ("fedavg",),
-            {"axes": {"client.lr": [0.1, 1e25]}, "stop": {"diverged": True, "cannot_win": True}},
-        ),
+        (("fedavg",), {"search": {"halving": [[2, 1]]}, "seeds": [1, 2]}),
+        (("fedavg",), {"axes": {"client.lr": [0.1, 1e25]}, "stop": {"diverged": True}}),
     ],
 )
 def test_grid_is_trained_again_to_the_same_bits_and_not_touched(
@@ -331,7 +328,7 @@ def test_grid_is_trained_again_to_the_same_bits_and_not_touched(
     found = verify(tmp_path, rounds=9, task=toy())
     assert [v.name for v in found] == list(algorithms)
     # Round 1, that of a halving, and the two that count.
-    logged = 4 if plan.stop.heuristic_halving else 3
+    logged = 4 if plan.search.halving else 3
     assert [(v.rounds, v.reproduced, v.facts) for v in found] == [
         (logged, True, ()) for _ in algorithms
     ]

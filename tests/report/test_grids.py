@@ -136,17 +136,16 @@ def test_words_of_heat_maps_are_inside_and_cover_nothing(
 def test_points_that_were_stopped_are_shown_as_such() -> None:
     known = data()
     entry = known["algorithms"]["fedzmg"]
-    line = {"round": 12, "why": "cannot_win", "words": "", "at_most": 0.3, "heuristic": False}
+    line = {"round": 12, "why": "halving", "words": "", "score": 0.3}
     for i in (1, 4):
         entry["points"][i] |= {"score": None, "runs": [None], "stopped": [line]}
-    entry["stopped"] = {"cannot_win": 2, "rounds": 224, "rounds_asked": 300}
-    known["stop"] = {"cannot_win": True}
+    entry["stopped"] = {"halving": 2, "rounds": 224, "rounds_asked": 300}
     field = arrange(entry)
     assert field.marks.tolist() == [["x", ""], ["_", "_"], ["", ""]]
     axes = heat_maps(known, "fedzmg").axes[0]
     assert sorted(line.get_marker() for line in axes.lines) == ["_", "_", "x"]
     shown = text(views.grid(known, WIDE))
-    assert "2 cannot win; 75 % of the rounds trained" in shown
+    assert "2 halving; 75 % of the rounds trained" in shown
 
 
 def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
@@ -161,9 +160,9 @@ def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
 def test_estimate_without_data_says_what_to_do() -> None:
     known = {
         "kind": "grid", "task": "cifar100", "algorithms": 3, "trials": 243, "rounds": 50,
-        "evaluations": 11, "steps": None, "bytes_down": 2**30, "bytes_up": 2**30,
-        "disk_bytes": 2**20, "disk_bytes_after": 2**10, "seconds": None, "device": "",
-        "engine": "", "missing": "fedzmg data get cifar100",
+        "trial_rounds": 12150, "evaluations": 11, "steps": None, "bytes_down": 2**30,
+        "bytes_up": 2**30, "disk_bytes": 2**20, "disk_bytes_after": 2**10, "seconds": None,
+        "device": "", "engine": "", "missing": "fedzmg data get cifar100",
     }  # fmt: skip
     shown = dict(views.estimate(known))
     assert shown["rounds"] == "50 each, 12,150 in all"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from fedzmg.cli import common, training
 from fedzmg.cli.common import Device, Json, opt
@@ -91,8 +91,10 @@ def tune(
     axes = dict(map(_axis, axis))
     chosen, settings = training.task_and_settings("tune", task, set_)
     names = named_algorithms(algorithms).table
-    more: dict[str, Any] = {"search": search, "budget": budget, "batch": batch}
-    spec = search_spec(chosen, names, axes, seeds, settings, rounds=rounds, device=device, **more)
+    how = {"method": search, "budget": budget, "batch": batch}
+    spec = search_spec(
+        chosen, names, axes, seeds, settings, rounds=rounds, device=device, search=how
+    )
     spec.check(chosen)
     directory = out or training.default_directory(f"tune-{chosen.name}", spec)
     common.say(*chosen.notes)

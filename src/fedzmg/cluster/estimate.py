@@ -55,7 +55,7 @@ def estimate_on(cluster: Cluster, spec: Spec, found: dict[str, Any]) -> dict[str
 def _packs(spec: Any) -> dict[Any, list[int]]:
     """Return the trials of every pack, by any key."""
     if isinstance(spec, GridSpec):
-        alone = spec.stop.cannot_win or spec.stop.heuristic_halving
+        alone = spec.search.halving
         numbers = {name: 1 if alone else number for name, number in spec.packs().items()}
         return {
             (name, i): list(range(i, spec.trials(name), number))

@@ -97,8 +97,7 @@ class Packs(Remote):
         end: float, seconds: float,
     ) -> Generator[str]:  # fmt: skip
         needs, waiting = self.cluster.needs(spec.device), dict(folders)
-        # These rules compare points of different packs.
-        alone = spec.stop.cannot_win or bool(spec.stop.heuristic_halving)
+        alone = bool(spec.search.halving)  # it compares all points
         with self._setup(next(iter(folders.values())).parent / "grid.toml", task) as setup:
             while waiting:  # Optuna proposes the next points when it knows the scores of the last
                 chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in waiting]
@@ -112,18 +111,14 @@ class Packs(Remote):
                     if pack is not None:
                         label, trials = f"{name}, trials from {pack[0]}", len(pack)
                         path = search.pack_path(path, pack)
-                    work = (
-                        worker.train_search,
-                        (spec, name, pack, path, seconds),
-                        (path,),
-                        "seconds",
-                    )
-                    jobs.append(Job(label, name, *work, pack_bytes(task, trials, spec)))
+                    work = worker.train_search, (spec, name, pack, path, seconds)
+                    needed = pack_bytes(task, trials, spec)
+                    jobs.append(Job(label, name, *work, (path,), "seconds", needed))
                 trained = self._train(setup, jobs, needs, progress, end)
                 finished = [name for name in waiting if name not in dict(chosen)]
                 trained = trained if alone else _absorbed(folders, trained)
                 for name in itertools.chain(finished, _groups(jobs, trained)):
-                    if name in finished or spec.search == "grid" or alone:
+                    if name in finished or alone or spec.search.method == "grid":
                         del waiting[name]
                         yield name
 

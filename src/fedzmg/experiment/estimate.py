@@ -24,12 +24,9 @@ from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes, row
 
-LINE_BYTES = {"run": 480, "grid": 260}
-"""Approximate size of a line of metrics.jsonl."""
-SECONDS = 2.0
-"""Time limit of all measurements, as far as it can be foreseen."""
-TRIALS = 8
-"""Maximum number of trials that are timed together on a GPU; on a CPU it is one."""
+LINE_BYTES = {"run": 480, "grid": 260}  # approximate size of a line of metrics.jsonl
+SECONDS = 2.0  # time limit of all measurements, as far as it can be foreseen
+TRIALS = 8  # maximum number of trials that are timed together on a GPU; on a CPU it is one
 STEPS, ROUNDS, TEST_EXAMPLES, BATCH = 2, 3, 200, 1000
 """Size of the measurement: local steps of each client, rounds, evaluated examples, and the batch
 size above which a batch that no client fills is not measured in full."""
@@ -38,7 +35,7 @@ size above which a batch that no client fills is not measured in full."""
 def estimate(spec: Spec) -> dict[str, Any]:
     """Check a specification and return its cost, ready for JSON.
 
-    ``rounds`` and ``evaluations`` are those of one trial, all other counts those of all trials.
+    ``rounds`` and ``evaluations`` are those of one trial to the end, other counts those of all.
     ``disk_bytes`` includes client memory if every client is visited. ``guard_bytes`` are uploads
     that ``federation.guard`` or an aggregator keeps in memory. ``missing`` is the command
     that downloads the data; without data, the later facts are None. ``steps`` depend on the
@@ -49,20 +46,21 @@ def estimate(spec: Spec) -> dict[str, Any]:
     task = None if preset.missing else spec.build_task()
     if task is not None:
         spec.check_participation(task)
-    first, counts = _trials(spec, task)
-    top = {key: getattr(spec, key) for key in ("rounds", "eval_every") if hasattr(spec, key)}
+    keys = ("rounds",) if isinstance(spec, GridSpec) else ("rounds", "eval_every")
+    top = {key: getattr(spec, key) for key in keys if hasattr(spec, key)}
     protocol = preset.protocol.with_options({**spec.protocol, **top})
     participation, rounds = spec.federation.build().participation, protocol.rounds
+    first, counts = _trials(spec, task, rounds)
     cohort = participation.mean_clients(protocol.cohort)
     # A run is evaluated after rounds 1, 1 + N, ... and the last.
     evaluations = -(-rounds // protocol.eval_every) + ((rounds - 1) % protocol.eval_every > 0)
     if isinstance(spec, GridSpec):
-        evaluations = spec.last + (spec.last < rounds)
+        evaluations = len({1, *spec.logged()})
     model = num_bytes(FunctionalModel(preset.network()).params())
     down = up = during = after = guarded = 0.0
-    for name, n in counts:
+    for name, n, trained in counts:
         row = algorithms.ALGORITHMS[name]
-        moved = model * cohort * rounds * n
+        moved = model * cohort * trained
         down, up = down + row.down * moved, up + row.up * moved
         pack = min(n, getattr(spec, "together", 0) or n)
         copies = 2 if spec.federation.aggregator is not None else int(spec.federation.guard)
@@ -73,15 +71,16 @@ def estimate(spec: Spec) -> dict[str, Any]:
         state = n * (2 * (1 + row.server_keeps) * model + memory)
         if isinstance(spec, GridSpec):  # one algorithm at a time
             during = max(during, state)
-            after += n * evaluations * LINE_BYTES["grid"]
+            after += trained / rounds * evaluations * LINE_BYTES["grid"]
         else:
             after += state + n * rounds * LINE_BYTES["run"]
     found: dict[str, Any] = {
         "kind": getattr(spec, "kind", "run"),
         "task": spec.task,
         "algorithms": len(counts),
-        "trials": sum(n for _, n in counts),
+        "trials": sum(n for _, n, _ in counts),
         "rounds": rounds,
+        "trial_rounds": sum(trained for _, _, trained in counts),
         "evaluations": evaluations,
         "bytes_down": round(down),
         "bytes_up": round(up),
@@ -98,24 +97,26 @@ def estimate(spec: Spec) -> dict[str, Any]:
     drawn = np.full(len(per_client), cohort / len(per_client))
     if participation.sampler == "examples" and not protocol.replacement:
         drawn = inclusion_probabilities(task.train.counts, protocol.cohort)
-    steps = found["trials"] * rounds * float(drawn @ per_client)
+    steps = found["trial_rounds"] * float(drawn @ per_client)
     task = choosing(task, spec) if isinstance(spec, GridSpec) else task
     task, trials = replace(task, protocol=protocol), [first] * min(TRIALS, counts[0][1])
-    evaluated = found["trials"] * evaluations * task.test.size
+    evaluated = round(found["trial_rounds"] / rounds * evaluations * task.test.size)
     return {**found, "steps": round(steps), **_timed(task, spec, trials, steps, evaluated)}
 
 
-def _trials(spec: Spec, task: Task | None) -> tuple[Trial, list[tuple[str, int]]]:
-    """Return a trial of the first algorithm, and every algorithm with its number of trials."""
+def _trials(spec: Spec, task: Task | None, rounds: int) -> tuple[Trial, list[tuple[str, int, int]]]:
+    """Return a trial of the first algorithm; and every algorithm, its trials and their rounds."""
     if isinstance(spec, RunSpec):
-        return Trial(spec.build_algorithm(task), spec.seed), [(spec.algorithm, 1)]
+        return Trial(spec.build_algorithm(task), spec.seed), [(spec.algorithm, 1, rounds)]
     spec.check(task)
     name = next(iter(spec.algorithms))
-    options, counts = spec.fixed(name), [(base, len(spec.seeds)) for base in spec.bases()]
+    n, options = len(spec.seeds), spec.fixed(name)
+    counts = [(base, n, n * rounds) for base in spec.bases()]
     if isinstance(spec, GridSpec):
         points = spec.points(name)
         options |= points[len(points) // 2]
-        counts = [(spec.base(each), spec.trials(each)) for each in spec.algorithms]
+        names = spec.algorithms
+        counts = [(spec.base(each), spec.trials(each), spec.trial_rounds(each)) for each in names]
     return Trial(spec.configured(name, options, task), spec.seeds[0]), counts
 
 

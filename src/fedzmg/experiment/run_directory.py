@@ -46,10 +46,8 @@ class Position(NamedTuple):
     """The checkpoint that a run continues from."""
 
     checkpoint: Checkpoint
-    before: int
-    """Round of the checkpoint before this one."""
-    rejected: str = ""
-    """The reason why a newer checkpoint is not used."""
+    before: int  # round of the checkpoint before this one
+    rejected: str = ""  # the reason why a newer checkpoint is not used
 
 
 @dataclass(frozen=True)
@@ -258,12 +256,11 @@ def change_manifest(directory: Path, **facts: Any) -> None:
 
 def note_change(directory: Path, name: str, change: Mapping[str, Any]) -> None:
     """Record a change of the pack (of this number, in a grid) in place of later ones."""
-    number = change.get("pack"), change.get("revoked")
     kept = [
         one
         for one in read_json(directory / "manifest.json").get(name, [])
         if one["round"] < change["round"]
-        or (isinstance(one.get("pack"), int) and (one["pack"], one.get("revoked")) != number)
+        or (isinstance(one.get("pack"), int) and one["pack"] != change.get("pack"))
     ]
     change_manifest(directory, **{name: [*kept, change]})
 

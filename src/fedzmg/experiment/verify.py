@@ -18,7 +18,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment import run_directory
 from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.grids.proposals import known_packs
-from fedzmg.experiment.grids.score import read_rows
+from fedzmg.experiment.grids.score import Stops, read_rows
 from fedzmg.experiment.grids.search import built, evaluated, trials_of
 from fedzmg.experiment.rules_hash import refuse_unloaded, say_changed
 from fedzmg.experiment.run_directory import RunDirectory
@@ -53,14 +53,10 @@ class Verdict:
     """Result of verifying one run, or the grid of one algorithm."""
 
     name: str
-    rounds: int
-    """Rounds that were trained again and compared."""
-    first: int | None
-    """The first round with a difference."""
-    fields: tuple[str, ...]
-    """Fields that differ there, except times."""
-    size: float | None
-    """Largest absolute difference of metric and losses in all of these rounds."""
+    rounds: int  # rounds that were trained again and compared
+    first: int | None  # the first round with a difference
+    fields: tuple[str, ...]  # fields that differ there, except times
+    size: float | None  # largest absolute difference of metric and losses in all of these rounds
     facts: tuple[Fact, ...]
     note: str = ""
 
@@ -215,7 +211,9 @@ def _verify_grid(
         notes, now, repeated = list[str](), dict[str, Any](), dict[Any, Mapping[str, Any]]()
         if len(logged) < wanted:
             notes.append(f"a grid logs only some rounds, here {', '.join(map(str, logged))}")
-        for pack in known_packs(spec, name, path):
+        stops = Stops(spec, name, task.metric, path / "stopped.jsonl").now
+        for whole in known_packs(spec, name, path):
+            pack = [i for i in whole if i not in stops or stops[i].round]
             last = max((r for t, r in rows if t in pack and r <= wanted), default=0)
             if not last:
                 continue
@@ -250,7 +248,7 @@ def _repeat(
     kinds = ["chunk_changes"] + ["pack_changes"] * (facts["device"] != "cpu")
     # A run that was stopped lacks the changes after it.
     for change in (one for run in pack for kind in kinds for one in run.facts.get(kind, [])):
-        if number is not None and (change["pack"] != number or change.get("revoked")):
+        if number is not None and change["pack"] != number:
             continue
         if "chunk" not in change:
             end = min(end, change["round"])

@@ -224,7 +224,7 @@ class Watch:
                 for i, own in rows.items()
             ]
             stops = self._log(path / "stopped.jsonl", "trial")
-            early = {i: stop for (i,), stop in stops.items() if not stop.get("revoked")}
+            early = {i: stop for (i,), stop in stops.items()}
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
             pack = next((i // size for i, end in enumerate(ended) if not end), None)

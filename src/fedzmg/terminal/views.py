@@ -71,7 +71,7 @@ def estimate(data: Mapping[str, Any]) -> dict[str, str]:
     found = {
         data["kind"]: f"{data['task']}, {count_text(data['algorithms'], 'algorithm')}",
         "trials": f"{trials:,}",
-        "rounds": f"{rounds:,} each, {trials * rounds:,} in all",
+        "rounds": f"{rounds:,} each, {data['trial_rounds']:,} in all",
         "evaluations": f"{data['evaluations']:,} each",
         "steps": f"{data['steps']:,} local steps" if data["steps"] else "unknown without data",
         "traffic": f"{down} down, {up} up (simulated)",

@@ -37,8 +37,7 @@ from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import tree_map
 
-CHECKPOINT_SECONDS = 60.0
-"""Less often than a run: a checkpoint holds all trials of a pack."""
+CHECKPOINT_SECONDS = 60.0  # less often than a run: a checkpoint holds all trials of a pack
 
 
 def run_grid(
@@ -137,7 +136,8 @@ def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, 
         "preset": dict(task.preset),
         "precision": spec.precision,
         "complete": len(found) == len(spec.algorithms),
-        **({"stop": spec.stop.model_dump(exclude_none=True)} if spec.stops else {}),
+        **({"stop": spec.stop.model_dump()} if spec.stop.diverged else {}),
+        **({"halving": spec.search.halving} if spec.search.halving else {}),
         "algorithms": found,
     }
 
@@ -170,8 +170,7 @@ def warnings(data: Mapping[str, Any]) -> list[str]:
         if unusual := grid_warning(name, entry):
             found.append(unusual)
         if halved := entry.get("stopped", {}).get("halving", 0):
-            stopped = f"heuristic_halving stopped {halved} trials of {name}"
-            found.append(f"{stopped}; one of them might have won")
+            found.append(f"halving stopped {halved} trials of {name}; one of them might have won")
     return found
 
 

@@ -28,34 +28,40 @@ MOST_REPEATS = 20
 
 def packs(spec: GridSpec, trials: Sequence[int]) -> list[list[int]]:
     """Group the numbers of trials that train together."""
+    if spec.search.halving:  # the first seeds decide which of the others train
+        first = [trial for trial in trials if trial % len(spec.seeds) == 0]
+        others = [trial for trial in trials if trial % len(spec.seeds)]
+        return [pack for pack in (first, others) if pack]
     size = spec.together or max(len(trials), 1)
     return [list(trials[i : i + size]) for i in range(0, len(trials), size)]
 
 
 def known_packs(spec: GridSpec, name: str, path: Path) -> list[list[int]]:
     """Return the packs of an algorithm, with Optuna those proposed so far."""
-    if spec.search == "grid":
+    if spec.search.method == "grid":
         return packs(spec, range(spec.trials(name)))
-    remedy = f"restore it, or remove {path} to start again"
-    batches = log_lines(path / LOG, lambda line: list(map(int, line["points"])), remedy)
-    return [_trials(spec, batch) for batch in batches]
+    return [pack for batch in _batches(path) for pack in packs(spec, _trials(spec, batch))]
 
 
 def all_packs(
     spec: GridSpec, name: str, path: Path, task: Task, rows: Rows, stops: Mapping[int, Stopped]
 ) -> Iterator[list[int]]:
     """Yield the packs of an algorithm; each is trained before the next proposal."""
-    found = known_packs(spec, name, path)
-    yield from found
-    left = spec.trials(name) - sum(map(len, found))
-    while spec.search == "optuna" and left > 0:
-        number = min(left // len(spec.seeds), spec.batch)
-        batch = propose(spec, name, task, rows, stops, number, found)
+    yield from known_packs(spec, name, path)
+    while spec.search.method == "optuna":
+        before = _batches(path)
+        left = spec.trials(name) // len(spec.seeds) - sum(map(len, before))
+        if left <= 0:
+            break
+        batch = propose(spec, name, task, rows, stops, min(left, spec.search.batch), before)
         path.mkdir(parents=True, exist_ok=True)
         append_log(path / LOG, [{"points": batch}])
-        found.append(_trials(spec, batch))
-        left -= len(found[-1])
-        yield found[-1]
+        yield from packs(spec, _trials(spec, batch))
+
+
+def _batches(path: Path) -> list[list[int]]:
+    remedy = f"restore it, or remove {path} to start again"
+    return log_lines(path / LOG, lambda line: list(map(int, line["points"])), remedy)
 
 
 def propose(
@@ -81,8 +87,7 @@ def propose(
             facts["intermediate_values"] = _curve(rows, _trials(spec, [point]))
         params = dict(zip(axes, at, strict=True))
         study.add_trial(optuna.create_trial(params=params, distributions=space, **facts))
-    tried = {trial // len(spec.seeds) for pack in before for trial in pack}
-    left, found = set(range(math.prod(shape))) - tried, list[int]()
+    left, found = set(range(math.prod(shape))).difference(*before), list[int]()
     for _ in range(min(number, len(left))):
         for _ in range(MOST_REPEATS):
             asked = study.ask(space).params

@@ -84,11 +84,10 @@ def by_test(
 
 
 def evaluated(spec: GridSpec, simulation: Simulation, records: list[Record]) -> list[Record]:
-    """Evaluate the records of a round if it counts or halves the grid."""
+    """Evaluate the records of a round if the grid logs it."""
     counts = simulation.round in counted(spec)
-    due = counts or simulation.round in spec.stop.heuristic_halving
     active = [i for i in range(len(records)) if i not in simulation.stopped_trials]
-    if not due or records[active[0]].metric is not None:
+    if simulation.round not in spec.logged() or records[active[0]].metric is not None:
         return records
     found, scores = list(records), simulation.evaluate()
     for i in active:
@@ -115,63 +114,41 @@ class Search(training.TrainingStorage):
     end: float
     checkpoint_seconds: float
     held: Hold
-    reporting: Examples | None = None
-    """The other test examples, if they are evaluated as well."""
+    reporting: Examples | None = None  # the other test examples, if they are evaluated as well
 
     def __post_init__(self) -> None:
         self._rows = read_rows(self.path / "metrics.jsonl")
         self._stops = Stops(self.spec, self.name, self.task.metric, self.path / "stopped.jsonl")
         self._uploads = uploads.UploadLog(self.path)
         self._trials = trials_of(self.spec, self.name)
-        self._lost: set[int] = set()
-        """Trials that this process saw diverge."""
         self._pack: list[int] = []
-        self._active: list[int] = []
-        """Numbers of the simulation's trials."""
+        self._active: list[int] = []  # numbers of the simulation's trials
         self._checkpoint = self.path / CHECKPOINT
 
     def run(self) -> None:
         """Train pack after pack, then score."""
-        own = (self.spec, self.name, self.path, self.task, self._rows, self._stops.now)
+        own = self.spec, self.name, self.path, self.task, self._rows, self._stops.now
         for pack in proposals.all_packs(*own):
-            # A stopped trial whose decision was revoked trains below.
-            if not all(i in self._stops.revoked or self._is_logged([i]) for i in pack):
-                self._train(pack)
-        while True:
-            if self.spec.stop.cannot_win:
-                with training.named_write_errors(self.path):
-                    self._stops.revoke(self._stops.unsettled(self._rows))
-            left = [i for i in sorted(self._stops.revoked) if not self._is_logged([i])]
-            if not left:
-                break
-            self.progress.say(f"{self.name}: {len(left)} stopped trials might win after all")
-            for pack in proposals.packs(self.spec, left):
-                self._train(pack)
+            self.train(pack)
         with training.named_write_errors(self.path):
             unusual = self._uploads.by_point(len(self.spec.seeds))
             scores = score(self.spec, self.name, self.task, self._rows, self._stops.now, unusual)
             write_json(self.path / "scores.json", scores, spec=self._plan)
 
     def _is_logged(self, members: Iterable[int], until: int | None = None) -> bool:
-        """Return whether the log has all rounds that count, up to round ``until``."""
+        """Return whether the log has all rounds that are evaluated, up to round ``until``."""
         end = self.spec.rounds if until is None else until
         stops = self._stops.now
         lasts = {i: min(end, stops[i].round) if i in stops else end for i in members}
-        rounds = counted(self.spec)
+        rounds = self.spec.logged()
         return all((i, r) in self._rows for i, last in lasts.items() for r in rounds if r <= last)
 
     def early_stops(self, report: RoundReport) -> Collection[int]:
-        stop, stops, found = self.spec.stop, self._stops, dict[int, training.Stopped]()
-        diverged = {self._active[i]: s for i, s in training.newly_diverged(report).items()}
-        self._lost |= set(diverged)
-        # Stopping after the last round saves nothing.
-        fresh = report.round < self.spec.rounds and not stops.revoked.intersection(self._pack)
-        if stop.diverged:
-            found |= diverged
-        if stop.cannot_win and fresh:
-            found |= stops.dominated(self._rows, self._pack, report.round, self._lost) | found
-        if report.round in stop.heuristic_halving and fresh:
-            found |= stops.worse_half(self._rows, self._pack, report.round) | found
+        stops, found = self._stops, dict[int, training.Stopped]()
+        if self.spec.stop.diverged:
+            found |= {self._active[i]: s for i, s in training.newly_diverged(report).items()}
+        if self._pack[0] % len(self.spec.seeds) == 0:  # a pack of first seeds
+            found = stops.halved(self._rows, self._pack, report.round) | found
         stops.keep(found)
         # Decisions from before a crash take effect after the same round.
         due = {trial for trial, stopped in stops.now.items() if stopped.round == report.round}
@@ -293,8 +270,7 @@ class Search(training.TrainingStorage):
     def note_change(self, simulation: Simulation, name: str) -> None:
         left = [t for i, t in enumerate(self._active) if i not in simulation.stopped_trials]
         fact = {"chunk": simulation.chunk} if name == "chunk_changes" else {"trials": left}
-        revoked = {"revoked": True} if self._stops.revoked.intersection(self._pack) else {}
-        change = {"pack": self._pack[0], **revoked, "round": simulation.round, **fact}
+        change = {"pack": self._pack[0], "round": simulation.round, **fact}
         run_directory.note_change(self.path, name, change)
 
 
@@ -309,13 +285,12 @@ def unfinished_packs(
     """Return the packs of an algorithm without the trials that its log holds."""
     rows = read_rows(directory / "metrics.jsonl")
     stops = Stops(spec, name, task.metric, directory / "stopped.jsonl").now
-    ends = {(i, r) for i, one in stops.items() for r in counted(spec) if r > one.round}
-    logged, found = rows.keys() | ends, list[tuple[int, list[int]]]()
+    ends = {(i, r) for i, one in stops.items() for r in spec.logged() if r > one.round}
+    rounds, logged, found = spec.logged(), rows.keys() | ends, list[tuple[int, list[int]]]()
     for number, pack in enumerate(proposals.all_packs(spec, name, directory, task, rows, stops)):
-        left = [i for i in pack if any((i, r) not in logged for r in counted(spec))]
-        if left:
+        if left := [i for i in pack if any((i, r) not in logged for r in rounds)]:
             found.append((number, left))
-            if spec.search == "optuna":  # the next proposal needs their scores
+            if spec.search.method == "optuna":  # the next proposal needs their scores
                 break
     return found
 

@@ -5,7 +5,7 @@ import itertools
 import math
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import pydantic
 
@@ -17,12 +17,11 @@ from fedzmg.experiment.specs.plan import (
     MOST_TRIALS,
     PAPER_RATES,
     Axes,
-    GridStop,
     Plan,
     Seeds,
-    StudyStop,
 )
 from fedzmg.experiment.specs.run import COUNT, RunSpec
+from fedzmg.experiment.specs.strict import Strict
 from fedzmg.storage.formats import read_toml
 from fedzmg.storage.reading import MOST_PLANNED
 from fedzmg.tasks.preset import tuned
@@ -32,11 +31,38 @@ NO_GRID = ("tuned", "known", "given")
 """Values of ``rates`` that do not name the directory of a grid."""
 
 
+Rung: TypeAlias = Annotated[list[int], pydantic.Field(min_length=2, max_length=2)]
+"""A round, and the number of points that continue after it."""
+
+
+class Search(Strict):
+    """Options of a search."""
+
+    halving: Annotated[list[Rung], pydantic.Field(max_length=100)] = []
+    """Successive halving, ``[[50, 16], [150, 4]]``: after round 50 only the best 16 points
+    continue, after round 150 the best 4 of them, by the mean metric of the last rounds then. The
+    first seed decides; the other seeds train the points that are left. A heuristic: a point that
+    begins slowly and would win is lost. With Optuna the points of a batch are compared."""
+    method: Literal["grid", "optuna"] = "grid"
+    """``grid`` trains every point, ``optuna`` those that Optuna proposes, batch after batch."""
+    budget: int = pydantic.Field(default=40, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes for each algorithm."""
+    batch: int = pydantic.Field(default=8, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes at once, and that train together."""
+
+
 class GridSpec(Plan):
     """A search over hyper-parameters: short trainings, scored by their last rounds."""
 
     listing: ClassVar[str] = "fedzmg schema grid"
-    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "federation", "stop", "axes")
+    tables: ClassVar[tuple[str, ...]] = (
+        "preset",
+        "protocol",
+        "federation",
+        "stop",
+        "search",
+        "axes",
+    )
 
     kind: Literal["grid"] = "grid"
     seeds: Seeds = [1000]
@@ -50,18 +76,16 @@ class GridSpec(Plan):
     """Also score every point on all test examples, as the paper does. The choice of the grid does
     not change; a study can use the other one (``rates_by = "test"``)."""
     together: int = pydantic.Field(default=0, ge=0, le=COUNT)
-    """Maximum number of trials that train together; 0: all of an algorithm's, or all of a batch."""
-    search: Literal["grid", "optuna"] = "grid"
-    """``grid`` trains every point; ``optuna`` those that Optuna proposes, batch after batch."""
-    budget: int = pydantic.Field(default=40, ge=1, le=MOST_TRIALS)
-    """Number of points that Optuna proposes for each algorithm."""
-    batch: int = pydantic.Field(default=8, ge=1, le=MOST_TRIALS)
-    """Number of points that Optuna proposes at once, and that train together under all seeds."""
+    """Maximum number of trials that train together; 0: all of an algorithm's."""
     axes: Axes = dict.fromkeys(("client.lr", "server.lr"), PAPER_RATES)
     """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
     servers. An algorithm without such an option has one axis less."""
-    stop: GridStop = GridStop()
-    """Early-stopping rule; off by default."""
+    search: Search = Search()
+    """Successive halving and Optuna; off by default."""
+    eval_every: int = pydantic.Field(default=0, ge=0, le=COUNT)
+    """Interval of further evaluations, for ``thresholds``; 0: none."""
+    thresholds: list[float] = pydantic.Field(default=[], max_length=100)
+    """Metrics for which the point that reaches them first is shown, too."""
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
@@ -71,24 +95,29 @@ class GridSpec(Plan):
             raise InputError('also_by_test = true: selection = "test" chooses by it already')
         if self.selection == "tune" and self.preset.get("selection") == "test":
             raise InputError('preset.selection = "test": set selection = "test", too')
-        bound, halvings = self.stop.best_possible, self.stop.heuristic_halving
-        if bound is not None and not (self.stop.cannot_win and math.isfinite(bound)):
-            wanted = "a finite number, for stop.cannot_win = true only"
-            raise InputError(f"stop.best_possible = {bound}: expected {wanted}")
-        within = range(1, self.rounds)
-        if sorted({r for r in halvings if r in within}) != halvings:
-            wanted = f"rising rounds from 1 to {self.rounds - 1}"
-            raise InputError(f"stop.heuristic_halving = {brief(halvings)}: expected {wanted}")
-        if halvings and self.together:
-            raise InputError("stop.heuristic_halving compares all points: leave out together")
-        if self.together and self.search == "optuna":
-            raise InputError(f'together = {self.together}: search = "optuna" has batch instead')
+        rungs = self.search.halving
+        pairs = itertools.pairwise([[self.last - 1, MOST_TRIALS], *rungs, [self.rounds, 1]])
+        if rungs and not all(r < s and k >= max(m, 1) for (r, k), (s, m) in pairs):
+            wanted = f"rising rounds from {self.last} to {self.rounds - 1} and falling numbers"
+            raise InputError(f"search.halving = {brief(rungs)}: expected {wanted} of points")
+        if rungs and self.together:
+            raise InputError("search.halving compares all points: leave out together")
+        if self.search.method == "optuna" and self.together:
+            raise InputError(f"together = {self.together}: with Optuna set search.batch instead")
+        if bool(self.thresholds) != bool(self.eval_every):
+            raise InputError("thresholds and eval_every: give both or none")
         return self
 
     def _unwritten(self) -> set[str]:
-        return super()._unwritten() | (
-            {"search", "budget", "batch"} if self.search == "grid" else set()
-        )
+        unused = {key for key in ("eval_every", "thresholds") if not getattr(self, key)}
+        return super()._unwritten() | unused | ({"search"} if self.search == Search() else set())
+
+    def logged(self) -> list[int]:
+        """Return the rounds that are evaluated: those of scores, and every so many."""
+        ends = [*(end for end, _ in self.search.halving), self.rounds]
+        found = {end - i for end in ends for i in range(self.last)}
+        further = range(1, self.rounds + 1, self.eval_every) if self.eval_every else ()
+        return sorted(found.union(further))
 
     def orders(self) -> dict[str, list[str]]:
         # The order of axes numbers the trials.
@@ -97,17 +126,31 @@ class GridSpec(Plan):
 
     def packs(self) -> dict[str, int]:
         """Count the packs of every algorithm's trials."""
-        trials = {name: self.trials(name) for name in self.algorithms}
-        together = self.batch * len(self.seeds) if self.search == "optuna" else self.together
-        return {name: -(-n // (together or n)) for name, n in trials.items()}
+        each = min(2, len(self.seeds)) if self.search.halving else 1
+        together = self.together or MOST_TRIALS
+        if self.search.method == "optuna":
+            together = self.search.batch * len(self.seeds)
+        return {name: each * -(-self.trials(name) // together) for name in self.algorithms}
 
     def trials(self, name: str) -> int:
         """Count the trials that an algorithm trains: points under every seed."""
         points = self._points(name)
-        return (min(points, self.budget) if self.search == "optuna" else points) * len(self.seeds)
+        few = min(points, self.search.budget) if self.search.method == "optuna" else points
+        return few * len(self.seeds)
 
     def _points(self, name: str) -> int:
         return math.prod(map(len, self.axes_of(name).values()))
+
+    def trial_rounds(self, name: str) -> int:
+        """Count the rounds of all of an algorithm's trials."""
+        left, total = self.trials(name) // len(self.seeds), 0
+        size = self.search.batch if self.search.method == "optuna" else left
+        for points in (min(size, left - i) for i in range(0, left, size)):
+            kept, done = points, 0
+            for end, keep in self.search.halving:
+                total, kept, done = total + kept * (end - done), min(kept, keep), end
+            total += kept * (self.rounds * len(self.seeds) - done)
+        return total
 
     def axes_of(self, name: str) -> Axes:
         """Return the axes whose option an algorithm has."""
@@ -138,13 +181,12 @@ class GridSpec(Plan):
             for key in axes or {}:
                 if key not in known:
                     raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
-        if self.search == "optuna" and find_spec("optuna") is None:
-            raise InputError("search = \"optuna\" needs the package: pip install 'fedzmg[optuna]'")
+        if self.search.method == "optuna" and find_spec("optuna") is None:
+            raise InputError("a search by Optuna needs the package: pip install 'fedzmg[optuna]'")
         if (trials := sum(map(self._points, self.algorithms)) * len(self.seeds)) > MOST_TRIALS:
             remedy = f"shorten the axes or seeds to at most {MOST_TRIALS:,}"
             raise InputError(f"the grid has {trials:,} trials: {remedy}")
-        logged = self.last + len(self.stop.heuristic_halving)
-        if (lines := logged * max(map(self.trials, self.algorithms))) > MOST_PLANNED:
+        if (lines := len(self.logged()) * max(map(self.trials, self.algorithms))) > MOST_PLANNED:
             remedy = f"shorten the axes or seeds, or last = {self.last}"
             raise InputError(f"the log would have over {MOST_PLANNED:,} lines, {lines:,}: {remedy}")
         super().check(task)
@@ -190,8 +232,6 @@ class StudySpec(Plan):
     """Number of evaluations whose average, or smallest, has to reach a threshold."""
     tests: Literal["reference", "pairs"] = "reference"
     """The family of tests: the first algorithm against every other, or every pair."""
-    stop: StudyStop = StudyStop()
-    """Early-stopping rule; off by default."""
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:

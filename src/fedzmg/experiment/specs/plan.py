@@ -61,29 +61,12 @@ Axes: TypeAlias = Annotated[
 Seeds: TypeAlias = Annotated[list[Seed], pydantic.Field(min_length=1, max_length=MOST_SEEDS)]
 
 
-class StudyStop(Strict):
-    """Early-stopping rule for runs of a study (off by default)."""
+class Stop(Strict):
+    """Early-stopping rule (off by default)."""
 
     diverged: bool = False
     """Stop a trial once it has diverged. Its model is frozen and its score is the worst possible
     anyway, so no score and no choice changes; only its traffic and its steps end."""
-
-
-class GridStop(StudyStop):
-    """Early-stopping rule for points of a grid (off by default)."""
-
-    cannot_win: bool = False
-    """Stop a point once its score cannot reach the best one any more, even if every evaluation to
-    come had the best possible value. The choice stays the same: at the end every stopped point is
-    compared with the best once more, and trained to the end if the best does not hold (because a
-    better point diverged later)."""
-    best_possible: float | None = None
-    """The bound of the metric that ``cannot_win`` relies on: 1 for an accuracy; required for any
-    other metric. A closer bound stops sooner. If an evaluation passes the bound, points that were
-    stopped because of it are trained to the end."""
-    heuristic_halving: Annotated[list[int], pydantic.Field(max_length=100)] = []
-    """After each of these rounds the better half of the points still training continues, by the
-    metric after that round. A heuristic: a point that begins slowly and would win is lost."""
 
 
 class Variant(Strict):
@@ -117,6 +100,8 @@ class Plan(Experiment):
         dict[str, Variant], pydantic.Field(min_length=1, max_length=MOST_ALGORITHMS)
     ]
     """Names of algorithms, or tables of options by a name of your own."""
+    stop: Stop = Stop()
+    """Early-stopping rule; off by default."""
 
     @pydantic.field_validator("algorithms", mode="before")
     @classmethod
@@ -159,16 +144,13 @@ class Plan(Experiment):
         return self
 
     def to_toml(self) -> str:
-        unwritten = self._unwritten() | (set() if self.stops else {"stop"})
-        values = self.model_dump(exclude_none=True, exclude=unwritten)
+        values = self.model_dump(exclude_none=True, exclude=self._unwritten())
         variants = self.algorithms.items()
         own = {name: variant.model_dump(exclude_defaults=True) for name, variant in variants}
         return toml({**values, "algorithms": own})
 
-    @property
-    def stops(self) -> bool:
-        """True if anything may stop a trial before its last round."""
-        return any(self.model_dump().get("stop", {}).values())
+    def _unwritten(self) -> set[str]:
+        return super()._unwritten() | (set() if self.stop.diverged else {"stop"})
 
     def orders(self) -> dict[str, list[str]]:
         """Return keys of tables whose order matters, which equality of plans ignores."""

@@ -23,8 +23,7 @@ from fedzmg.tasks.protocol import LARGEST, Protocol
 from fedzmg.tasks.task import Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-COUNT = LARGEST["eval_every"]
-"""Largest interval in a file."""
+COUNT = LARGEST["eval_every"]  # largest interval in a file
 MOST_SHARDS = 100_000
 Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
 
@@ -175,7 +174,7 @@ class Experiment(Strict):
         keys = [key for key in type(self).model_fields if key not in self.tables]
         keys += [] if entry is None else [f"preset.{name}" for name in entry.options()]
         keys += [f"protocol.{name}" for name in Protocol.__dataclass_fields__]
-        tables = [name for name in ("federation", "stop") if name in self.tables]
+        tables = [name for name in ("federation", "stop", "search") if name in self.tables]
         keys += [f"{table}.{name}" for table in tables for name in self.keys_of([table])]
         nested = ("federation", "participation")
         keys += [".".join([*nested, name]) for name in self.keys_of(nested)]
@@ -183,8 +182,7 @@ class Experiment(Strict):
         return keys + [key for base in bases for key in known_options(base)]
 
 
-SIDES = ("client", "server", "parts")
-"""Tables of an algorithm's options."""
+SIDES = ("client", "server", "parts")  # tables of an algorithm's options
 
 
 def by_side(options: Mapping[str, Any]) -> dict[str, dict[str, Value]]:

@@ -8,14 +8,13 @@ from fedzmg.report.tables.table import Cell, Column, Table
 from fedzmg.results.formatting import count_text, value_text
 from fedzmg.results.reading import axes_of, name_of
 
-_REASONS = {"cannot_win": "cannot win", "halving": "halving (heuristic)"}
 Entry = Mapping[str, Any]
 
 
 def best_points(data: Mapping[str, Any]) -> Table:
     """Make a row per algorithm of a ``grid.json``."""
     metric, entries = str(data["metric"]), list(data["algorithms"].values())
-    stopping, shown = "stop" in data, partial(value_text, metric=metric)
+    stopping, shown = any("stopped" in e for e in entries), partial(value_text, metric=metric)
     nothing: dict[str, Any] = {"options": {}, "score": None}
     remarked = any(entry["best"] is None or entry["best"]["border"] for entry in entries)
 
@@ -37,6 +36,13 @@ def best_points(data: Mapping[str, Any]) -> Table:
         key = axis if best == "best" else f"{axis}_by_test"
         return Column("", key, lambda e: (e.get(best) or nothing)["options"].get(axis))
 
+    def soonest(entry: Entry, i: int) -> Cell:
+        one = entry["soonest"][i]
+        options = ", ".join(f"{key} {value:.4g}" for key, value in one.get("options", {}).items())
+        text = f"{options} (round {one['round']})" if options else "never"
+        return Cell(text, one.get("round"), "words")
+
+    firsts = [one["threshold"] for one in entries[0].get("soonest", ())] if entries else []
     columns = [
         Column("algorithm", "algorithm", lambda e: str(e["label"])),
         Column("best point", "", point),
@@ -50,6 +56,10 @@ def best_points(data: Mapping[str, Any]) -> Table:
         Column("diverged", "diverged", diverged),
         Column("", "score_by_test", lambda e: (e.get("best_by_test") or nothing)["score"]),
         *(option("best_by_test", axis) for axis in axes_of(data)),
+        *(
+            Column(f"first to {shown(value)}", f"first_to_{value:g}", partial(soonest, i=i))
+            for i, value in enumerate(firsts)
+        ),
         Column("stopped" * stopping, "", lambda e: Cell(stopped_text(e["stopped"]), None, "words")),
         Column("remark" * remarked, "", remark),
     ]
@@ -81,6 +91,6 @@ def _neighbours(best: Mapping[str, Any] | None) -> list[float]:
 
 def stopped_text(counts: Mapping[str, int]) -> str:
     """Count early-stopped trials by reason, and the share of the rounds that was trained."""
-    why = [f"{n} {_REASONS.get(k, k)}" for k, n in counts.items() if not k.startswith("rounds")]
+    why = [f"{n} {k}" for k, n in counts.items() if not k.startswith("rounds")]
     share = 100 * counts["rounds"] / counts["rounds_asked"]
     return f"{', '.join(why)}; {share:.0f} % of the rounds trained" if why else "-"
