@@ -173,10 +173,10 @@ def tune(
     preset: Mapping[str, Any] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     selection: Literal["tune", "test"] = "tune",
-    engine: EngineName = "auto",
-    device: Device = "auto",
     search: Literal["grid", "optuna"] = "grid",
     budget: int = 40,
+    engine: EngineName = "auto",
+    device: Device = "auto",
     out: Path | str | None = None,
     progress: Progress | bool = False,
 ) -> Tuned:
@@ -203,9 +203,8 @@ def tune(
     """
     chosen, named = _task(task, preset), named_algorithms(algorithms)
     directory = None if out is None else Path(out)
-    fields: dict[str, Any] = {"selection": selection, "engine": engine, "device": device}
-    fields["search"] = {"method": search, "halving": [list(rung) for rung in halving]}
-    fields["search"] |= {"budget": budget} if search == "optuna" else {}
+    how = {"halving": [list(r) for r in halving], "method": search, "budget": budget}
+    fields = {"selection": selection, "engine": engine, "device": device, "search": how}
     given = _flat_settings(settings, named.table)
     with contextlib.ExitStack() as stack:
         stack.enter_context(ALGORITHMS.including(named.objects))
@@ -232,7 +231,7 @@ def search_spec(
     last: int | None = None,
     **fields: Any,
 ) -> GridSpec:
-    """Build the grid of a search; ``fields`` are further ones of its file."""
+    """Build the grid of a search; ``fields`` are others of its own."""
     try:
         values = {key: [float(value) for value in own] for key, own in axes.items()}
     except (AttributeError, TypeError, ValueError):

@@ -210,7 +210,7 @@ time.sleep(600)
 def test_grid_has_the_scores_of_a_local_one(
     cluster: dict[str, str], tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    pytest.importorskip("optuna" if "method" in more.get("search", {}) else "ray")
+    pytest.importorskip("optuna" if "method" in more.get("search", ()) else "ray")
     here, there = tmp_path / "here", tmp_path / "there"
     file = write(tmp_path / "grid.toml", grid(**more))
     finish(start("grid", file, "--out", str(here)))
@@ -258,7 +258,8 @@ class Deaf:
 
 
 def test_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
-    setup = worker.Setup(tmp_path / "study.toml", "another", "", 1, (), None, Deaf())
+    plan = tmp_path / "study.toml"
+    setup = worker.Setup("", 1, worker.versions(), (), plan, "another", None, Deaf())
     found = worker.train_runs(setup, "fedavg", [], [], False)
     assert found is not None
     assert found.kind is InputError

@@ -41,10 +41,9 @@ class Press(Silent):
 
 
 def searched(out: Path, **more: Any) -> dict[str, Any]:
-    search = {"method": "optuna", "budget": 10, "batch": 4, "halving": more.pop("halving", [])}
-    fields: dict[str, Any] = {"search": search, "engine": "vectorized"}
-    progress = more.pop("progress", None)
-    spec = search_spec(pets(), {"fedavg": {}}, AXES, 2, {}, last=2, **fields | more)
+    how = {"method": "optuna", "budget": 10, "batch": 4, **more}
+    progress = how.pop("progress", None)
+    spec = search_spec(pets(), {"fedavg": {}}, AXES, 2, {}, last=2, search=how, engine="vectorized")
     return run_grid(spec, out, task=pets(), progress=progress)["algorithms"]["fedavg"]
 
 
@@ -64,7 +63,7 @@ def test_search_continues_with_the_same_points(tmp_path: Path) -> None:
 
 def test_stopping_rules_prune(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    pruned = searched(tmp_path, halving=[[2, 1]], stop={"diverged": True})
+    pruned = searched(tmp_path, halving=[[2, 1]])
     assert pruned["stopped"]["halving"] == 2 * (3 + 3 + 1)
     assert len(pruned["points"]) == 10
     assert pruned["best"] is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from fedzmg.cli import common, training
 from fedzmg.cli.common import Device, Json, opt
@@ -91,10 +91,10 @@ def tune(
     axes = dict(map(_axis, axis))
     chosen, settings = training.task_and_settings("tune", task, set_)
     names = named_algorithms(algorithms).table
-    more: dict[str, Any] = {"search": {"method": search}}
-    if search != "grid":
-        more["search"] |= {"budget": budget, "batch": batch}
-    spec = search_spec(chosen, names, axes, seeds, settings, rounds=rounds, device=device, **more)
+    how = {"method": search, "budget": budget, "batch": batch}
+    spec = search_spec(
+        chosen, names, axes, seeds, settings, rounds=rounds, device=device, search=how
+    )
     spec.check(chosen)
     directory = out or training.default_directory(f"tune-{chosen.name}", spec)
     common.say(*chosen.notes)
@@ -117,13 +117,14 @@ def _axis(text: str) -> tuple[str, list[float]]:
     """Parse ``client.lr=0.01,0.1`` or ``client.lr=0.01..1``, which has ten values a decade."""
     key, _, values = text.partition("=")
     try:
-        low, ranged, high = values.partition("..")
-        if not ranged:
+        if ".." not in values:
             return key.strip(), [float(value) for value in values.split(",")]
-        first, last = (10 * math.log10(float(end)) for end in (low, high))
-        steps = max(1, round(last - first))
-        ends = [10 ** ((first + (last - first) * i / steps) / 10) for i in range(steps + 1)]
-        return key.strip(), [float(f"{value:.4g}") for value in ends]
+        low, high = map(float, values.split(".."))
+        if not 0 < low < high < math.inf:
+            raise ValueError
+        steps = max(1, round(10 * math.log10(high / low)))
+        spaced = [low * (high / low) ** (i / steps) for i in range(steps + 1)]
+        return key.strip(), [float(f"{value:.4g}") for value in spaced]
     except ValueError:
         wanted = "KEY=NUMBER,NUMBER,... or KEY=LOW..HIGH with 0 < LOW < HIGH"
         raise InputError(f"--axis {text}: expected {wanted}") from None

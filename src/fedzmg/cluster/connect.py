@@ -96,41 +96,34 @@ def connected(on: str) -> Iterator[Cluster]:
     ray = importlib.import_module("ray")
     share = int(local[1]) if local and local[1] else None
     threads = torch.get_num_threads()
-    options: dict[str, Any] = {"address": on, "runtime_env": {"env_vars": _passed_variables()}}
+    variables = {name: value for name, value in os.environ.items() if PASSED.match(name)}
+    options: dict[str, Any] = {"address": on, "runtime_env": {"env_vars": variables}}
     if local:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         room = share * threads if share else max(cores or 1, threads)
         options = {"address": "local", "num_cpus": room, "object_store_memory": STORE_BYTES}
         options["include_dashboard"] = False
-    known = ray.is_initialized()
-    if not known:
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            reason = " ".join(str(error).split())[:300]
-            remedy = "start it, check the address, or pass its token in RAY_AUTH_TOKEN"
-            line = f"--on {on}: the cluster does not answer ({reason}): {remedy}"
-            raise InputError(line) from None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = " ".join(str(error).split())[:300]
+        remedy = "start it, check the address, or pass its token in RAY_AUTH_TOKEN"
+        line = f"--on {on}: the cluster does not answer ({reason}): {remedy}"
+        raise InputError(line) from None
     try:
         yield Cluster(on, ray, threads, share)
     finally:
-        if not known:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _authenticate(is_local: bool) -> None:
     """Turn on token authentication: with a token of its own on this machine, else the user's."""
     if "RAY_AUTH_MODE" in os.environ:
         return
-    default = Path.home() / ".ray" / "auth_token"
-    given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    given = not os.environ.keys().isdisjoint(("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if is_local and not given:
         # Ray listens on every network interface; versions without tokens ignore this.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    if is_local or given or default.is_file():
+    if is_local or given or (Path.home() / ".ray" / "auth_token").is_file():
         os.environ["RAY_AUTH_MODE"] = "token"
-
-
-def _passed_variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if PASSED.match(name)}

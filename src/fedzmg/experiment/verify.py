@@ -213,7 +213,7 @@ def _verify_grid(
             notes.append(f"a grid logs only some rounds, here {', '.join(map(str, logged))}")
         stops = Stops(spec, name, task.metric, path / "stopped.jsonl").now
         for whole in known_packs(spec, name, path):
-            pack = [i for i in whole if i not in stops or stops[i].round]  # those that began
+            pack = [i for i in whole if i not in stops or stops[i].round]
             last = max((r for t, r in rows if t in pack and r <= wanted), default=0)
             if not last:
                 continue

@@ -40,37 +40,34 @@ def known_packs(spec: GridSpec, name: str, path: Path) -> list[list[int]]:
     """Return the packs of an algorithm, with Optuna those proposed so far."""
     if spec.search.method == "grid":
         return packs(spec, range(spec.trials(name)))
-    remedy = f"restore it, or remove {path} to start again"
-    batches = log_lines(path / LOG, lambda line: list(map(int, line["points"])), remedy)
-    return [pack for batch in batches for pack in packs(spec, _trials(spec, batch))]
+    return [pack for batch in _batches(path) for pack in packs(spec, _trials(spec, batch))]
 
 
 def all_packs(
     spec: GridSpec, name: str, path: Path, task: Task, rows: Rows, stops: Mapping[int, Stopped]
 ) -> Iterator[list[int]]:
     """Yield the packs of an algorithm; each is trained before the next proposal."""
-    found = known_packs(spec, name, path)
-    yield from found
-    left = spec.trials(name) - sum(map(len, found))
-    while spec.search.method == "optuna" and left > 0:
-        number = min(left // len(spec.seeds), spec.search.batch)
-        batch = propose(spec, name, task, rows, stops, number, found)
+    yield from known_packs(spec, name, path)
+    while spec.search.method == "optuna":
+        before = _batches(path)
+        left = spec.trials(name) // len(spec.seeds) - sum(map(len, before))
+        if left <= 0:
+            break
+        batch = propose(spec, name, task, rows, stops, min(left, spec.search.batch), before)
         path.mkdir(parents=True, exist_ok=True)
         append_log(path / LOG, [{"points": batch}])
-        left -= len(trials := _trials(spec, batch))
-        found += packs(spec, trials)
-        yield from packs(spec, trials)
+        yield from packs(spec, _trials(spec, batch))
+
+
+def _batches(path: Path) -> list[list[int]]:
+    remedy = f"restore it, or remove {path} to start again"
+    return log_lines(path / LOG, lambda line: list(map(int, line["points"])), remedy)
 
 
 def propose(
-    spec: GridSpec,
-    name: str,
-    task: Task,
-    rows: Rows,
-    stops: Mapping[int, Stopped],
-    number: int,
+    spec: GridSpec, name: str, task: Task, rows: Rows, stops: Mapping[int, Stopped], number: int,
     before: Sequence[Sequence[int]],
-) -> list[int]:
+) -> list[int]:  # fmt: skip
     """Return the points of a batch, all of them new."""
     optuna: Any = importlib.import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -90,8 +87,7 @@ def propose(
             facts["intermediate_values"] = _curve(rows, _trials(spec, [point]))
         params = dict(zip(axes, at, strict=True))
         study.add_trial(optuna.create_trial(params=params, distributions=space, **facts))
-    tried = {trial // len(spec.seeds) for pack in before for trial in pack}
-    left, found = set(range(math.prod(shape))) - tried, list[int]()
+    left, found = set(range(math.prod(shape))).difference(*before), list[int]()
     for _ in range(min(number, len(left))):
         for _ in range(MOST_REPEATS):
             asked = study.ask(space).params

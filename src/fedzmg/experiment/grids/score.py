@@ -198,8 +198,8 @@ class Stops:
             append_log(self._path, lines)
             self._take(lines)
 
-    def halved(self, rows: Rows, pack: Iterable[int], round_: int) -> dict[int, Stopped]:
-        """Return the trials of a pack's points that do not continue after this round.
+    def halved(self, rows: Rows, firsts: Sequence[int], round_: int) -> dict[int, Stopped]:
+        """Return the trials of points, by their first ones, that do not continue after this round.
 
         The first seed of a point decides. Its other seeds, which never began, stop at round 0.
         """
@@ -208,8 +208,7 @@ class Stops:
             return {}
         seeds, sign = len(self._spec.seeds), 1 if self._metric.higher_is_better else -1
         # Without later decisions, rounds that are repeated after a crash are judged as before.
-        firsts, now = [trial for trial in pack if trial % seeds == 0], self.now
-        left = [t for t in firsts if t not in now or now[t].round >= round_]
+        left = [t for t in firsts if t not in self.now or self.now[t].round >= round_]
         window = range(round_ - self._spec.last + 1, round_ + 1)
         scores = {t: statistics.fmean(rows[t, r]["metric"] for r in window) for t in left}
         # The sort is stable: the first of equals continue.

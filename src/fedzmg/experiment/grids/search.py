@@ -127,7 +127,7 @@ class Search(training.TrainingStorage):
 
     def run(self) -> None:
         """Train pack after pack, then score."""
-        own = (self.spec, self.name, self.path, self.task, self._rows, self._stops.now)
+        own = self.spec, self.name, self.path, self.task, self._rows, self._stops.now
         for pack in proposals.all_packs(*own):
             self.train(pack)
         with training.named_write_errors(self.path):
@@ -147,7 +147,8 @@ class Search(training.TrainingStorage):
         stops, found = self._stops, dict[int, training.Stopped]()
         if self.spec.stop.diverged:
             found |= {self._active[i]: s for i, s in training.newly_diverged(report).items()}
-        found = stops.halved(self._rows, self._pack, report.round) | found
+        if self._pack[0] % len(self.spec.seeds) == 0:  # a pack of first seeds
+            found = stops.halved(self._rows, self._pack, report.round) | found
         stops.keep(found)
         # Decisions from before a crash take effect after the same round.
         due = {trial for trial, stopped in stops.now.items() if stopped.round == report.round}
@@ -285,10 +286,9 @@ def unfinished_packs(
     rows = read_rows(directory / "metrics.jsonl")
     stops = Stops(spec, name, task.metric, directory / "stopped.jsonl").now
     ends = {(i, r) for i, one in stops.items() for r in spec.logged() if r > one.round}
-    logged, found = rows.keys() | ends, list[tuple[int, list[int]]]()
+    rounds, logged, found = spec.logged(), rows.keys() | ends, list[tuple[int, list[int]]]()
     for number, pack in enumerate(proposals.all_packs(spec, name, directory, task, rows, stops)):
-        left = [i for i in pack if any((i, r) not in logged for r in spec.logged())]
-        if left:
+        if left := [i for i in pack if any((i, r) not in logged for r in rounds)]:
             found.append((number, left))
             if spec.search.method == "optuna":  # the next proposal needs their scores
                 break

@@ -48,7 +48,13 @@ class Search(Strict):
     """Successive halving, ``[[50, 16], [150, 4]]``: after round 50 only the best 16 points
     continue, after round 150 the best 4 of them, by the mean metric of the last rounds then. The
     first seed decides; the other seeds train the points that are left. A heuristic: a point that
-    begins slowly and would win is lost. With Optuna, each batch is halved."""
+    begins slowly and would win is lost. With Optuna the points of a batch are compared."""
+    method: Literal["grid", "optuna"] = "grid"
+    """``grid`` trains every point, ``optuna`` those that Optuna proposes, batch after batch."""
+    budget: int = pydantic.Field(default=40, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes for each algorithm."""
+    batch: int = pydantic.Field(default=8, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes at once, and that train together."""
 
 
 class GridSpec(Plan):
@@ -76,12 +82,12 @@ class GridSpec(Plan):
     """Also score every point on all test examples, as the paper does. The choice of the grid does
     not change; a study can use the other one (``rates_by = "test"``)."""
     together: int = pydantic.Field(default=0, ge=0, le=COUNT)
-    """Maximum number of trials that train together; 0: all of an algorithm's, or all of a batch."""
+    """Maximum number of trials that train together; 0: all of an algorithm's."""
     axes: Axes = dict.fromkeys(("client.lr", "server.lr"), PAPER_RATES)
     """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
     servers. An algorithm without such an option has one axis less."""
     search: Search = Search()
-    """All points to the end by default; otherwise those that Optuna proposes, or halving."""
+    """Successive halving and Optuna; off by default."""
     eval_every: int = pydantic.Field(default=0, ge=0, le=COUNT)
     """Interval of further evaluations, for ``thresholds``; 0: none."""
     thresholds: list[float] = pydantic.Field(default=[], max_length=100)
@@ -100,17 +106,17 @@ class GridSpec(Plan):
         if rungs and not all(r < s and k >= max(m, 1) for (r, k), (s, m) in pairs):
             wanted = f"rising rounds from {self.last} to {self.rounds - 1} and falling numbers"
             raise InputError(f"search.halving = {brief(rungs)}: expected {wanted} of points")
-        if self.together and (rungs or self.search.method == "optuna"):
-            used = "halving" if rungs else "method"
-            raise InputError(f"together = {self.together} and search.{used}: leave one out")
+        if rungs and self.together:
+            raise InputError("search.halving compares all points: leave out together")
+        if self.search.method == "optuna" and self.together:
+            raise InputError(f"together = {self.together}: with Optuna set search.batch instead")
         if bool(self.thresholds) != bool(self.eval_every):
             raise InputError("thresholds and eval_every: give both or none")
         return self
 
     def _unwritten(self) -> set[str]:
         unused = {key for key in ("eval_every", "thresholds") if not getattr(self, key)}
-        unused |= {"search"} if self.search == Search() else set()
-        return super()._unwritten() | unused
+        return super()._unwritten() | unused | ({"search"} if self.search == Search() else set())
 
     def logged(self) -> list[int]:
         """Return the rounds that are evaluated: those of scores, and every so many."""
@@ -126,29 +132,30 @@ class GridSpec(Plan):
 
     def packs(self) -> dict[str, int]:
         """Count the packs of every algorithm's trials."""
-        split = min(2, len(self.seeds)) if self.search.halving else 1
-        optuna = self.search.method == "optuna"
-        together = self.search.batch * len(self.seeds) if optuna else self.together
-        trials = {name: self.trials(name) for name in self.algorithms}
-        return {name: split * -(-n // (together or n)) for name, n in trials.items()}
+        each = min(2, len(self.seeds)) if self.search.halving else 1
+        together = self.together or MOST_TRIALS
+        if self.search.method == "optuna":
+            together = self.search.batch * len(self.seeds)
+        return {name: each * -(-self.trials(name) // together) for name in self.algorithms}
 
     def trials(self, name: str) -> int:
         """Count the trials that an algorithm trains: points under every seed."""
-        points, optuna = self._points(name), self.search.method == "optuna"
-        return (min(points, self.search.budget) if optuna else points) * len(self.seeds)
+        points = self._points(name)
+        few = min(points, self.search.budget) if self.search.method == "optuna" else points
+        return few * len(self.seeds)
 
     def _points(self, name: str) -> int:
         return math.prod(map(len, self.axes_of(name).values()))
 
     def trial_rounds(self, name: str) -> int:
         """Count the rounds of all of an algorithm's trials."""
-        whole, total = self.trials(name) // len(self.seeds), 0
-        batch = self.search.batch if self.search.method == "optuna" else whole
-        for first in range(0, whole, batch):
-            points, done = min(batch, whole - first), 0
+        left, total = self.trials(name) // len(self.seeds), 0
+        size = self.search.batch if self.search.method == "optuna" else left
+        for points in (min(size, left - i) for i in range(0, left, size)):
+            kept, done = points, 0
             for end, keep in self.search.halving:
-                total, points, done = total + points * (end - done), min(points, keep), end
-            total += points * (self.rounds * len(self.seeds) - done)
+                total, kept, done = total + kept * (end - done), min(kept, keep), end
+            total += kept * (self.rounds * len(self.seeds) - done)
         return total
 
     def axes_of(self, name: str) -> Axes:
@@ -181,7 +188,7 @@ class GridSpec(Plan):
                 if key not in known:
                     raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
         if self.search.method == "optuna" and find_spec("optuna") is None:
-            raise InputError("search.method = \"optuna\" needs it: pip install 'fedzmg[optuna]'")
+            raise InputError("a search by Optuna needs the package: pip install 'fedzmg[optuna]'")
         if (trials := sum(map(self._points, self.algorithms)) * len(self.seeds)) > MOST_TRIALS:
             remedy = f"shorten the axes or seeds to at most {MOST_TRIALS:,}"
             raise InputError(f"the grid has {trials:,} trials: {remedy}")
