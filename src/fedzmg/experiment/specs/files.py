@@ -38,12 +38,6 @@ Rung: TypeAlias = Annotated[list[int], pydantic.Field(min_length=2, max_length=2
 class Search(Strict):
     """Options of a search."""
 
-    method: Literal["grid", "optuna"] = "grid"
-    """``grid`` trains every point; ``optuna`` those that Optuna proposes, batch after batch."""
-    budget: int = pydantic.Field(default=40, ge=1, le=MOST_TRIALS)
-    """Number of points that Optuna proposes for each algorithm."""
-    batch: int = pydantic.Field(default=8, ge=1, le=MOST_TRIALS)
-    """Number of points that Optuna proposes at once, and that train together under all seeds."""
     halving: Annotated[list[Rung], pydantic.Field(max_length=100)] = []
     """Successive halving, ``[[50, 16], [150, 4]]``: after round 50 only the best 16 points
     continue, after round 150 the best 4 of them, by the mean metric of the last rounds then. The
