@@ -20,7 +20,7 @@ from fedzmg.contract import Algorithm, ClientRule, ServerRule
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
 from fedzmg.rule import Layout, Number, choice, number, rule_class
-from fedzmg.tree import State, Tree, pieces
+from fedzmg.tree import PIECE, State, Tree, pieces
 
 
 @rule_class
@@ -50,7 +50,7 @@ class SGD(ClientRule):
     spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
     """Names of the parameters that do not decay, once the model is known."""
     overwrites: bool = field(default=False, repr=False, metadata={"derived": True})
-    """Write new parameters over the old ones."""
+    """Write large parameters over the old ones."""
 
     def for_layout(self, layout: Layout) -> Self:
         if self.decay_scope == "all":
@@ -71,10 +71,16 @@ class SGD(ClientRule):
         if self.decay is not None:
             params = self._decayed(params, 1 - self.decay * self.lr)
         back = -self.lr
-        if self.overwrites:
-            return params.map(lambda w, g: _add_pieces(w, g, back), grad), scratch
-        # The same as params - lr * grad, with one new tensor a leaf instead of two.
-        return params.map(lambda w, g: (back * g).add_(w), grad), scratch
+
+        def moved(weights: Tensor, grad: Tensor) -> Tensor:
+            if not self.overwrites or weights.numel() <= PIECE:
+                # The same as weights - lr * grad, with one new tensor instead of two.
+                return (back * grad).add_(weights)
+            for own, part in pieces(weights, grad):
+                own.add_(back * part)
+            return weights
+
+        return params.map(moved, grad), scratch
 
     def _decayed(self, params: Tree, kept: Number) -> Tree:
         if self.decay_scope == "all":
@@ -83,13 +89,6 @@ class SGD(ClientRule):
             raise InputError("SGD does not know the model yet: call for_layout(layout) first")
         spared = self.spared
         return Tree({n: w if n in spared else w * kept for n, w in params.items()})
-
-
-def _add_pieces(weights: Tensor, grad: Tensor, factor: Number) -> Tensor:
-    """Add a product in place, the same bits as ``factor * grad + weights``."""
-    for own, part in pieces(weights, grad):
-        own.add_(factor * part)
-    return weights
 
 
 @rule_class

@@ -11,22 +11,8 @@ from torch import Tensor
 
 from fedzmg.contract import ClientRule, bind
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
-from fedzmg.engine.local import (
-    Broadcast,
-    Chunk,
-    Outcome,
-    Program,
-    add_full_pass,
-    client_loss,
-    close_epoch,
-    count,
-    eager_gradient,
-    finish,
-    first_model,
-    full_step,
-    move,
-    start,
-)
+from fedzmg.engine import local
+from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, client_loss, eager_gradient
 from fedzmg.messages import FullPass
 from fedzmg.models.objective import Batch
 from fedzmg.tree import State, Tree, num_bytes, row, stack
@@ -74,8 +60,8 @@ class Sequential:
         context = program.context(sent, memory, *facts)
         full_pass: FullPass | tuple[()] = ()
         if rule.full_pass != "never":
-            full_pass = self._full_pass(batch, first_model(rule, context))
-        work = start(rule, context, full_pass)
+            full_pass = self._full_pass(batch, local.first_model(rule, context))
+        work = local.start(rule, context, full_pass)
         if program.objective.model.renormalizes:  # not the server's own parameters
             work = work._replace(params=work.params.map(torch.clone))
 
@@ -93,17 +79,17 @@ class Sequential:
             now = in_place if t and rule.gradients_per_step == 1 else rule
             with self._named(batch, f"local step {t + 1}"):
                 gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
-                after = full_step(now, apply, gradient, context, work.params, work.scratch)
-            work = (count if rule.uses_epoch_end else move)(work, *after)
+                after = local.full_step(now, apply, gradient, context, work.params, work.scratch)
+            work = (local.count if rule.uses_epoch_end else local.move)(work, *after)
             if rule.uses_epoch_end and stream.closes[t]:
                 full = rule.full_pass == "epochs"
                 seen = self._full_pass(batch, work.params).loss if full else None
-                work = close_epoch(rule, work, torch.ones_like(work.active), seen)
+                work = local.close_epoch(rule, work, torch.ones_like(work.active), seen)
                 if not bool(work.active):
                     break
         if not rule.uses_epoch_end:
             work = work._replace(steps=work.steps + len(stream))
-        return finish(rule, context, work, subtract=subtract)
+        return local.finish(rule, context, work, subtract=subtract)
 
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
@@ -124,7 +110,7 @@ class Sequential:
         stream = full_pass(program.full_pass_size, first, batch.examples)
         parts, timing = self._batches(stream, batch.examples), program.rule.full_pass
         with self._named(batch, "full pass"):
-            return add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
+            return local.add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
 
     @contextlib.contextmanager
     def _named(self, batch: ClientBatch, what: str) -> Iterator[None]:
