@@ -16,7 +16,7 @@ PIECE = 7
 
 
 def task(*, batch_norm: bool, broken: int | None = None) -> Task:
-    """Build a task of four clients; inputs of one may be so large that its gradients are not finite."""
+    """Build a task of four clients; gradients of one may be not finite."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 6)).astype(np.float32)
     owners = np.repeat(np.arange(4), [4, 8, 12, 16])
