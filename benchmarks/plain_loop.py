@@ -190,6 +190,8 @@ def compare(
 
     times: dict[str, list[tuple[float, float]]] = {path: [] for path in found}
     with rounding(precision):  # type: ignore[arg-type]
+        # The first pass of a process loads libraries: no path should pay for all of them.
+        PlainLoop(quiet, device, precision, lr=lr, momentum=momentum).run_round(plan.batches(2))
         for path, facts in found.items():
             facts["first_s"] = _timed(lambda p=path: first(p), device)[0]  # type: ignore[misc]
         for turn in range(turns + 1):

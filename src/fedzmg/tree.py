@@ -25,6 +25,8 @@ from torch._C._functorch import (
 from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
+PIECE = 1 << 17
+"""Elements that a thread of a CPU works on at once: a few of these tensors fit into its cache."""
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor
 """A Python number or a 0-d tensor."""
@@ -196,6 +198,19 @@ def vmap(function: Callable[..., Any]) -> Callable[..., Any]:
     return mapped
 
 
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Walk through tensors of equal size together, in pieces that stay in a CPU's cache.
+
+    Pieces of the first one are views, which may be written to.
+    """
+    first, *others = tensors
+    if first.numel() <= PIECE or first.is_cuda or not first.is_contiguous():
+        return iter([tensors])
+    size = PIECE * torch.get_num_threads()
+    flat = first.view(-1), *(tensor.reshape(-1) for tensor in others)
+    return zip(*(torch.split(tensor, size) for tensor in flat), strict=True)
+
+
 def map_trees(function: Callable[[Tree], Tree], value: Any) -> Any:
     """Apply ``function`` to every tree of nested tuples and named tuples."""
     if isinstance(value, Tree):
@@ -242,10 +257,15 @@ class Flat(NamedTuple):
     dtypes: list[torch.dtype]
 
 
+def flat_form(value: Any) -> Flat:
+    """Describe stacked tensors."""
+    tensors, form = leaves(value), tree_map(lambda _: None, value)
+    return Flat(form, [t.shape[1:] for t in tensors], [t.dtype for t in tensors])
+
+
 def flatten_rows(value: Any, like: Tensor | None = None) -> tuple[Tensor, Flat]:
     """Concatenate stacked tensors into one floating-point matrix with the same rows."""
-    tensors, form = leaves(value), tree_map(lambda _: None, value)
-    flat = Flat(form, [t.shape[1:] for t in tensors], [t.dtype for t in tensors])
+    tensors, flat = leaves(value), flat_form(value)
     if not tensors:
         assert like is not None
         return like.new_zeros(len(like), 0), flat

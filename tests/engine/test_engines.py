@@ -17,7 +17,8 @@ from fedzmg.bench import WORKLOADS
 from fedzmg.engine import choose
 from fedzmg.engine.choose import EnginePlanner, Probe, can_compile
 from fedzmg.engine.cuda_graph import compile_apart
-from fedzmg.engine.local import Chunk, Engine, Program, Sequential
+from fedzmg.engine.local import Chunk, Engine, Program
+from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, convolution, onednn
@@ -73,6 +74,9 @@ def test_compiled_equals_eager_with_dropout(backend: str) -> None:
     assert_equal(*found, atol=1e-5)
 
 
+MILLISECOND = 1e-3
+
+
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make passes take seconds by path, oneDNN and steps of clients, and note them."""
@@ -89,7 +93,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Any:
         def fake(engine: object, probe: Probe) -> float:
             path = "sequential" if isinstance(engine, Sequential) else "vectorized"
             spent.append(costs[path, enabled[-1]] * probe.client_steps)
-            return spent[-1]
+            return spent[-1] * MILLISECOND
 
         monkeypatch.setattr(choose, "onednn", noted)
         monkeypatch.setattr(choose, "_pass_seconds", fake)
@@ -112,9 +116,10 @@ def test_choosing_takes_a_small_share_and_never_a_slower_path(passes: Any) -> No
         }
         spent = passes(costs)
         choice = choose.choose_on_cpu(built.program, probe, count)
-        path = choice.path.replace("compiled", "vectorized")
+        path = choice.path
         # Less than twice as fast; more is not known before it is measured.
         training = count * steps * max(0.5, costs[path, True])
+        assert sum(spent) <= choose.CHOOSING_SECONDS / MILLISECOND
         assert sum(spent) <= 0.05 * training, (count, mapped, without)
         assert costs[path, choice.onednn] <= 1.0
         if not spent:
@@ -126,22 +131,12 @@ def test_choosing_takes_a_small_share_and_never_a_slower_path(passes: Any) -> No
             assert choice.onednn == (without * choose.CLEAR_SPEEDUP > 1)
 
 
-@pytest.mark.parametrize(("fixed", "compiles"), [(0.9, True), (0.0, False)])
-def test_compiling_must_save_more_than_it_takes(
-    monkeypatch: pytest.MonkeyPatch, fixed: float, compiles: bool
-) -> None:
-    """Compiling saves time that does not grow with the number of clients, and no other."""
-
-    def fake(engine: object, probe: Probe) -> float:
-        if isinstance(engine, Sequential):
-            return 2.0 * probe.client_steps
-        clients = len(probe.batches)
-        return (fixed * len(SIZES) + (1 - fixed) * clients) * probe.client_steps / clients
-
-    monkeypatch.setattr(choose, "_pass_seconds", fake)
-    monkeypatch.setattr(choose, "can_compile", lambda _: True)
-    found = simulation("auto", rounds=1000).choice.path
-    assert found == ("compiled" if compiles else "vectorized")
+def test_a_network_of_long_steps_is_not_tried_out(passes: Any) -> None:
+    """The first round would come seconds later."""
+    built, costs = simulation("sequential"), product(("sequential", "vectorized"), (True, False))
+    spent = passes(dict.fromkeys(costs, 0.5 / MILLISECOND))
+    assert choose.choose_on_cpu(built.program, built.probe(), 10**5).path == "sequential"
+    assert sum(spent) <= 1 / MILLISECOND
 
 
 def test_unknown_engine_and_device_are_rejected() -> None:
@@ -357,10 +352,10 @@ def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
 
     def full(engine: Any, probe: Probe) -> float:
         if isinstance(engine, Sequential):
-            return 1.0
+            return 1e-2
         if (engine.cuda_graph or not graph) and (engine.chunk or len(probe.batches)) > 2:
             raise torch.OutOfMemoryError("no room")
-        return 1e-3
+        return 1e-5
 
     monkeypatch.setattr(choose, "_pass_seconds", full)
     built = simulation("vectorized")

@@ -21,8 +21,9 @@ from fedzmg import Federation, InputError, Task, Trial, simulate
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, full_pass
 from fedzmg.engine import aggregate
-from fedzmg.engine.aggregate import FEWEST, OUTLIER, Merger
+from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.local import Chunk, Outcome
+from fedzmg.engine.outliers import FEWEST, OUTLIER
 from fedzmg.experiment.grids.grid import run_grid, warnings
 from fedzmg.experiment.grids.uploads import UploadLog
 from fedzmg.experiment.keep import keep

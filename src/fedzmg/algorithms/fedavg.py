@@ -14,11 +14,13 @@ Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the
 from dataclasses import field, replace
 from typing import Literal, Self
 
+from torch import Tensor
+
 from fedzmg.contract import Algorithm, ClientRule, ServerRule
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
 from fedzmg.rule import Layout, Number, choice, number, rule_class
-from fedzmg.tree import State, Tree
+from fedzmg.tree import PIECE, State, Tree, pieces
 
 
 @rule_class
@@ -47,6 +49,8 @@ class SGD(ClientRule):
     )
     spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
     """Names of the parameters that do not decay, once the model is known."""
+    overwrites: bool = field(default=False, repr=False, metadata={"derived": True})
+    """Write large parameters over the old ones."""
 
     def for_layout(self, layout: Layout) -> Self:
         if self.decay_scope == "all":
@@ -54,18 +58,29 @@ class SGD(ClientRule):
         spared = tuple(name for name, info in layout.items() if info.role in ("bias", "norm"))
         return replace(self, spared=spared)
 
+    def in_place(self) -> Self:
+        return replace(self, overwrites=True)
+
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return () if self.momentum is None else context.params.zeros()
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         if self.momentum is not None:
-            scratch = self.momentum * scratch + grad
+            scratch = (self.momentum * scratch).map(Tensor.add_, grad)
             grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch
         if self.decay is not None:
             params = self._decayed(params, 1 - self.decay * self.lr)
         back = -self.lr
-        # The same as params - lr * grad, with one new tensor a leaf instead of two.
-        return params.map(lambda w, g: (back * g).add_(w), grad), scratch
+
+        def moved(weights: Tensor, grad: Tensor) -> Tensor:
+            if not self.overwrites or weights.numel() <= PIECE:
+                # The same as weights - lr * grad, with one new tensor instead of two.
+                return (back * grad).add_(weights)
+            for own, part in pieces(weights, grad):
+                own.add_(back * part)
+            return weights
+
+        return params.map(moved, grad), scratch
 
     def _decayed(self, params: Tree, kept: Number) -> Tree:
         if self.decay_scope == "all":

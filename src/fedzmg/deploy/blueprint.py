@@ -10,7 +10,8 @@ import torch
 from fedzmg.contract import ServerRule
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch, LocalWork, local_stream
-from fedzmg.engine.local import Broadcast, Outcome, Program, Sequential
+from fedzmg.engine.local import Broadcast, Outcome, Program
+from fedzmg.engine.sequential import Sequential
 from fedzmg.experiment.specs.run import DTYPES, ResolvedRun, RunSpec
 from fedzmg.messages import Upload
 from fedzmg.models.initial import initial_params

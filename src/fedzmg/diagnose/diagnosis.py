@@ -18,7 +18,8 @@ from fedzmg.data.federated import FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Floats, Measurement, Pair, Part, measure, spread_of
 from fedzmg.diagnose.verdict import Verdict, judge
-from fedzmg.engine.local import Broadcast, Program, Sequential
+from fedzmg.engine.local import Broadcast, Program
+from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import InputError, check_names
 from fedzmg.models.initial import initial_params

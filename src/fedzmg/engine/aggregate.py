@@ -20,15 +20,12 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.plan import ClientBatch
+from fedzmg.engine.difference import add_models, largest
 from fedzmg.engine.local import Chunk
+from fedzmg.engine.outliers import OUTLIER, ratios_to_median
 from fedzmg.engine.sums import MergedPart, Sums
 from fedzmg.messages import Cohort, Rows, Upload
-from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflatten_rows
-
-OUTLIER = 100.0
-"""Norm of an outlier over the median of its cohort, at least."""
-FEWEST = 3
-"""Uploads that a cohort needs for its median to judge any of them."""
+from fedzmg.tree import Flat, State, flat_form, flatten_rows, leaves, row, tree_map, unflatten_rows
 
 
 class _Uploads(NamedTuple):
@@ -116,15 +113,16 @@ class Merger:
         """
         self.upload = chunk.outcomes.upload
         self.computed += chunk.computed
+        if self._add_models(chunk):
+            return
+        if chunk.origin is not None:
+            moved = chunk.origin.map(lambda sent, own: sent - own, self.upload.delta)
+            self.upload = self.upload._replace(delta=moved)
         averaged, form = flatten_rows((self.upload.delta, self.upload.average))
         total, total_form = flatten_rows(self.upload.total, like=averaged)
         own_weights = isinstance(self.upload.weight, Tensor)
         if self._forms is None:
-            self._forms = form, total_form
-            rows, totals = (t.new_zeros(self._trials, t.shape[1]) for t in (averaged, total))
-            weight, loss = averaged.new_zeros(2, self._trials, dtype=torch.float64)
-            clients, dropped, steps = averaged.new_zeros(3, self._trials, dtype=torch.int64)
-            self.sums = Sums(rows, totals, weight, clients, dropped, steps, loss)
+            self._begin(form, total_form, averaged, total.shape[1])
             if self._weigh and not own_weights:
                 table = self._table(range(len(self._batches)))
                 usual = torch.tensor(self._usual, dtype=torch.float64)
@@ -133,7 +131,7 @@ class Merger:
         # The largest absolute value is not finite if any is not: one pass, and nothing written.
         split = sum(shape.numel() for shape in form.shapes[: len(self.upload.delta)])
         parts = (averaged[:, :split], averaged[:, split:], total)
-        norms = [_largest(part).double() for part in parts if part.shape[1]]
+        norms = [largest(part).double() for part in parts if part.shape[1]]
         facts = torch.stack([chunk.outcomes.loss.double(), *norms])
         finite, each = facts[1:].isfinite().all(0), leaves(self.upload.each)
         for leaf in each:
@@ -165,6 +163,32 @@ class Merger:
             self._kept.append(uploads)
         else:
             self._merge(uploads, merged)
+
+    def _begin(self, form: Flat, total_form: Flat, like: Tensor, totals: int) -> None:
+        """Start with sums of zero, as wide as a row of uploads."""
+        self._forms = form, total_form
+        rows, total = (like.new_zeros(self._trials, n) for n in (like.shape[1], totals))
+        weight, loss = like.new_zeros(2, self._trials, dtype=torch.float64)
+        clients, dropped, steps = like.new_zeros(3, self._trials, dtype=torch.int64)
+        self.sums = Sums(rows, total, weight, clients, dropped, steps, loss)
+
+    def _add_models(self, chunk: Chunk) -> bool:
+        """Merge models that are not yet subtracted; false if there are none, or not here."""
+        every = [] if chunk.origin is None else [*chunk.origin.values()]
+        special = self._guard or self._fewest or self._weigh or self._trials > 1
+        if special or len({leaf.dtype for leaf in every}) != 1 or not is_at_hand(every[0]):
+            return False
+        if self._forms is None:
+            self._spare = every[0].new_empty(sum(leaf.numel() for leaf in every))
+            form = flat_form((chunk.outcomes.upload.delta, ()))
+            self._begin(form, flat_form(()), self._spare[None], 0)
+        weights, before = [self._usual[i] for i in chunk.batches], self.sums.averaged
+        self.sums, facts, counts = add_models(self.sums, self._spare, chunk, weights)
+        self._spare = self._spare if self.sums.averaged is before else before[0]
+        self._facts.append(facts)
+        self._order += chunk.batches
+        self.accepted.append(counts)
+        return True
 
     def part(self) -> MergedPart:
         """Return everything merged, for the merger of the whole cohort."""
@@ -365,23 +389,3 @@ def _scaled_rows(table: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
     if len(chosen) > 1 or not is_at_hand(table):
         return table[chosen] * factors
     return table.narrow(0, int(chosen), 1).mul_(factors)
-
-
-def _largest(rows: Tensor) -> Tensor:
-    """Compute the largest absolute value of every row; NaN if the row has one."""
-    if not rows.is_cuda:  # the norm is five times slower there
-        return torch.maximum(rows.amax(1), -rows.amin(1))
-    largest: Tensor = torch.linalg.vector_norm(rows, float("inf"), dim=1)
-    return largest
-
-
-def ratios_to_median(norms: Tensor) -> Tensor:
-    """Divide norms (parts x trials x clients) by the median over clients; the largest part counts.
-
-    NaN marks a client without a finite upload. A median of zero, or of few uploads, judges none.
-    """
-    number = norms.isfinite().sum(-1, keepdim=True)
-    middle = torch.cat([(number - 1).clamp(min=0) // 2, number // 2], -1)
-    median = norms.sort(-1).values.gather(-1, middle).mean(-1, keepdim=True)
-    judged = (number >= FEWEST) & (median > 0)
-    return torch.where(judged, norms / median, norms * 0).amax(0)

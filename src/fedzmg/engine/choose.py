@@ -19,7 +19,8 @@ import torch
 
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.client_memory import MemoryStore
-from fedzmg.engine.local import Broadcast, Engine, Program, Sequential
+from fedzmg.engine.local import Broadcast, Engine, Program
+from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import CannotMap, InputError, unknown
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn
@@ -31,6 +32,8 @@ EngineName = Literal["auto", PathName]
 
 CHOOSING_SHARE = 0.04
 """Share of a training on a CPU for timing its paths; with all around it, below 0.05."""
+CHOOSING_SECONDS = 1.0
+"""Most time for it: mapping helps networks of short steps, which need less."""
 MAPPED_SPEEDUP = 1.1
 """Speed-up over the loop that mapping on a CPU needs to be chosen; it takes more memory."""
 CLEAR_SPEEDUP = 1.25
@@ -44,10 +47,6 @@ TIMED_PASSES = 3
 PROBE_STEPS, MOST_STEPS = 2, 8
 """Local steps of a timed pass: fewest, and most on a CPU."""
 
-CPU_COMPILE_SECONDS = 40.0
-"""Time to compile a step on two cores (measured: 18 to 77 s, the longest on a busy machine)."""
-CPU_COMPILE_GAIN = 0.8
-"""Share that compiling saves of a mapped step's time for no clients (measured: 0.83 and 1.0)."""
 COMPILE_SECONDS = 30.0
 """Time to compile a step for a GPU."""
 GRAPH_COMPILE_GAIN = 0.6
@@ -181,7 +180,7 @@ class EnginePlanner:
         """Build the chosen engine."""
         path = self.choice.path
         if path == "sequential":
-            return Sequential(program)
+            return Sequential(program, subtracts=False)
         return Vectorized(
             program,
             chunk=self.chunk,
@@ -204,10 +203,10 @@ class EnginePlanner:
 class _Timings:
     """Seconds per step and client of the paths on a CPU, each on a part of the probe."""
 
-    def __init__(self, program: Program, parts: dict[PathName, Probe], chunk: int | None) -> None:
-        self._parts = parts
+    def __init__(self, program: Program, chunk: int | None) -> None:
+        self.parts: dict[PathName, Probe] = {}
         self._engines: dict[PathName, Engine] = {
-            "sequential": Sequential(program),
+            "sequential": Sequential(program, subtracts=False),
             "vectorized": Vectorized(program, chunk=chunk),
         }
         self._warm: set[tuple[PathName, bool]] = set()
@@ -217,13 +216,13 @@ class _Timings:
     def warm_up(self, path: PathName, enabled: bool = True) -> float:
         """Run a step; return its seconds per client."""
         self._warm.add((path, enabled))
-        return self._run(path, self._parts[path].first_steps(1), enabled)
+        return self._run(path, self.parts[path].first_steps(1), enabled)
 
     def time(self, path: PathName, enabled: bool = True) -> float:
         """Time a pass after a warm-up; return the least seconds so far."""
         if (path, enabled) not in self._warm:
             self.warm_up(path, enabled)
-        each = self._run(path, self._parts[path], enabled)
+        each = self._run(path, self.parts[path], enabled)
         self.best[path, enabled] = min(each, self.best.get((path, enabled), math.inf))
         return self.best[path, enabled]
 
@@ -235,7 +234,7 @@ class _Timings:
 
     def cost(self, path: PathName) -> float:
         """Return the seconds of a pass."""
-        return self.best[path, True] * self._parts[path].client_steps
+        return self.best[path, True] * self.parts[path].client_steps
 
     def __str__(self) -> str:
         times = (
@@ -248,7 +247,10 @@ class _Timings:
 def choose_on_cpu(
     program: Program, probe: Probe, rounds_left: int, chunk: int | None = None
 ) -> EngineChoice:
-    """Time the loop on one client and the map on as many as a share of the training allows."""
+    """Time the loop on one client and the map on as many as a share of the training allows.
+
+    Nothing is compiled: that takes longer than many a training.
+    """
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
     planned = rounds_left * probe.client_steps
@@ -256,21 +258,28 @@ def choose_on_cpu(
     clients = min(len(probe.batches), chunk or len(probe.batches))
     # A step to warm up and PROBE_STEPS timed ones, of the loop's client and of the mapped ones, in
     # half of the share: mapping may halve the time of the training.
-    width = min(clients, int(budget / 2 / (1 + PROBE_STEPS)) - 1)
-    if width < MIN_WIDTH:
+    most_wide = int(budget / 2 / (1 + PROBE_STEPS)) - 1
+    if min(clients, most_wide) < MIN_WIDTH:
         few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
         return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
-    most = min(MOST_STEPS, int(budget / 2 / (1 + width)) - 1)
-    steps = max(PROBE_STEPS, most) if width == clients else PROBE_STEPS
-    short = probe.first_steps(steps)
-    parts: dict[PathName, Probe]
-    parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
-    timings = _Timings(program, parts, chunk)
+    timings = _Timings(program, chunk)
+    timings.parts["sequential"] = probe.longest(1)
+    # The first step of a process loads libraries.
+    first = min(timings.warm_up("sequential") for _ in range(2))
+    steps_in_time = int(CHOOSING_SECONDS / max(first, 1e-9))
+    width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 1)
+    if width < MIN_WIDTH:
+        return EngineChoice(
+            "sequential", f"{first:.2g} s a step: too long to try other paths", True
+        )
+    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (1 + width)) - 1)
+    short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)
+    timings.parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
     loop = timings.time("sequential")
-    budget *= loop  # in seconds
+    budget = min(budget * loop, CHOOSING_SECONDS)
     try:
         first = timings.warm_up("vectorized")
-        ends = timings.spent + first * parts["vectorized"].client_steps
+        ends = timings.spent + first * timings.parts["vectorized"].client_steps
         if first > IMPLAUSIBLE * loop and ends > budget:
             return EngineChoice("sequential", f"{timings}, vectorized {1e3 * first:.3g} ms", True)
         mapped = timings.time("vectorized")
@@ -295,26 +304,7 @@ def choose_on_cpu(
         )
         if enabled:
             break
-    if path == "sequential" or not can_compile(program.device):
-        return EngineChoice(path, str(timings), enabled)
-    saved = _compile_saves(program, parts[path], mapped, probe.steps * rounds_left, enabled)
-    if saved <= 2 * CPU_COMPILE_SECONDS:
-        return EngineChoice(path, str(timings), enabled)
-    return EngineChoice("compiled", f"{timings}; compiling should save {saved:.0f} s", enabled)
-
-
-def _compile_saves(
-    program: Program, part: Probe, mapped: float, steps: int, enabled: bool
-) -> float:
-    """Estimate what compiling saves: most of the seconds that are the same for any width."""
-    clients = len(part.batches)
-    most = CPU_COMPILE_GAIN * mapped * clients * steps
-    if most < 2 * CPU_COMPILE_SECONDS or clients < 2 * MIN_WIDTH:
-        return 0.0
-    half = _Timings(program, {"vectorized": part.longest(clients // 2)}, None)
-    with_half = min(half.time("vectorized", enabled) for _ in range(2)) * (clients // 2)
-    grows = (mapped * clients - with_half) / (clients - clients // 2)
-    return CPU_COMPILE_GAIN * max(0.0, mapped - grows) * clients * steps
+    return EngineChoice(path, str(timings), enabled)
 
 
 def choose_on_gpu(

@@ -1,12 +1,10 @@
-"""Input and output of an engine, local training as four pure functions, and the reference engine.
+"""Input and output of an engine, and local training as four pure functions.
 
-Both engines run exactly these functions. :class:`Sequential` calls them client by client on
+Both engines run exactly these functions. ``sequential`` calls them client by client on
 un-padded batches; ``vectorized`` maps them over clients. The gradient is taken outside of
 :func:`step`, because the two engines differentiate in different ways.
 """
 
-import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -14,15 +12,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, bind, map_rule
+from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.federated import Examples, FederatedData
-from fedzmg.data.plan import ClientBatch, Stream, full_pass
+from fedzmg.data.plan import ClientBatch
 from fedzmg.messages import Asked, BatchOutputs, ClientContext, FullPass, FullPassTiming, Upload
 from fedzmg.models.objective import Batch, Objective, PrepareFunction
-from fedzmg.tree import State, Tree, num_bytes, row, stack, tree_map, vmap
+from fedzmg.tree import State, Tree, row, tree_map, vmap
 
-CHUNK_BYTES = 1 << 22
-"""Models that the loop collects before they are merged: a merge of small ones costs a step."""
 T = TypeVar("T")
 BatchT = TypeVar("BatchT")
 
@@ -204,9 +200,13 @@ class Outcome(NamedTuple):
     """Mean batch loss over the local training."""
 
 
-def finish(rule: ClientRule, context: ClientContext, work: Work) -> Outcome:
-    """Turn finished work into an upload and a memory."""
-    upload, memory = rule.finish(context, work.params, work.scratch, work.steps)
+def finish(
+    rule: ClientRule, context: ClientContext, work: Work, *, subtract: bool = True
+) -> Outcome:
+    """Turn finished work into an upload and a memory; the merger may subtract models itself."""
+    upload, memory = Upload(work.params), context.memory
+    if subtract:
+        upload, memory = rule.finish(context, work.params, work.scratch, work.steps)
     return Outcome(upload, memory, work.steps, work.total_loss / work.steps.clamp(min=1))
 
 
@@ -297,6 +297,8 @@ class Chunk(NamedTuple):
     outcomes: Outcome
     computed: int
     """Client steps computed for it, padding included."""
+    origin: Tree | None = None
+    """Global model, if ``delta`` has the clients' own models, which are not yet subtracted."""
 
 
 class Engine(Protocol):
@@ -306,95 +308,3 @@ class Engine(Protocol):
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
     ) -> Iterator[Chunk]:
         """Yield the outcome of every batch exactly once; ``memory`` has one row per batch."""
-
-
-@dataclass(frozen=True)
-class Sequential:
-    """Reference engine: clients in a loop, as in a deployed client; errors name ``path``."""
-
-    program: Program
-    path: str = "sequential"
-
-    def train(
-        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
-    ) -> Iterator[Chunk]:
-        """Yield chunks of clients whose uploads are merged together."""
-        model = num_bytes(broadcast.params) // len(broadcast.round)
-        size = max(1, CHUNK_BYTES // max(model, 1))
-        own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
-        rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
-        for first in range(0, len(batches), size):
-            part = list(range(first, min(first + size, len(batches))))
-            outcomes = [
-                self._train_one(rules[b.trial], b, own[b.trial], row(memory, i))
-                for i, b in zip(part, batches[first:], strict=False)
-            ]
-            all_ = stack(outcomes) if len(outcomes) > 1 else row(outcomes[0], None)
-            yield Chunk(part, [*range(len(part))], all_, sum(len(batches[i].stream) for i in part))
-
-    def _train_one(
-        self, rule: ClientRule, batch: ClientBatch, broadcast: Broadcast, memory: State
-    ) -> Outcome:
-        program, stream, parts = self.program, batch.stream, self._batches(batch.stream)
-        facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
-        context = program.context(broadcast, memory, *facts)
-        full_pass: FullPass | tuple[()] = ()
-        if rule.full_pass != "never":
-            full_pass = self._full_pass(batch, first_model(rule, context))
-        work = start(rule, context, full_pass)
-        if program.objective.model.renormalizes:  # not the server's own parameters
-            work = work._replace(params=work.params.map(torch.clone))
-
-        def loss_of(params: Tree, examples: Batch) -> tuple[Tensor, Tree]:
-            if rule.own_loss:
-                return client_loss(rule, program.objective, context, params, examples)
-            return program.objective.train(params, examples)
-
-        def apply(function: Callable[..., Any], *args: Any) -> Any:
-            return function(rule, *args)
-
-        for t in range(len(stream)):
-            with self._named(batch, f"local step {t + 1}"):
-                gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
-                after = full_step(rule, apply, gradient, context, work.params, work.scratch)
-            work = (count if rule.uses_epoch_end else move)(work, *after)
-            if rule.uses_epoch_end and stream.closes[t]:
-                full = rule.full_pass == "epochs"
-                seen = self._full_pass(batch, work.params).loss if full else None
-                work = close_epoch(rule, work, torch.ones_like(work.active), seen)
-                if not bool(work.active):
-                    break
-        if not rule.uses_epoch_end:
-            work = work._replace(steps=work.steps + len(stream))
-        return finish(rule, context, work)
-
-    def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
-        """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
-        program, keyed = self.program, self.program.objective.model.needs_key
-        indices = torch.from_numpy(stream.indices).to(program.device)
-        kind: Any = {"dtype": program.dtype, "device": program.device}
-        weights: dict[int, Tensor] = {}
-        for t, real in enumerate(stream.counts.tolist()):
-            x, y = program.batch_inputs(indices[t, :real])
-            if real not in weights:
-                weights[real] = torch.full((real,), 1 / (divisor or real), **kind)
-            key = torch.tensor(int(stream.keys[t]), device=program.device) if keyed else ()
-            yield Batch(x, y, weights[real], key)
-
-    def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
-        program, loss = self.program, next(iter(params.values())).new_zeros(())
-        first = int(program.data.offsets[batch.client])
-        stream = full_pass(program.full_pass_size, first, batch.examples)
-        parts, timing = self._batches(stream, batch.examples), program.rule.full_pass
-        with self._named(batch, "full pass"):
-            return add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
-
-    @contextlib.contextmanager
-    def _named(self, batch: ClientBatch, what: str) -> Iterator[None]:
-        """Add client, step and execution path to an error of the user's own code."""
-        try:
-            yield
-        except Exception as error:
-            name = self.program.data.names[batch.client]
-            error.add_note(f"client {name!r}, {what}, engine {self.path!r}")
-            raise

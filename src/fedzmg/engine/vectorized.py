@@ -22,6 +22,7 @@ from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
+from fedzmg.engine.sequential import Sequential
 from fedzmg.errors import CannotMap, InputError
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import MappedLayers
@@ -79,7 +80,7 @@ class Vectorized:
                 if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
                     raise torch.OutOfMemoryError(str(error)) from error
                 # An error of the model itself is raised once more, with client and step.
-                loop = local.Sequential(self.program, self._path)
+                loop = Sequential(self.program, self._path)
                 deque(loop.train(chosen, broadcast, row(memory, rows)), 0)
                 raise cannot_map(error) from error
             computed = sum(self._widths(chosen))

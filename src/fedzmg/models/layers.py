@@ -219,7 +219,7 @@ class _SpectralNorm(parametrizations._SpectralNorm):
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """``nn.MultiheadAttention`` that always forms its weights: the fused kernel does not map."""
+    """``nn.MultiheadAttention`` that forms its weights in a map, where the fused kernel fails."""
 
     def forward(
         self,
@@ -231,7 +231,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         *rest: Any,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        out, weights = super().forward(query, key, value, key_padding_mask, True, *rest, **options)
+        forms = need_weights or mapped()
+        out, weights = super().forward(query, key, value, key_padding_mask, forms, *rest, **options)
         return out, weights if need_weights else None
 
 

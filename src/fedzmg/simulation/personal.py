@@ -15,7 +15,8 @@ from torch import Tensor
 from fedzmg.contract import ClientRule, Number, bind, chain, number, rule_class
 from fedzmg.data.federated import Examples
 from fedzmg.data.plan import ClientBatch, local_stream
-from fedzmg.engine.local import Broadcast, Sequential
+from fedzmg.engine.local import Broadcast
+from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.evaluation import CHUNK, total
 from fedzmg.messages import ClientContext, Result, Stepped, Upload

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.aggregate import OUTLIER, Merger, ratios_to_median
+from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.local import Broadcast
+from fedzmg.engine.outliers import OUTLIER, ratios_to_median
 from fedzmg.simulation.history import Record
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, tree_map

@@ -62,6 +62,17 @@ class Wrapper(ClientRule):
         """Return the rule inside for a round."""
         return self.inner
 
+    @property
+    def uploads_difference(self) -> bool:
+        own: Any = type(self).finish
+        return own is Wrapper.finish and self.inner.uploads_difference
+
+    def in_place(self) -> Self:
+        # A step of its own may read parameters after the rule inside has overwritten them.
+        steps: Any = (Wrapper.step, GradientWrapper.step)
+        known = type(self).step in steps
+        return replace(self, inner=self.inner.in_place()) if known else self
+
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return self.inner_at(context).step(context, params, scratch, grad)
 

@@ -1,0 +1,123 @@
+"""The reference engine: clients in a loop."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedzmg.contract import ClientRule, bind
+from fedzmg.data.plan import ClientBatch, Stream, full_pass
+from fedzmg.engine import local
+from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, client_loss, eager_gradient
+from fedzmg.messages import FullPass
+from fedzmg.models.objective import Batch
+from fedzmg.tree import State, Tree, num_bytes, row, stack
+
+CHUNK_BYTES = 1 << 22
+"""Models that the loop collects before they are merged: a merge of small ones costs a step."""
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Reference engine: clients in a loop, as in a deployed client; errors name ``path``.
+
+    With ``subtracts=False``, the merger subtracts models where uploads are their difference.
+    """
+
+    program: Program
+    path: str = "sequential"
+    subtracts: bool = True
+
+    def train(
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+    ) -> Iterator[Chunk]:
+        """Yield chunks of clients whose uploads are merged together."""
+        model = num_bytes(broadcast.params) // len(broadcast.round)
+        size = max(1, CHUNK_BYTES // max(model, 1))
+        own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
+        subtract = self.subtracts or len(own) > 1 or not self.program.rule.uploads_difference
+        rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
+        for first in range(0, len(batches), size):
+            part = list(range(first, min(first + size, len(batches))))
+            outcomes = [
+                self._train_one(rules[b.trial], b, own[b.trial], row(memory, i), subtract)
+                for i, b in zip(part, batches[first:], strict=False)
+            ]
+            all_ = stack(outcomes) if len(outcomes) > 1 else row(outcomes[0], None)
+            steps = sum(len(batches[i].stream) for i in part)
+            origin = None if subtract else own[batches[first].trial].params
+            yield Chunk(part, [*range(len(part))], all_, steps, origin)
+
+    def _train_one(
+        self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State, subtract: bool
+    ) -> Outcome:
+        program, stream, parts = self.program, batch.stream, self._batches(batch.stream)
+        facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
+        context = program.context(sent, memory, *facts)
+        full_pass: FullPass | tuple[()] = ()
+        if rule.full_pass != "never":
+            full_pass = self._full_pass(batch, local.first_model(rule, context))
+        work = local.start(rule, context, full_pass)
+        if program.objective.model.renormalizes:  # not the server's own parameters
+            work = work._replace(params=work.params.map(torch.clone))
+
+        def loss_of(params: Tree, examples: Batch) -> tuple[Tensor, Tree]:
+            if rule.own_loss:
+                return client_loss(rule, program.objective, context, params, examples)
+            return program.objective.train(params, examples)
+
+        def apply(function: Callable[..., Any], *args: Any) -> Any:
+            return function(now, *args)
+
+        in_place = rule.in_place()
+        for t in range(len(stream)):
+            # After the first step, the parameters are the client's own.
+            now = in_place if t and rule.gradients_per_step == 1 else rule
+            with self._named(batch, f"local step {t + 1}"):
+                gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
+                after = local.full_step(now, apply, gradient, context, work.params, work.scratch)
+            work = (local.count if rule.uses_epoch_end else local.move)(work, *after)
+            if rule.uses_epoch_end and stream.closes[t]:
+                full = rule.full_pass == "epochs"
+                seen = self._full_pass(batch, work.params).loss if full else None
+                work = local.close_epoch(rule, work, torch.ones_like(work.active), seen)
+                if not bool(work.active):
+                    break
+        if not rule.uses_epoch_end:
+            work = work._replace(steps=work.steps + len(stream))
+        return local.finish(rule, context, work, subtract=subtract)
+
+    def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
+        """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
+        program, keyed = self.program, self.program.objective.model.needs_key
+        indices = torch.from_numpy(stream.indices).to(program.device)
+        kind: Any = {"dtype": program.dtype, "device": program.device}
+        weights: dict[int, Tensor] = {}
+        for t, real in enumerate(stream.counts.tolist()):
+            x, y = program.batch_inputs(indices[t, :real])
+            if real not in weights:
+                weights[real] = torch.full((real,), 1 / (divisor or real), **kind)
+            key = torch.tensor(int(stream.keys[t]), device=program.device) if keyed else ()
+            yield Batch(x, y, weights[real], key)
+
+    def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
+        program, loss = self.program, next(iter(params.values())).new_zeros(())
+        first = int(program.data.offsets[batch.client])
+        stream = full_pass(program.full_pass_size, first, batch.examples)
+        parts, timing = self._batches(stream, batch.examples), program.rule.full_pass
+        with self._named(batch, "full pass"):
+            return local.add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
+
+    @contextlib.contextmanager
+    def _named(self, batch: ClientBatch, what: str) -> Iterator[None]:
+        """Add client, step and execution path to an error of the user's own code."""
+        try:
+            yield
+        except Exception as error:
+            name = self.program.data.names[batch.client]
+            error.add_note(f"client {name!r}, {what}, engine {self.path!r}")
+            raise
