@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -17,7 +16,7 @@ import torch
 
 from fedzmg.deploy.blueprint import Blueprint
 from fedzmg.deploy.device import Device, serve
-from fedzmg.deploy.gate import Gate
+from fedzmg.deploy.gate import open_gate
 from fedzmg.deploy.processes import APP, Flower, free_port, stop, superlink, supernode
 from fedzmg.deploy.server import DONE, LOG, PID, SETTINGS, Settings, prepare
 from fedzmg.errors import InputError
@@ -32,7 +31,6 @@ START_SECONDS = 180.0
 """Time in which a server app must start: Flower reports the end of one, but not its reason."""
 MOST_RESTARTS = 20
 """Restarts of a server app that ends without a result, such as one that was killed."""
-_DEVICE = re.compile(r"device-(\d+)")
 
 
 def run_server(
@@ -44,35 +42,24 @@ def run_server(
     continues from its last checkpoint.
     """
     task, run = prepare(spec, spec.build_task(), settings.clients)
-    sizes = Blueprint.of(task, run.spec, torch.device("cpu"))
-    most = 4 * num_bytes(sizes.up) + (1 << 20)
-    home = Path(settings.home)
+    most = 4 * num_bytes(Blueprint.of(task, run.spec, torch.device("cpu")).up) + (1 << 20)
+    home, inner = Path(settings.home), free_port()
     flower = Flower(home, **{SETTINGS: str(home / "settings.json")})
-    (home / "app").mkdir(exist_ok=True)
-    (home / "app" / "pyproject.toml").write_text(APP)
-    for name in (DONE, PID, LOG):
-        (home / name).unlink(missing_ok=True)
-    inner, public = free_port(), sorted(keys.glob("*.pub")) if keys else []
-    scheme = "http" if keys is None else "https"
-    gate = None
-    with hold([home], say), superlink(flower, inner, keys, public) as nodes:
-        named = {node: _DEVICE.fullmatch(name) for node, name in nodes.items()}
+    with hold([home], say), superlink(flower, inner, keys) as nodes:
+        (home / "app").mkdir(exist_ok=True)
+        (home / "app" / "pyproject.toml").write_text(APP)
+        for name in (DONE, LOG):
+            (home / name).unlink(missing_ok=True)
+        named = {node: re.fullmatch(r"device-(\d+)", key) for node, key in nodes.items()}
         bound = {node: int(found[1]) for node, found in named.items() if found}
         own = replace(settings, spec=run.spec.to_toml(), bound=bound, parent=os.getpid())
         own.write(home / "settings.json")
-        try:
-            gate = Gate(f"{scheme}://127.0.0.1:{inner}", host, port, most, keys)
-            while not gate.is_open:
-                if gate.has_failed:
-                    raise InputError(f"port {port} of {host} cannot be used: choose another --port")
-                time.sleep(0.1)
-            say(f"listening on {host}:{port}, {'plain text' if keys is None else 'TLS'}")
+        scheme, words = ("https", "TLS") if keys else ("http", "plain text")
+        with open_gate(f"{scheme}://127.0.0.1:{inner}", host, port, most, keys) as counted:
+            say(f"listening on {host}:{port}, {words}")
             _follow(flower, say)
-            up, down = (gate.bytes[way] / 1e6 for way in ("up", "down"))
+            up, down = (counted[way] / 1e6 for way in ("up", "down"))
             say(f"{down:.2f} MB went to devices, {up:.2f} MB came from them")
-        finally:
-            if gate is not None:
-                gate.close()
 
 
 def _follow(flower: Flower, say: Say) -> None:
@@ -89,7 +76,7 @@ def _follow(flower: Flower, say: Say) -> None:
             if app is None and (home / PID).exists():
                 app = int((home / PID).read_text())
             if app is None and time.monotonic() > late:
-                raise InputError(f"the server app does not start: {flower.words('log', run)}")
+                raise InputError(f"the server app does not start: {flower.log_of(run)}")
             with contextlib.suppress(FileNotFoundError), (home / LOG).open() as log:
                 log.seek(shown)
                 for line in log:
@@ -103,10 +90,9 @@ def _follow(flower: Flower, say: Say) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def run_client(
@@ -117,12 +103,12 @@ def run_client(
     for file in keys or ():
         if not file.is_file():
             raise InputError(f"{file} is missing: copy it from the server's 'fedzmg deploy keys'")
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
     own = Device(data, client, state, device)
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
     flower = Flower(state / "flower")
     with hold([state], say), tempfile.TemporaryDirectory(prefix="fedzmg-") as folder:
-        path = Path(folder) / "worker"  # the path of a socket must be short
-        worker = threading.Thread(target=serve, args=(str(path), own, say), daemon=True)
+        path = str(Path(folder) / "worker")  # the path of a socket must be short
+        worker = threading.Thread(target=serve, args=(path, own, say), daemon=True)
         worker.start()
         said = ""
         while worker.is_alive():
@@ -142,19 +128,17 @@ def run_client(
 @contextlib.contextmanager
 def local_clients(
     data: str, clients: int, server: str, home: Path, keys: Path | None, plugins: tuple[str, ...]
-) -> Iterator[list["subprocess.Popen[bytes]"]]:
+) -> Iterator[None]:
     """Run devices as processes of this machine, each with its own state and log."""
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
     try:
         for number in range(clients):
+            state = home / f"client-{number}"
             command = [sys.executable, "-m", "fedzmg", "deploy", "client", "--server", server]
-            command += ["--data", data, "--partition", str(number)]
-            command += ["--state", str(home / f"client-{number}")]
+            command += ["--data", data, "--partition", str(number), "--state", str(state)]
             command += ["--keys", str(keys)] if keys else ["--insecure"]
-            for file in plugins:
-                command += ["--plugin", file]
-            flower = Flower(home / f"client-{number}")
-            started.append(flower.start(*command, log="client.log"))
-        yield started
+            command += [word for file in plugins for word in ("--plugin", file)]
+            started.append(Flower(state).start(*command, log="client.log"))
+        yield
     finally:
         stop(*started)

@@ -47,14 +47,13 @@ class Settings:
 
     def write(self, path: Path) -> None:
         """Write a file that :meth:`read` reads."""
-        write_json(path, {**asdict(self), "limits": self.limits._asdict()})
+        write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> "Settings":
         """Read the file."""
         found = read_json(path)
-        limits = Limits(**found.pop("limits"))
-        return cls(**found, limits=limits)
+        return cls(**{**found, "limits": Limits(*found["limits"])})
 
 
 def prepare(spec: RunSpec, task: Task, clients: int) -> tuple[Task, ResolvedRun]:
@@ -105,12 +104,8 @@ def train(link: Link, settings: Settings) -> History:
     data = ReportedData.of(task.test, [n.examples for n in found], names, prints)
     task = replace(task, train=data)
     with trackers.Tracking(trackers.named(settings.track), out, log, None) as progress:
+        engines = RemotePlanner(remote)
         [history] = run_pack(
-            task,
-            [run],
-            [out],
-            progress=progress,
-            checkpoint_seconds=0,
-            engines=RemotePlanner(remote),
+            task, [run], [out], progress=progress, checkpoint_seconds=0, engines=engines
         )
     return history

@@ -33,19 +33,21 @@ class GridLink(Link):
         return sent
 
     def pull(self, messages: Sequence[str]) -> list[Reply]:
-        # One by one: an answer cannot pose as that of another node, nor spoil it.
-        return [reply for one in messages for reply in self._pull(one)]
-
-    def _pull(self, sent: str) -> list[Reply]:
-        try:
-            found = list(self._grid.pull_messages([sent]))
-            frames = [None if m.has_error() else from_records(m.content) for m in found]
-            errors = [str(m.error.reason or m.error.code) if m.has_error() else "" for m in found]
-        except Exception as error:  # whatever its decoding raises
-            frames, errors = [None], [f"{type(error).__name__} {error}"]
-        if not frames:
-            return []
-        return [Reply(sent, self._nodes.pop(sent), frames[0], errors[0][:200])]
+        replies = []
+        for sent in messages:  # one by one: no answer can pose as that of another node, or spoil it
+            frame, error = None, ""
+            try:
+                found = list(self._grid.pull_messages([sent]))
+                if not found:
+                    continue
+                if found[0].has_error():
+                    error = str(found[0].error.reason or found[0].error.code)
+                else:
+                    frame = from_records(found[0].content)
+            except Exception as raised:  # whatever its decoding raises
+                error = f"{type(raised).__name__} {raised}"
+            replies.append(Reply(sent, self._nodes.pop(sent), frame, error[:200]))
+        return replies
 
 
 def main(grid: Grid, _: Context) -> None:
@@ -54,12 +56,12 @@ def main(grid: Grid, _: Context) -> None:
     home = Path(settings.home)
     write_atomic(home / PID, str(os.getpid()).encode())
     exit_with(settings.parent)
+    said = ""
     try:
         train(GridLink(grid), settings)
     except InputError as error:
-        write_json(home / DONE, {"error": str(error)})
-    else:
-        write_json(home / DONE, {"error": ""})
+        said = str(error)
+    write_json(home / DONE, {"error": said})
 
 
 app = ServerApp()
