@@ -15,7 +15,7 @@ from fedzmg.data.federated import FederatedData
 from fedzmg.deploy import codec
 from fedzmg.deploy.blueprint import Blueprint, partition
 from fedzmg.deploy.codec import BadMessage
-from fedzmg.deploy.frames import Frame, Wire
+from fedzmg.deploy.frames import UNKNOWN, Frame, Wire
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.plugins import load_reference
@@ -83,7 +83,7 @@ class Device:
     def _blueprint(self, path: Path) -> Blueprint:
         if self._built is None or self._built[0] != path:
             if not (path / "federation.json").exists():
-                raise BadMessage("federation is unknown here")
+                raise BadMessage(UNKNOWN)
             facts = read_json(path / "federation.json", wanted=FORMAT)
             spec = RunSpec.parse(tomllib.loads(str(facts["spec"])))
             known = self._preset.options()

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+UNKNOWN = "this federation is unknown here"
+"""Error of a device that was not greeted, or has lost its disk."""
+
 
 class Wire(NamedTuple):
     """One array of a message, without padding or header."""

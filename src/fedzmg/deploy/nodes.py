@@ -74,10 +74,6 @@ class Nodes:
         known = {"federation": self.federation, "nodes": nodes, "refused": self.refused}
         write_json(self.path, {"format": FORMAT, **known})
 
-    def by_node(self) -> dict[int, Node]:
-        """Return devices by Flower's number."""
-        return {one.node: one for one in self.nodes.values()}
-
     def register(
         self, number: int, facts: Mapping[str, Any], online: set[int], population: int,
         structure: str, most: int,

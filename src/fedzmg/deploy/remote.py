@@ -20,7 +20,7 @@ from fedzmg.data.plan import ClientBatch
 from fedzmg.deploy import codec
 from fedzmg.deploy.blueprint import Blueprint, Down
 from fedzmg.deploy.codec import BadMessage
-from fedzmg.deploy.frames import Frame, Wire
+from fedzmg.deploy.frames import UNKNOWN, Frame, Wire
 from fedzmg.deploy.nodes import Node, Nodes
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.engine.client_memory import MemoryStore
@@ -80,8 +80,8 @@ class Remote:
     population: int
     limits: Limits
     say: Callable[[str], None]
-    _greeted: dict[int, str] = field(default_factory=dict)
-    """Nodes that were greeted, and the message that is not answered yet."""
+    _greeted: dict[int, str | None] = field(default_factory=dict)
+    """Nodes that were greeted: the message, empty after an answer, None after a wrong one."""
     _late: dict[str, float] = field(default_factory=dict)
     """Messages whose answer comes too late, and the end of their validity."""
 
@@ -104,17 +104,19 @@ class Remote:
         waiting = {message: number for number, message in self._greeted.items() if message}
         for reply in self.link.pull(list(waiting)):
             number = waiting[reply.message]
-            self._greeted[number] = ""
             try:
                 node = self.nodes.register(
                     number, _answer(reply).facts, online, self.population,
                     self.blueprint.structure(), self.limits.max_examples,
                 )  # fmt: skip
+                self.say(f"client {node.client} is {node.name!r} with {node.examples} examples")
+                self._greeted[number] = ""
             except BadMessage as error:
                 self.nodes.refused += 1
                 self.say(f"node {number} refused: {error}")
-            else:
-                self.say(f"client {node.client} is {node.name!r} with {node.examples} examples")
+                self._greeted[number] = None
+                if reply.frame is None:  # Flower's own error, such as an expired message
+                    del self._greeted[number]
             self.nodes.save()
         return online
 
@@ -165,26 +167,29 @@ class Remote:
                     sent[message] = client
                     asked.add(client)
             for reply in self.link.pull([*sent, *self._late]):
-                self._count_late(reply)
-                if (answered := sent.pop(reply.message, None)) is None or answered in found:
+                client = sent.pop(reply.message, None)
+                if client is None:
+                    self._count_other(reply, round_)
                     continue
-                node = self.nodes.nodes[answered]
+                node = self.nodes.nodes[client]
                 try:
                     frame = self._checked(reply, node, facts)
                 except BadMessage as error:
-                    if "is unknown here" in str(error):  # it has lost its disk
+                    if UNKNOWN in str(error):  # it has lost its disk
                         self._greeted.pop(node.node, None)
-                        asked.discard(answered)
+                        asked.discard(client)
                     else:
-                        failed.add(answered)
+                        failed.add(client)
                         self._refuse(node, round_, error)
                     continue
+                if client in found:
+                    continue
                 try:
-                    found[answered] = self._outcomes(frame, planned[answered], largest)
+                    found[client] = self._outcomes(frame, planned[client], largest)
                     self._count(node, frame)
                 except BadMessage as error:
                     self._refuse(node, round_, error)
-                    found[answered] = [_refused(self.blueprint.up)] * len(planned[answered])
+                    found[client] = [_refused(self.blueprint.up)] * len(planned[client])
             if len(found) + len(failed) < len(planned):
                 time.sleep(TICK)
         self._leave(sent)
@@ -196,29 +201,33 @@ class Remote:
     def _checked(self, reply: Reply, node: Node, sent: Mapping[str, Any]) -> Frame:
         """Refuse an error, and an answer of another client or to another message."""
         frame = _answer(reply)
-        wanted = {key: sent[key] for key in ("federation", "round", "nonce")}
-        for key, value in {**wanted, "client": node.client}.items():
-            if frame.facts.get(key) != value:
+        for key in ("federation", "round", "nonce", "client"):
+            if frame.facts.get(key) != {**sent, "client": node.client}[key]:
                 raise BadMessage(f"{key} = {str(frame.facts.get(key))[:40]!r}")
         return frame
 
-    def _refuse(self, node: Node, round_: int, error: BadMessage) -> None:
-        node.refused, node.reason = node.refused + 1, str(error)[:200]
-        self.say(f"round {round_}: answer of client {node.client} refused: {error}")
+    def _refuse(self, node: Node, round_: int, reason: BadMessage | str) -> None:
+        node.refused, node.reason = node.refused + 1, str(reason)[:200]
+        self.say(f"round {round_}: answer of client {node.client} refused: {reason}")
 
     def _leave(self, sent: dict[str, int]) -> None:
         """Count later answers to some messages as late."""
         now = time.monotonic()
         self._late |= dict.fromkeys(sent, now + self._valid_seconds)
         self._late = {message: end for message, end in self._late.items() if end > now}
-        sent.clear()
 
-    def _count_late(self, reply: Reply) -> None:
-        late = self._late.pop(reply.message, None) is not None and reply.frame is not None
-        node = self.nodes.by_node().get(reply.node) if late else None
-        if node is not None:
-            node.late, node.last_seen = node.late + 1, time.time()
+    def _count_other(self, reply: Reply, round_: int) -> None:
+        """Count an answer that comes too late, or a second time."""
+        node = next((n for n in self.nodes.nodes.values() if n.node == reply.node), None)
+        late = self._late.pop(reply.message, None) is not None
+        if node is None or reply.frame is None:
+            return
+        node.last_seen = time.time()
+        if late:
+            node.late += 1
             self.say(f"a late answer of client {node.client} is ignored")
+        else:
+            self._refuse(node, round_, "it has answered this message before")
 
     def _count(self, node: Node, frame: Frame) -> None:
         node.rounds, node.last_seen = node.rounds + 1, time.time()
