@@ -25,7 +25,7 @@ from fedzmg.deploy.nodes import Node, Nodes
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast, Chunk, Engine, Outcome, Program
-from fedzmg.tree import State, flatten_rows, leaves, row, stack, tree_map
+from fedzmg.tree import State, leaves, row, stack, tree_map
 from fedzmg.wrappers.parts import travelling
 
 TICK = 1.0
@@ -167,29 +167,27 @@ class Remote:
                     sent[message] = client
                     asked.add(client)
             for reply in self.link.pull([*sent, *self._late]):
-                client = sent.pop(reply.message, None)
-                if client is None:
+                if reply.message not in sent:
                     self._count_other(reply, round_)
                     continue
+                client, frame = sent.pop(reply.message), None
                 node = self.nodes.nodes[client]
-                try:
-                    frame = self._checked(reply, node, facts)
-                except BadMessage as error:
-                    if UNKNOWN in str(error):  # it has lost its disk
-                        self._greeted.pop(node.node, None)
-                        asked.discard(client)
-                    else:
-                        failed.add(client)
-                        self._refuse(node, round_, error)
-                    continue
                 if client in found:
                     continue
                 try:
+                    frame = self._checked(reply, node, facts)
                     found[client] = self._outcomes(frame, planned[client], largest)
                     self._count(node, frame)
                 except BadMessage as error:
-                    self._refuse(node, round_, error)
-                    found[client] = [_refused(self.blueprint.up)] * len(planned[client])
+                    if frame is not None:
+                        found[client] = [_refused(self.blueprint.up)] * len(planned[client])
+                    elif UNKNOWN in str(error):  # it has lost its disk
+                        self._greeted.pop(node.node, None)
+                        asked.discard(client)
+                        continue
+                    else:
+                        failed.add(client)
+                    self._refuse(node, round_, str(error))
             if len(found) + len(failed) < len(planned):
                 time.sleep(TICK)
         self._leave(sent)
@@ -206,8 +204,8 @@ class Remote:
                 raise BadMessage(f"{key} = {str(frame.facts.get(key))[:40]!r}")
         return frame
 
-    def _refuse(self, node: Node, round_: int, reason: BadMessage | str) -> None:
-        node.refused, node.reason = node.refused + 1, str(reason)[:200]
+    def _refuse(self, node: Node, round_: int, reason: str) -> None:
+        node.refused, node.reason = node.refused + 1, reason[:200]
         self.say(f"round {round_}: answer of client {node.client} refused: {reason}")
 
     def _leave(self, sent: dict[str, int]) -> None:
@@ -239,13 +237,13 @@ class Remote:
 
     def _outcomes(self, frame: Frame, planned: list[ClientBatch], largest: float) -> list[Outcome]:
         """Check the arrays of an answer and return them by occurrence."""
-        parts: list[dict[str, Wire]] = [{} for _ in planned]
+        parts: dict[str, dict[str, Wire]] = {str(i): {} for i in range(len(planned))}
         for name, wire in frame.arrays.items():
             number, _, rest = name.partition(".")
-            if not number.isdecimal() or len(number) > 3 or int(number) >= len(parts):
+            if number not in parts:
                 raise BadMessage(f"array {name[:80]!r}")
-            parts[int(number)][f".{rest}"] = wire
-        found = [codec.decode(part, self.blueprint.up) for part in parts]
+            parts[number][f".{rest}"] = wire
+        found = [codec.decode(part, self.blueprint.up) for part in parts.values()]
         for (upload, _, steps, _), batch in zip(found, planned, strict=True):
             most = len(batch.stream)
             if not 0 <= int(steps) <= most:
@@ -296,12 +294,9 @@ class RemotePlanner(EnginePlanner, Engine):
 
     def memory(self, fresh: State, clients: int, places: Sequence[Path] | None) -> MemoryStore:
         """Keep the round of every client's memory in place of the memory."""
-        if not leaves(fresh):
-            self._store = MemoryStore(fresh, clients, places)
-            return self._store
-        rows = flatten_rows(fresh)[0]
-        self._store = MemoryStore({"round": torch.zeros(len(rows), 1)}, clients, places)
-        self._store.kept_bytes = rows.shape[1] * rows.element_size()
+        kept = {"round": torch.zeros(1, 1)} if leaves(fresh) else fresh
+        self._store = MemoryStore(kept, clients, places)
+        self._store.kept_bytes = MemoryStore(fresh, 0, ()).kept_bytes
         return self._store
 
     def train(

@@ -11,7 +11,6 @@ from fedzmg import plugins, trackers
 from fedzmg.deploy.blueprint import Blueprint, ReportedData
 from fedzmg.deploy.nodes import Nodes
 from fedzmg.deploy.remote import Limits, Link, Remote, RemotePlanner
-from fedzmg.errors import InputError
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import NODES
@@ -58,8 +57,6 @@ class Settings:
 
 def prepare(spec: RunSpec, task: Task, clients: int) -> tuple[Task, ResolvedRun]:
     """Return a task of so many remote clients, whose data are not known yet, and its run."""
-    if spec.device == "cuda":
-        raise InputError("device = 'cuda': a deployed server only merges; use --device cpu")
     known = spec.model_copy(update={"device": "cpu", "engine": "sequential"})
     names = tuple(str(i) for i in range(clients))
     protocol = known.build_protocol(task)
