@@ -39,6 +39,7 @@ class Device:
     def __init__(self, data: str, client: int, state: Path, device: torch.device) -> None:
         self.client, self._state, self._device = client, state, device
         self._preset = tasks.info(load_reference(data))
+        self._preset.build()  # a mistake in the data ends the command
         self._built: tuple[Path, Blueprint] | None = None
 
     def answer(self, frame: Frame) -> Frame:
@@ -47,9 +48,10 @@ class Device:
             federation = str(frame.facts.get("federation"))
             if not federation.isalnum():  # it is the name of a folder here
                 raise BadMessage(f"federation = {federation[:40]!r}")
-            path = self._state / federation / str(self.client)
-            greeted = frame.facts.get("kind") == "hello"
-            return self._hello(path, frame) if greeted else self._train(path, frame)
+            path, kind = self._state / federation / str(self.client), frame.facts.get("kind")
+            if kind == "refused":
+                raise InputError(f"the server refuses this device: {frame.facts.get('reason')}")
+            return self._hello(path, frame) if kind == "hello" else self._train(path, frame)
         except (InputError, BadMessage, OSError) as error:
             return Frame({"error": str(error)[:500]})
         except Exception as error:  # of a user's own rule, model or task
@@ -141,6 +143,6 @@ def serve(path: str, device: Device, say: Callable[[str], None]) -> None:
                     answer = device.answer(app.recv())
                     app.send(answer)
                     if error := answer.facts.get("error"):
-                        say(f"refused a message: {error}")
+                        say(f"client {device.client}: {error}")
                 except (OSError, EOFError) as lost:
-                    say(f"lost a message: {type(lost).__name__} {lost}")
+                    say(f"client {device.client}: lost a message: {type(lost).__name__} {lost}")

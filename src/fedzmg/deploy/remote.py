@@ -117,6 +117,9 @@ class Remote:
                 self._greeted[number] = None
                 if reply.frame is None:  # Flower's own error, such as an expired message
                     del self._greeted[number]
+                elif "error" not in reply.frame.facts:
+                    told = {**facts, "kind": "refused", "reason": str(error)}
+                    self.link.push(number, Frame(told), self._valid_seconds)
             self.nodes.save()
         return online
 
