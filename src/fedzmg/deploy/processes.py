@@ -121,7 +121,7 @@ def stop(*processes: "subprocess.Popen[bytes]") -> None:
                 os.killpg(process.pid, number)
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=5)
+                process.wait(timeout=10)
 
 
 @contextlib.contextmanager
