@@ -4,7 +4,8 @@
 
     python tools/deploy_soak.py load --nodes 16 --rounds 50          real processes
     python tools/deploy_soak.py faults --nodes 8 --rounds 100        kills, delays, corrupt answers
-    python tools/deploy_soak.py simulation --nodes 200 --rounds 30   Flower's own simulation (Ray)
+    python tools/deploy_soak.py simulation --nodes 200 --rounds 40   Flower's own simulation (Ray)
+    python tools/deploy_soak.py all                                  these three at once: 16 cores
 
 Each prints times of rounds, health of nodes and memory of the server's processes, early (second
 fifth of the rounds) and late (last fifth). It fails if memory grows by more than 5 %, if a round or
@@ -15,7 +16,9 @@ is 0.05 lower.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -31,6 +34,8 @@ from typing import Any
 import psutil
 
 GROWTH, WORSE = 0.05, 0.05
+ALL = {"load": (16, 50), "faults": (8, 100), "simulation": (200, 40)}
+"""Nodes and rounds."""
 TASK = '''
 """Digits on equal clients, and a small network; a device may be faulty."""
 import os, random, sys, time
@@ -142,10 +147,31 @@ def reference(folder: Path) -> tuple[dict[str, Any], float]:
     return dict(history.params), float(history.records[-1].metric or 0)
 
 
+def run_all() -> None:
+    """Run everything at once; print the figures of each when it has ended."""
+    running = {}
+    for kind, (nodes, rounds) in ALL.items():
+        if kind != "simulation" or importlib.util.find_spec("ray"):
+            command = [sys.executable, __file__, kind, "--nodes", str(nodes)]
+            command += ["--rounds", str(rounds), "--deadline", "4"]
+            running[kind] = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+    failed = []
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        outputs = {kind: pool.submit(one.communicate) for kind, one in running.items()}
+        for kind, output in outputs.items():
+            lines = output.result()[0].splitlines()
+            shown = [line for line in lines if not line.startswith("round ")]
+            print("\n".join([f"== {kind}", *shown]), flush=True)
+            failed += [kind] if running[kind].returncode else []
+    raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
 def main() -> None:
     """Run a federation, print its figures, and fail if one is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("kind", choices=("load", "faults", "simulation", "inside"))
+    parser.add_argument("kind", choices=("all", *ALL, "inside"))
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--algorithm", default="scaffold")
@@ -155,6 +181,8 @@ def main() -> None:
     if given.kind == "inside":
         simulate_nodes(given.nodes)
         return
+    if given.kind == "all":
+        run_all()
     random.seed(given.seed)
     folder, faults = Path(tempfile.mkdtemp(prefix="fedzmg-soak-")), given.kind == "faults"
     (folder / "soak_task.py").write_text(TASK)

@@ -4,6 +4,7 @@ import time
 import tomllib
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Listener
 from pathlib import Path
 
@@ -134,9 +135,9 @@ def _write_memory(path: Path, round_: int, memory: State, keep: set[int]) -> Non
             file.unlink(missing_ok=True)
 
 
-def serve(path: str, device: Device, say: Callable[[str], None]) -> None:
-    """Answer the client apps of a device at a Unix socket, until the process ends."""
-    with Listener(path) as listener:
+def serve(listener: Listener, device: Device, say: Callable[[str], None]) -> None:
+    """Answer the client apps of a device, until the listener is closed."""
+    with suppress(OSError):
         while True:
             with listener.accept() as app:
                 try:

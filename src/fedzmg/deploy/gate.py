@@ -82,12 +82,13 @@ def open_gate(
         elif "/push-" in path and answer.is_success:  # of a key that the SuperLink knows
             left[key] = left.get(key, most) - len(body)
         counted.update(up=len(body), down=len(answer.content))
+        answer.stream = httpx.ByteStream(b"")  # else a reference cycle keeps both bodies for long
         kept = {n: v for n, v in answer.headers.items() if n not in _HOP}
         return Response(answer.content, answer.status_code, kept)
 
     config = uvicorn.Config(
         Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])]),
-        host, port, log_level="error", access_log=False,
+        host, port, log_level="critical", access_log=False,
         ssl_certfile=keys and str(keys / "server.pem"),
         ssl_keyfile=keys and str(keys / "server.key"),
     )  # fmt: skip

@@ -4,12 +4,14 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import psutil
@@ -114,23 +116,40 @@ def run_client(
     own = Device(data, client, state, device)
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     flower = Flower(state / "flower")
-    with hold([state], say), tempfile.TemporaryDirectory(prefix="fedzmg-") as folder:
-        path = str(Path(folder) / "worker")  # the path of a socket must be short
-        worker = threading.Thread(target=serve, args=(path, own, say), daemon=True)
+    with (
+        hold([state], say),
+        tempfile.TemporaryDirectory(prefix="fedzmg-") as folder,  # a socket's path must be short
+        Listener(f"{folder}/worker") as listener,
+    ):
+        worker = threading.Thread(target=serve, args=(listener, own, say), daemon=True)
         worker.start()
         said = ""
         while worker.is_alive():
-            process = supernode(flower, server, path, keys)
-            say(f"client {client}: connecting to {server}")
-            try:
-                process.wait()
-            finally:
-                stop(process)
-            reason = flower.tail("supernode.log")
+            reason = _unreachable(server)
+            if not reason:
+                process = supernode(flower, server, f"{folder}/worker", keys)
+                say(f"client {client}: connecting to {server}")
+                try:
+                    process.wait()
+                finally:
+                    stop(process)
+                reason = f"disconnected: {flower.tail('supernode.log')}"
             if reason != said:
                 said = reason
-                say(f"client {client}: disconnected, trying again: {reason}")
+                say(f"client {client}: {reason}; trying again")
             time.sleep(RETRY_SECONDS)
+
+
+def _unreachable(server: str) -> str:
+    """Return why nobody answers at HOST:PORT; empty if somebody does."""
+    host, _, port = server.rpartition(":")
+    if not port.isdecimal():
+        raise InputError(f"server {server!r}: expected HOST or HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 10).close()
+    except (OSError, OverflowError) as error:
+        return f"no server answers at {server} ({error})"
+    return ""
 
 
 @contextlib.contextmanager
