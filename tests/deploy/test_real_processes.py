@@ -180,6 +180,39 @@ def test_only_registered_keys_and_calls_of_devices_pass_the_gate(folder: Path) -
         assert sorted(facts["bound"].values()) == [0, 1]
 
 
+HUGE = """
+import own_task
+from fedzmg.deploy import device
+from fedzmg.deploy.frames import Wire
+
+task, train = own_task.task, device.Device._train
+
+def huge(self, path, frame):
+    reply = train(self, path, frame)
+    more = {"0.more": Wire("int8", (1 << 24,), bytes(1 << 24))}
+    return reply._replace(arrays={**reply.arrays, **more})
+
+device.Device._train = huge
+"""
+
+
+def test_answer_above_the_cap_is_cut_off_and_every_round_continues(folder: Path) -> None:
+    # The cap follows from the model; 16 MiB take the path of 2 GB.
+    (folder / "huge.py").write_text(HUGE)
+    port, log = str(free_port()), folder / "server.log"
+    server = ["server", "run.toml", "--clients", "2", "--port", port, "--insecure"]
+    server += ["--deadline", "20", "--set", "protocol.rounds=2"]
+    own = ["client", "--server", f"127.0.0.1:{port}", "--insecure", "--data"]
+    with (
+        started(folder, "honest", *own, "own_task.py:task", "--partition", "0"),
+        started(folder, "huge", *own, "huge.py:task", "--partition", "1"),
+        started(folder, "server", *server) as process,
+    ):
+        assert process.wait(LONGEST) == 0, log.read_text()[-2000:]
+    nodes = read_json(folder / "runs" / "run" / NODES)["nodes"]
+    assert [(node["rounds"], node["absent"]) for node in nodes] == [(2, 0), (0, 2)]
+
+
 def test_commands_of_the_page_run_as_printed(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
     [run] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)

@@ -2,33 +2,37 @@
 
 A SuperLink serves devices and its own administration at one address, without authentication of
 the latter. It therefore listens on the loopback interface only, and this gate forwards the calls
-of devices. It also bounds the bytes that a device may send in answer to one message.
+of devices. It also bounds the bytes that a device may send in answer to one message, and answers a
+device that asks for messages only when there is one: Flower's devices ask every three seconds.
 """
 
 import asyncio
+import contextlib
 import ssl
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+
+from fedzmg.errors import InputError
 
 OPEN = "/v1/fleet/"
 """Path of devices' calls."""
+HOLD, MOST_ASKED = 12.0, 20
+"""Seconds that a device waits for a message, and calls per second meanwhile for all devices."""
 _NODE = "flwr-public-key"
-_HOP = {
-    "connection",
-    "content-length",
-    "host",
-    "keep-alive",
-    "transfer-encoding",
-    "content-encoding",
-}
-_MOST_KEYS = 10_000
-_DELIVERED = 16
-"""Bytes of an answer to ``pull-messages`` above which it holds a message."""
+_HOP = {"connection", "content-encoding", "content-length", "host", "transfer-encoding"}
+"""Headers of one connection alone."""
+_EMPTY = 16
+"""Bytes of an answer to ``pull-messages`` up to which it holds no message."""
 
 
-class Gate:
-    """A proxy in a thread of its own.
+@contextlib.contextmanager
+def open_gate(
+    target: str, host: str, port: int, most: int, keys: Path | None
+) -> Iterator[Counter[str]]:
+    """Listen in a thread; yield the bytes of bodies from devices (``up``) and to them (``down``).
 
     Args:
         target: address of the SuperLink, with its scheme.
@@ -36,71 +40,67 @@ class Gate:
         port: port to listen on.
         most: bytes that a device may send in answer to a message.
         keys: directory with the certificates; None: plain text.
+
+    Raises:
+        InputError: if the port is taken.
     """
+    import httpx
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
 
-    def __init__(self, target: str, host: str, port: int, most: int, keys: Path | None) -> None:
-        import httpx
-        import uvicorn
-        from starlette.applications import Starlette
-        from starlette.requests import Request
-        from starlette.responses import Response
-        from starlette.routing import Route
+    counted, left = Counter[str](), dict[str, int]()
+    verify = keys is not None and ssl.create_default_context(cafile=keys / "ca.crt")
+    client = httpx.AsyncClient(base_url=target, verify=verify, timeout=120, trust_env=False)
 
-        self.bytes = Counter[str]()
-        """Bytes of bodies from devices (``up``) and to them (``down``)."""
-        self.refused = 0
-        """Requests that were too large or not of a device."""
-        left: dict[str, int] = {}
-        verify = keys is not None and ssl.create_default_context(cafile=keys / "ca.crt")
-        client = httpx.AsyncClient(base_url=target, verify=verify, timeout=120, trust_env=False)
+    async def forward(request: Request) -> Response:
+        path, key, body = request.url.path, request.headers.get(_NODE, ""), bytearray()
+        if not path.startswith(OPEN):
+            return Response(status_code=404)
+        async for part in request.stream():
+            body += part
+            if len(body) > left.get(key, most):
+                return Response(status_code=413)
+        headers = {n: v for n, v in request.headers.items() if n not in _HOP}
+        pulls, end = path.endswith("/pull-messages"), time.monotonic() + HOLD
+        counted["held"] += pulls
+        try:
+            answer = await client.post(path, content=bytes(body), headers=headers)
+            while pulls and answer.is_success and len(answer.content) <= _EMPTY:
+                if server.should_exit or time.monotonic() > end or await request.is_disconnected():
+                    break
+                await asyncio.sleep(max(0.5, counted["held"] / MOST_ASKED))
+                answer = await client.post(path, content=bytes(body), headers=headers)
+        except httpx.HTTPError:
+            return Response(status_code=503)
+        finally:
+            counted["held"] -= pulls
+        if pulls and answer.is_success and len(answer.content) > _EMPTY:
+            left[key] = most
+        elif "/push-" in path and answer.is_success:  # of a key that the SuperLink knows
+            left[key] = left.get(key, most) - len(body)
+        counted.update(up=len(body), down=len(answer.content))
+        answer.stream = httpx.ByteStream(b"")  # else a reference cycle keeps both bodies for long
+        kept = {n: v for n, v in answer.headers.items() if n not in _HOP}
+        return Response(answer.content, answer.status_code, kept)
 
-        async def forward(request: Request) -> Response:
-            key = request.headers.get(_NODE, "")[:1000]
-            if not request.url.path.startswith(OPEN) or len(left) > _MOST_KEYS:
-                self.refused += 1
-                left.clear()
-                return Response(status_code=404)
-            body = bytearray()
-            async for part in request.stream():
-                body += part
-                left[key] = left.get(key, most) - len(part)
-                if left[key] < 0:
-                    self.refused += 1
-                    return Response(status_code=413)
-            headers = {n: v for n, v in request.headers.items() if n not in _HOP}
-            try:
-                answer = await client.post(request.url.path, content=bytes(body), headers=headers)
-            except httpx.HTTPError:
-                return Response(status_code=503)
-            if request.url.path.endswith("pull-messages") and len(answer.content) > _DELIVERED:
-                left[key] = most
-            self.bytes.update(up=len(body), down=len(answer.content))
-            kept = {n: v for n, v in answer.headers.items() if n not in _HOP}
-            return Response(answer.content, answer.status_code, kept)
-
-        routes = [Route("/{path:path}", forward, methods=["POST"])]
-        config = uvicorn.Config(
-            Starlette(routes=routes), host, port, log_level="error", access_log=False,
-            ssl_certfile=keys and str(keys / "server.pem"),
-            ssl_keyfile=keys and str(keys / "server.key"),
-        )  # fmt: skip
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._server.serve()), daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def is_open(self) -> bool:
-        """True while the gate listens."""
-        return self._server.started and self._thread.is_alive()
-
-    @property
-    def has_failed(self) -> bool:
-        """True if the gate cannot listen, for example because the port is taken."""
-        return not self._thread.is_alive()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.should_exit = True
-        self._thread.join(timeout=5)
+    config = uvicorn.Config(
+        Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])]),
+        host, port, log_level="critical", access_log=False,
+        ssl_certfile=keys and str(keys / "server.pem"),
+        ssl_keyfile=keys and str(keys / "server.key"),
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            if not thread.is_alive():
+                raise InputError(f"port {port} of {host} cannot be used: choose another --port")
+            time.sleep(0.1)
+        yield counted
+    finally:
+        server.should_exit = True
+        thread.join(timeout=5)

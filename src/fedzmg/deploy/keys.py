@@ -1,5 +1,6 @@
 """Certificates of a server and keys of devices: ``fedzmg deploy keys``."""
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -36,9 +37,8 @@ def make_keys(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
 
     if not (folder / CA).exists():
         authority, server, key = _certificates(hosts)
-        write(
-            SERVER_KEY, key.private_bytes(out.Encoding.PEM, out.PrivateFormat.PKCS8, plain), 0o600
-        )
+        private = key.private_bytes(out.Encoding.PEM, out.PrivateFormat.PKCS8, plain)
+        write(SERVER_KEY, private, 0o600)
         write(CERTIFICATE, server.public_bytes(out.Encoding.PEM), 0o644)
         write(CA, authority.public_bytes(out.Encoding.PEM), 0o644)
     for number in range(devices):
@@ -61,31 +61,21 @@ def _certificates(hosts: Sequence[str]) -> tuple[Any, Any, Any]:
 
     now = datetime.datetime.now(datetime.UTC)
     keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(2)]
-    names = [
-        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        for name in ("fedzmg federation", "fedzmg server")
-    ]
+    public = [key.public_key() for key in keys]
+    texts = ("fedzmg federation", "fedzmg server")
+    names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)]) for text in texts]
     known = [_host(host) for host in dict.fromkeys(["localhost", "127.0.0.1", *hosts])]
-    unused = ["content_commitment", "data_encipherment", "encipher_only", "decipher_only"]
-    unused += ["key_agreement", "key_encipherment", "key_cert_sign", "crl_sign"]
-    usage = dict.fromkeys([*unused, "digital_signature"], False)
     found = []
-    for name, key, is_ca in zip(names, keys, (True, False), strict=True):
-        role = {"key_cert_sign": True, "crl_sign": True} if is_ca else {"digital_signature": True}
+    for name, key, is_ca in zip(names, public, (True, False), strict=True):
+        usage = [not is_ca, *[False] * 4, is_ca, is_ca, False, False]  # sign data or certificates
         builder = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(names[0])
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
+            x509.CertificateBuilder(names[0], name, key, x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(days=DAYS))
             .add_extension(x509.BasicConstraints(is_ca, 0 if is_ca else None), critical=True)
-            .add_extension(x509.KeyUsage(**{**usage, **role}), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(keys[0].public_key()), False
-            )
+            .add_extension(x509.KeyUsage(*usage), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public[0]), False)
         )
         if not is_ca:
             server_only = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
@@ -98,10 +88,8 @@ def _certificates(hosts: Sequence[str]) -> tuple[Any, Any, Any]:
 def _host(host: str) -> Any:
     from cryptography import x509
 
-    try:
+    with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
     if not host.isascii() or not host.replace("-", "").replace(".", "").isalnum():
         raise InputError(f"host {host!r}: expected a name or an IP address")
     return x509.DNSName(host)

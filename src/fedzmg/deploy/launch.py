@@ -3,13 +3,15 @@
 import contextlib
 import os
 import re
-import subprocess
+import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,7 @@ import torch
 
 from fedzmg.deploy.blueprint import Blueprint
 from fedzmg.deploy.device import Device, serve
-from fedzmg.deploy.gate import Gate
+from fedzmg.deploy.gate import open_gate
 from fedzmg.deploy.processes import APP, Flower, free_port, stop, superlink, supernode
 from fedzmg.deploy.server import DONE, LOG, PID, SETTINGS, Settings, prepare
 from fedzmg.errors import InputError
@@ -32,7 +34,11 @@ START_SECONDS = 180.0
 """Time in which a server app must start: Flower reports the end of one, but not its reason."""
 MOST_RESTARTS = 20
 """Restarts of a server app that ends without a result, such as one that was killed."""
-_DEVICE = re.compile(r"device-(\d+)")
+
+
+def _clean_up_on_terminate() -> None:
+    """Leave by an exception when a service manager stops this process."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def run_server(
@@ -43,36 +49,26 @@ def run_server(
     The key ``device-3`` may only be client 3. A server app that is killed is started again and
     continues from its last checkpoint.
     """
+    _clean_up_on_terminate()
     task, run = prepare(spec, spec.build_task(), settings.clients)
-    sizes = Blueprint.of(task, run.spec, torch.device("cpu"))
-    most = 4 * num_bytes(sizes.up) + (1 << 20)
-    home = Path(settings.home)
+    most = 4 * num_bytes(Blueprint.of(task, run.spec, torch.device("cpu")).up) + (1 << 20)
+    home, inner = Path(settings.home), free_port()
     flower = Flower(home, **{SETTINGS: str(home / "settings.json")})
-    (home / "app").mkdir(exist_ok=True)
-    (home / "app" / "pyproject.toml").write_text(APP)
-    for name in (DONE, PID, LOG):
-        (home / name).unlink(missing_ok=True)
-    inner, public = free_port(), sorted(keys.glob("*.pub")) if keys else []
-    scheme = "http" if keys is None else "https"
-    gate = None
-    with hold([home], say), superlink(flower, inner, keys, public) as nodes:
-        named = {node: _DEVICE.fullmatch(name) for node, name in nodes.items()}
+    with hold([home], say), superlink(flower, inner, keys) as nodes:
+        (home / "app").mkdir(exist_ok=True)
+        (home / "app" / "pyproject.toml").write_text(APP)
+        for name in (DONE, LOG):
+            (home / name).unlink(missing_ok=True)
+        named = {node: re.fullmatch(r"device-(\d+)", key) for node, key in nodes.items()}
         bound = {node: int(found[1]) for node, found in named.items() if found}
         own = replace(settings, spec=run.spec.to_toml(), bound=bound, parent=os.getpid())
         own.write(home / "settings.json")
-        try:
-            gate = Gate(f"{scheme}://127.0.0.1:{inner}", host, port, most, keys)
-            while not gate.is_open:
-                if gate.has_failed:
-                    raise InputError(f"port {port} of {host} cannot be used: choose another --port")
-                time.sleep(0.1)
-            say(f"listening on {host}:{port}, {'plain text' if keys is None else 'TLS'}")
+        scheme, words = ("https", "TLS") if keys else ("http", "plain text")
+        with open_gate(f"{scheme}://127.0.0.1:{inner}", host, port, most, keys) as counted:
+            say(f"listening on {host}:{port}, {words}")
             _follow(flower, say)
-            up, down = (gate.bytes[way] / 1e6 for way in ("up", "down"))
+            up, down = (counted[way] / 1e6 for way in ("up", "down"))
             say(f"{down:.2f} MB went to devices, {up:.2f} MB came from them")
-        finally:
-            if gate is not None:
-                gate.close()
 
 
 def _follow(flower: Flower, say: Say) -> None:
@@ -89,7 +85,7 @@ def _follow(flower: Flower, say: Say) -> None:
             if app is None and (home / PID).exists():
                 app = int((home / PID).read_text())
             if app is None and time.monotonic() > late:
-                raise InputError(f"the server app does not start: {flower.words('log', run)}")
+                raise InputError(f"the server app does not start: {flower.log_of(run)}")
             with contextlib.suppress(FileNotFoundError), (home / LOG).open() as log:
                 log.seek(shown)
                 for line in log:
@@ -103,10 +99,9 @@ def _follow(flower: Flower, say: Say) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def run_client(
@@ -114,47 +109,63 @@ def run_client(
     device: torch.device,
 ) -> None:  # fmt: skip
     """Run a device for ever: a worker that trains, and a SuperNode that is started again."""
+    _clean_up_on_terminate()
     for file in keys or ():
         if not file.is_file():
             raise InputError(f"{file} is missing: copy it from the server's 'fedzmg deploy keys'")
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
     own = Device(data, client, state, device)
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
     flower = Flower(state / "flower")
-    with hold([state], say), tempfile.TemporaryDirectory(prefix="fedzmg-") as folder:
-        path = Path(folder) / "worker"  # the path of a socket must be short
-        worker = threading.Thread(target=serve, args=(str(path), own, say), daemon=True)
+    with (
+        hold([state], say),
+        tempfile.TemporaryDirectory(prefix="fedzmg-") as folder,  # a socket's path must be short
+        Listener(f"{folder}/worker") as listener,
+    ):
+        worker = threading.Thread(target=serve, args=(listener, own, say), daemon=True)
         worker.start()
         said = ""
         while worker.is_alive():
-            process = supernode(flower, server, path, keys)
-            say(f"client {client}: connecting to {server}")
-            try:
-                process.wait()
-            finally:
-                stop(process)
-            reason = flower.tail("supernode.log")
+            reason = _unreachable(server)
+            if not reason:
+                process = supernode(flower, server, f"{folder}/worker", keys)
+                say(f"client {client}: connecting to {server}")
+                try:
+                    process.wait()
+                finally:
+                    stop(process)
+                reason = f"disconnected: {flower.tail('supernode.log')}"
             if reason != said:
                 said = reason
-                say(f"client {client}: disconnected, trying again: {reason}")
+                say(f"client {client}: {reason}; trying again")
             time.sleep(RETRY_SECONDS)
+
+
+def _unreachable(server: str) -> str:
+    """Return why nobody answers at HOST:PORT; empty if somebody does."""
+    host, _, port = server.rpartition(":")
+    if not port.isdecimal():
+        raise InputError(f"server {server!r}: expected HOST or HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 10).close()
+    except (OSError, OverflowError) as error:
+        return f"no server answers at {server} ({error})"
+    return ""
 
 
 @contextlib.contextmanager
 def local_clients(
     data: str, clients: int, server: str, home: Path, keys: Path | None, plugins: tuple[str, ...]
-) -> Iterator[list["subprocess.Popen[bytes]"]]:
+) -> Iterator[None]:
     """Run devices as processes of this machine, each with its own state and log."""
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
     try:
         for number in range(clients):
+            state = home / f"client-{number}"
             command = [sys.executable, "-m", "fedzmg", "deploy", "client", "--server", server]
-            command += ["--data", data, "--partition", str(number)]
-            command += ["--state", str(home / f"client-{number}")]
+            command += ["--data", data, "--partition", str(number), "--state", str(state)]
             command += ["--keys", str(keys)] if keys else ["--insecure"]
-            for file in plugins:
-                command += ["--plugin", file]
-            flower = Flower(home / f"client-{number}")
-            started.append(flower.start(*command, log="client.log"))
-        yield started
+            command += [word for file in plugins for word in ("--plugin", file)]
+            started.append(Flower(state).start(*command, log="client.log"))
+        yield
     finally:
         stop(*started)

@@ -63,7 +63,8 @@ class Nodes:
         values = read_json(path, wanted=FORMAT)
         try:
             nodes = [Node(**{f.name: one[f.name] for f in fields(Node)}) for one in values["nodes"]]
-            return cls(path, str(values["federation"]), {n.client: n for n in nodes}, bound)
+            known = {node.client: node for node in nodes}
+            return cls(path, str(values["federation"]), known, bound, int(values["refused"]))
         except (KeyError, TypeError) as error:
             raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
 
@@ -73,10 +74,6 @@ class Nodes:
         nodes = [asdict(self.nodes[client]) for client in sorted(self.nodes)]
         known = {"federation": self.federation, "nodes": nodes, "refused": self.refused}
         write_json(self.path, {"format": FORMAT, **known})
-
-    def by_node(self) -> dict[int, Node]:
-        """Return devices by Flower's number."""
-        return {one.node: one for one in self.nodes.values()}
 
     def register(
         self, number: int, facts: Mapping[str, Any], online: set[int], population: int,
@@ -92,7 +89,7 @@ class Nodes:
         if not 1 <= examples <= most:
             raise BadMessage(f"{examples} examples: expected 1 to {most}; see --max-examples")
         if facts.get("structure") != structure:
-            raise BadMessage("its model or rule has another structure than the server's")
+            raise BadMessage("another model or rule than the server's: use the same on both sides")
         known = self.nodes.get(client)
         if known is None:
             taken = {one.name for one in self.nodes.values()}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,10 @@ def require_flower() -> None:
         raise InputError("deploy needs Flower: pip install 'fedzmg[flower]'")
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """Return a port that is free now."""
     with socket.socket() as found:
-        found.bind((host, 0))
+        found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
@@ -87,90 +87,90 @@ class Flower:
 
     def call(self, *command: str) -> dict[str, Any]:
         """Run a command of ``flwr`` and return its JSON."""
-        done = self._run(*command, "--format", "json")
-        start = done.stdout.find("{")
+        text = self._run(*command, "--format", "json")
         with contextlib.suppress(ValueError):
-            found: dict[str, Any] = json.loads(done.stdout[start:])
-            if done.returncode == 0 and found.get("success", True):
+            found: dict[str, Any] = json.loads(text[text.find("{") :])
+            if found.get("success", True):
                 return found
-        words = " ".join((done.stdout + done.stderr).split())[-300:]
-        raise InputError(f"flwr {' '.join(command[:2])} failed: {words}")
+        raise InputError(f"flwr {' '.join(command[:2])} failed: {_end(text)}")
 
-    def words(self, *command: str) -> str:
-        """Return the end of what a command of ``flwr`` prints about a run."""
-        return " ".join(self._run(*command, "here", "--show").stdout.split())[-300:]
+    def log_of(self, run: str) -> str:
+        """Return the end of a run's log in one line, for a message."""
+        return _end(self._run("log", run, "here", "--show"))
 
-    def _run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+    def _run(self, *command: str) -> str:
         return subprocess.run(
-            ["flwr", *command],
-            env=self.environment, cwd=self.home, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            ["flwr", *command], env=self.environment, cwd=self.home, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ).stdout  # fmt: skip
 
     def tail(self, log: str) -> str:
         """Return the end of a log in one line, for a message."""
-        text = (self.home / log).read_text(errors="replace")
-        return " ".join(text.split())[-300:]
+        return _end((self.home / log).read_text(errors="replace"))
+
+
+def _end(text: str) -> str:
+    return " ".join(text.split())[-300:]
 
 
 def stop(*processes: "subprocess.Popen[bytes]") -> None:
     """End processes and everything that they started."""
-    for process in processes:
-        for number in (signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
+        for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=5)
+                process.wait(timeout=10)
 
 
 @contextlib.contextmanager
-def superlink(
-    flower: Flower, port: int, keys: Path | None, public_keys: Sequence[Path]
-) -> Iterator[dict[str, str]]:
+def superlink(flower: Flower, port: int, keys: Path | None) -> Iterator[dict[str, str]]:
     """Run a SuperLink on the loopback interface; yield the name of the key of every node.
 
     Without ``keys``, it speaks plain text and accepts every node.
     """
     command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--disable-runtime-dependency-installation"]
-    connection = "insecure = true"
     if keys is None:
         command += ["--insecure"]
+        trust = "insecure = true"
     else:
         command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(keys / "ca.crt")]
         command += ["--ssl-certfile", str(keys / "server.pem")]
         command += ["--ssl-keyfile", str(keys / "server.key")]
-        connection = f"root-certificates = {json.dumps(str(keys / 'ca.crt'))}"
-    known = f'[superlink.here]\naddress = "127.0.0.1:{port}"\n{connection}\n'
-    (flower.home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n{known}')
+        trust = f"root-certificates = {json.dumps(str(keys / 'ca.crt'))}"
+    known = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\n'
+    (flower.home / "config.toml").write_text(f"{known}{trust}\n")
     process = flower.start(*command, log="superlink.log")
     try:
-        _wait_for_port(process, port, lambda: flower.tail("superlink.log"))
+        while not _answers(port):
+            if process.poll() is not None:
+                raise InputError(f"the SuperLink has ended: {flower.tail('superlink.log')}")
+            time.sleep(0.2)
         yield {
             str(flower.call("supernode", "register", str(key), "here")["node-id"]): key.stem
-            for key in public_keys
+            for key in (sorted(keys.glob("*.pub")) if keys else [])
         }
     finally:
         stop(process)
 
 
-def _wait_for_port(process: "subprocess.Popen[bytes]", port: int, words: Any) -> None:
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        if process.poll() is not None:
-            raise InputError(f"the SuperLink has ended: {words()}")
-        time.sleep(0.2)
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 def supernode(
-    flower: Flower, server: str, worker: Path, keys: tuple[Path, Path] | None
+    flower: Flower, server: str, worker: str, keys: tuple[Path, Path] | None
 ) -> "subprocess.Popen[bytes]":
     """Start a SuperNode, whose messages go to the worker at a Unix socket.
 
     ``keys`` are the CA's certificate and the private key of this device; None: plain text.
     """
     command = ["flower-supernode", "--superlink", server, "--host", "127.0.0.1"]
-    command += ["--port", str(free_port()), "--node-config", f"worker={json.dumps(str(worker))}"]
+    command += ["--port", str(free_port()), "--node-config", f"worker={json.dumps(worker)}"]
     if keys is None:
         command += ["--insecure"]
     else:

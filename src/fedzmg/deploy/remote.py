@@ -20,12 +20,12 @@ from fedzmg.data.plan import ClientBatch
 from fedzmg.deploy import codec
 from fedzmg.deploy.blueprint import Blueprint, Down
 from fedzmg.deploy.codec import BadMessage
-from fedzmg.deploy.frames import Frame, Wire
+from fedzmg.deploy.frames import UNKNOWN, Frame, Wire
 from fedzmg.deploy.nodes import Node, Nodes
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast, Chunk, Engine, Outcome, Program
-from fedzmg.tree import State, flatten_rows, leaves, row, stack, tree_map
+from fedzmg.tree import State, leaves, row, stack, tree_map
 from fedzmg.wrappers.parts import travelling
 
 TICK = 1.0
@@ -80,8 +80,8 @@ class Remote:
     population: int
     limits: Limits
     say: Callable[[str], None]
-    _greeted: dict[int, str] = field(default_factory=dict)
-    """Nodes that were greeted, and the message that is not answered yet."""
+    _greeted: dict[int, str | None] = field(default_factory=dict)
+    """Nodes that were greeted: the message, empty after an answer, None after a wrong one."""
     _late: dict[str, float] = field(default_factory=dict)
     """Messages whose answer comes too late, and the end of their validity."""
 
@@ -104,17 +104,22 @@ class Remote:
         waiting = {message: number for number, message in self._greeted.items() if message}
         for reply in self.link.pull(list(waiting)):
             number = waiting[reply.message]
-            self._greeted[number] = ""
             try:
                 node = self.nodes.register(
                     number, _answer(reply).facts, online, self.population,
                     self.blueprint.structure(), self.limits.max_examples,
                 )  # fmt: skip
+                self.say(f"client {node.client} is {node.name!r} with {node.examples} examples")
+                self._greeted[number] = ""
             except BadMessage as error:
                 self.nodes.refused += 1
                 self.say(f"node {number} refused: {error}")
-            else:
-                self.say(f"client {node.client} is {node.name!r} with {node.examples} examples")
+                self._greeted[number] = None
+                if reply.frame is None:  # Flower's own error, such as an expired message
+                    del self._greeted[number]
+                elif "error" not in reply.frame.facts:
+                    told = {**facts, "kind": "refused", "reason": str(error)}
+                    self.link.push(number, Frame(told), self._valid_seconds)
             self.nodes.save()
         return online
 
@@ -165,26 +170,27 @@ class Remote:
                     sent[message] = client
                     asked.add(client)
             for reply in self.link.pull([*sent, *self._late]):
-                self._count_late(reply)
-                if (answered := sent.pop(reply.message, None)) is None or answered in found:
+                if reply.message not in sent:
+                    self._count_other(reply, round_)
                     continue
-                node = self.nodes.nodes[answered]
+                client, frame = sent.pop(reply.message), None
+                node = self.nodes.nodes[client]
+                if client in found:
+                    continue
                 try:
                     frame = self._checked(reply, node, facts)
-                except BadMessage as error:
-                    if "is unknown here" in str(error):  # it has lost its disk
-                        self._greeted.pop(node.node, None)
-                        asked.discard(answered)
-                    else:
-                        failed.add(answered)
-                        self._refuse(node, round_, error)
-                    continue
-                try:
-                    found[answered] = self._outcomes(frame, planned[answered], largest)
+                    found[client] = self._outcomes(frame, planned[client], largest)
                     self._count(node, frame)
                 except BadMessage as error:
-                    self._refuse(node, round_, error)
-                    found[answered] = [_refused(self.blueprint.up)] * len(planned[answered])
+                    if frame is not None:
+                        found[client] = [_refused(self.blueprint.up)] * len(planned[client])
+                    elif UNKNOWN in str(error):  # it has lost its disk
+                        self._greeted.pop(node.node, None)
+                        asked.discard(client)
+                        continue
+                    else:
+                        failed.add(client)
+                    self._refuse(node, round_, str(error))
             if len(found) + len(failed) < len(planned):
                 time.sleep(TICK)
         self._leave(sent)
@@ -196,29 +202,33 @@ class Remote:
     def _checked(self, reply: Reply, node: Node, sent: Mapping[str, Any]) -> Frame:
         """Refuse an error, and an answer of another client or to another message."""
         frame = _answer(reply)
-        wanted = {key: sent[key] for key in ("federation", "round", "nonce")}
-        for key, value in {**wanted, "client": node.client}.items():
-            if frame.facts.get(key) != value:
+        for key in ("federation", "round", "nonce", "client"):
+            if frame.facts.get(key) != {**sent, "client": node.client}[key]:
                 raise BadMessage(f"{key} = {str(frame.facts.get(key))[:40]!r}")
         return frame
 
-    def _refuse(self, node: Node, round_: int, error: BadMessage) -> None:
-        node.refused, node.reason = node.refused + 1, str(error)[:200]
-        self.say(f"round {round_}: answer of client {node.client} refused: {error}")
+    def _refuse(self, node: Node, round_: int, reason: str) -> None:
+        node.refused, node.reason = node.refused + 1, reason[:200]
+        self.say(f"round {round_}: answer of client {node.client} refused: {reason}")
 
     def _leave(self, sent: dict[str, int]) -> None:
         """Count later answers to some messages as late."""
         now = time.monotonic()
         self._late |= dict.fromkeys(sent, now + self._valid_seconds)
         self._late = {message: end for message, end in self._late.items() if end > now}
-        sent.clear()
 
-    def _count_late(self, reply: Reply) -> None:
-        late = self._late.pop(reply.message, None) is not None and reply.frame is not None
-        node = self.nodes.by_node().get(reply.node) if late else None
-        if node is not None:
-            node.late, node.last_seen = node.late + 1, time.time()
+    def _count_other(self, reply: Reply, round_: int) -> None:
+        """Count an answer that comes too late, or a second time."""
+        node = next((n for n in self.nodes.nodes.values() if n.node == reply.node), None)
+        late = self._late.pop(reply.message, None) is not None
+        if node is None or reply.frame is None:
+            return
+        node.last_seen = time.time()
+        if late:
+            node.late += 1
             self.say(f"a late answer of client {node.client} is ignored")
+        else:
+            self._refuse(node, round_, "it has answered this message before")
 
     def _count(self, node: Node, frame: Frame) -> None:
         node.rounds, node.last_seen = node.rounds + 1, time.time()
@@ -230,13 +240,13 @@ class Remote:
 
     def _outcomes(self, frame: Frame, planned: list[ClientBatch], largest: float) -> list[Outcome]:
         """Check the arrays of an answer and return them by occurrence."""
-        parts: list[dict[str, Wire]] = [{} for _ in planned]
+        parts: dict[str, dict[str, Wire]] = {str(i): {} for i in range(len(planned))}
         for name, wire in frame.arrays.items():
             number, _, rest = name.partition(".")
-            if not number.isdecimal() or len(number) > 3 or int(number) >= len(parts):
+            if number not in parts:
                 raise BadMessage(f"array {name[:80]!r}")
-            parts[int(number)][f".{rest}"] = wire
-        found = [codec.decode(part, self.blueprint.up) for part in parts]
+            parts[number][f".{rest}"] = wire
+        found = [codec.decode(part, self.blueprint.up) for part in parts.values()]
         for (upload, _, steps, _), batch in zip(found, planned, strict=True):
             most = len(batch.stream)
             if not 0 <= int(steps) <= most:
@@ -287,12 +297,9 @@ class RemotePlanner(EnginePlanner, Engine):
 
     def memory(self, fresh: State, clients: int, places: Sequence[Path] | None) -> MemoryStore:
         """Keep the round of every client's memory in place of the memory."""
-        if not leaves(fresh):
-            self._store = MemoryStore(fresh, clients, places)
-            return self._store
-        rows = flatten_rows(fresh)[0]
-        self._store = MemoryStore({"round": torch.zeros(len(rows), 1)}, clients, places)
-        self._store.kept_bytes = rows.shape[1] * rows.element_size()
+        kept = {"round": torch.zeros(1, 1)} if leaves(fresh) else fresh
+        self._store = MemoryStore(kept, clients, places)
+        self._store.kept_bytes = MemoryStore(fresh, 0, ()).kept_bytes
         return self._store
 
     def train(

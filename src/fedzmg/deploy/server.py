@@ -11,7 +11,6 @@ from fedzmg import plugins, trackers
 from fedzmg.deploy.blueprint import Blueprint, ReportedData
 from fedzmg.deploy.nodes import Nodes
 from fedzmg.deploy.remote import Limits, Link, Remote, RemotePlanner
-from fedzmg.errors import InputError
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import NODES
@@ -47,20 +46,17 @@ class Settings:
 
     def write(self, path: Path) -> None:
         """Write a file that :meth:`read` reads."""
-        write_json(path, {**asdict(self), "limits": self.limits._asdict()})
+        write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> "Settings":
         """Read the file."""
         found = read_json(path)
-        limits = Limits(**found.pop("limits"))
-        return cls(**found, limits=limits)
+        return cls(**{**found, "limits": Limits(*found["limits"])})
 
 
 def prepare(spec: RunSpec, task: Task, clients: int) -> tuple[Task, ResolvedRun]:
     """Return a task of so many remote clients, whose data are not known yet, and its run."""
-    if spec.device == "cuda":
-        raise InputError("device = 'cuda': a deployed server only merges; use --device cpu")
     known = spec.model_copy(update={"device": "cpu", "engine": "sequential"})
     names = tuple(str(i) for i in range(clients))
     protocol = known.build_protocol(task)
@@ -105,12 +101,8 @@ def train(link: Link, settings: Settings) -> History:
     data = ReportedData.of(task.test, [n.examples for n in found], names, prints)
     task = replace(task, train=data)
     with trackers.Tracking(trackers.named(settings.track), out, log, None) as progress:
+        engines = RemotePlanner(remote)
         [history] = run_pack(
-            task,
-            [run],
-            [out],
-            progress=progress,
-            checkpoint_seconds=0,
-            engines=RemotePlanner(remote),
+            task, [run], [out], progress=progress, checkpoint_seconds=0, engines=engines
         )
     return history

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -18,10 +19,15 @@ from fedzmg.storage.formats import write_json
 
 
 class GridLink(Link):
-    """The nodes of Flower's grid."""
+    """The nodes of Flower's grid.
+
+    Messages are pulled one by one, so no answer can pose as that of another node or spoil it, and
+    in threads: Flower waits minutes for an answer that was announced and is not complete.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self._nodes = grid, dict[str, int]()
+        self._pool, self._pulled = ThreadPoolExecutor(256), dict[str, Future[Reply | None]]()
 
     def online(self) -> set[int]:
         return set(self._grid.get_node_ids())
@@ -33,19 +39,25 @@ class GridLink(Link):
         return sent
 
     def pull(self, messages: Sequence[str]) -> list[Reply]:
-        # One by one: an answer cannot pose as that of another node, nor spoil it.
-        return [reply for one in messages for reply in self._pull(one)]
+        for sent in set(messages) - self._pulled.keys():
+            self._pulled[sent] = self._pool.submit(self._pull, sent)
+        wait([self._pulled[sent] for sent in messages], timeout=1)
+        done = [self._pulled.pop(sent) for sent in messages if self._pulled[sent].done()]
+        return [reply for one in done if (reply := one.result()) is not None]
 
-    def _pull(self, sent: str) -> list[Reply]:
+    def _pull(self, sent: str) -> Reply | None:
+        frame, error = None, ""
         try:
             found = list(self._grid.pull_messages([sent]))
-            frames = [None if m.has_error() else from_records(m.content) for m in found]
-            errors = [str(m.error.reason or m.error.code) if m.has_error() else "" for m in found]
-        except Exception as error:  # whatever its decoding raises
-            frames, errors = [None], [f"{type(error).__name__} {error}"]
-        if not frames:
-            return []
-        return [Reply(sent, self._nodes.pop(sent), frames[0], errors[0][:200])]
+            if not found:
+                return None
+            if found[0].has_error():
+                error = str(found[0].error.reason or found[0].error.code)
+            else:
+                frame = from_records(found[0].content)
+        except Exception as raised:  # whatever its decoding raises
+            error = f"{type(raised).__name__} {raised}"
+        return Reply(sent, self._nodes.pop(sent), frame, error[:200])
 
 
 def main(grid: Grid, _: Context) -> None:
@@ -54,12 +66,12 @@ def main(grid: Grid, _: Context) -> None:
     home = Path(settings.home)
     write_atomic(home / PID, str(os.getpid()).encode())
     exit_with(settings.parent)
+    said = ""
     try:
         train(GridLink(grid), settings)
     except InputError as error:
-        write_json(home / DONE, {"error": str(error)})
-    else:
-        write_json(home / DONE, {"error": ""})
+        said = str(error)
+    write_json(home / DONE, {"error": said})
 
 
 app = ServerApp()

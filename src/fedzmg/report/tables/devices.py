@@ -2,6 +2,7 @@
 
 import contextlib
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,26 @@ from fedzmg.report.tables.table import Column, Table
 from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.formats import read_json
 
-_COUNTS = ("rounds", "absent", "late", "refused", "lost")
+_HEADS = {"name": "device", "last_seen": "last seen (UTC)", "reason": "last refusal"}
+_COUNTS = ("seed", "client", "examples", "rounds", "absent", "late", "refused", "lost", "seconds")
 
 
 def devices(result: StudyResult) -> Table | None:
     """Make the table of devices; None if no run was deployed."""
-    items: list[tuple[str, int, dict[str, Any]]] = []
+    items: list[dict[str, Any]] = []
     for label, runs in result.study.members.items():
         for run in runs:
             path = Path(run.path) / "nodes.json"
             with contextlib.suppress(InputError, KeyError, TypeError):
-                found = read_json(path)["nodes"] if run.path and path.is_file() else []
-                items += [(label, run.seed, dict(node)) for node in found]
+                for node in read_json(path)["nodes"] if run.path and path.is_file() else []:
+                    seen = f"{datetime.fromtimestamp(node['last_seen'], UTC):%Y-%m-%d %H:%M:%S}"
+                    shown = {"last_seen": seen, "seconds": round(node["seconds"], 2)}
+                    items.append({**node, **shown, "algorithm": label, "seed": run.seed})
     if not items:
         return None
-
-    def seen(item: Any) -> str:
-        return f"{datetime.fromtimestamp(item[2]['last_seen'], UTC):%Y-%m-%d %H:%M:%S}"
-
     columns = [
-        Column("algorithm", "algorithm", lambda item: item[0]),
-        Column("device", "device", lambda item: str(item[2]["name"])),
-        Column("last seen (UTC)", "last_seen", seen),
-        Column("last refusal", "reason", lambda item: str(item[2]["reason"])),
-        Column("seed", "seed", lambda item: item[1]),
-        Column("client", "client", lambda item: item[2]["client"]),
-        Column("examples", "examples", lambda item: item[2]["examples"]),
-        *(Column(key, key, lambda item, key=key: item[2][key]) for key in _COUNTS),  # type: ignore[misc]
-        Column("seconds", "seconds", lambda item: item[2]["seconds"], "{:.2f}".format),
+        Column(_HEADS.get(key, key), key, itemgetter(key))
+        for key in ("algorithm", *_HEADS, *_COUNTS)
     ]
     caption = (
         "rounds: answers that were used; absent: rounds without an answer in time; late: answers "
