@@ -23,8 +23,7 @@ from fedzmg.storage.formats import append_log, log_lines
 from fedzmg.tasks.task import Task
 
 LOG = "proposed.jsonl"
-MOST_REPEATS = 20
-"""Proposals of known points after which an unknown one is drawn."""
+MOST_REPEATS = 20  # proposals of known points after which an unknown one is drawn
 
 
 def packs(spec: GridSpec, trials: Sequence[int]) -> list[list[int]]:
