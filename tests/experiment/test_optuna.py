@@ -41,7 +41,7 @@ class Press(Silent):
 
 
 def searched(out: Path, **more: Any) -> dict[str, Any]:
-    how = {"method": "optuna", "budget": 10, "batch": 4, **more}
+    how = {"method": "optuna", "budget": 6, "batch": 3, **more}
     progress = how.pop("progress", None)
     spec = search_spec(pets(), {"fedavg": {}}, AXES, 2, {}, last=2, search=how, engine="vectorized")
     return run_grid(spec, out, task=pets(), progress=progress)["algorithms"]["fedavg"]
@@ -50,7 +50,7 @@ def searched(out: Path, **more: Any) -> dict[str, Any]:
 def test_search_continues_with_the_same_points(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     whole = searched(tmp_path / "whole")
-    assert len(whole["points"]) == 10
+    assert len(whole["points"]) == 6
     assert whole["best"]["score"] == max(point["score"] for point in whole["points"])
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "cut", progress=Press())
@@ -64,8 +64,8 @@ def test_search_continues_with_the_same_points(tmp_path: Path) -> None:
 def test_stopping_rules_prune(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     pruned = searched(tmp_path, halving=[[2, 1]])
-    assert pruned["stopped"]["halving"] == 2 * (3 + 3 + 1)
-    assert len(pruned["points"]) == 10
+    assert pruned["stopped"]["halving"] == 2 * (2 + 2)
+    assert len(pruned["points"]) == 6
     assert pruned["best"] is not None
 
 

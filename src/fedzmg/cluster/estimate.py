@@ -12,8 +12,7 @@ from fedzmg.experiment.studies.study import MissingGrid, study_packs
 
 START_SECONDS = 15.0
 """Start of a worker: process, imports and data (measured on two busy cores: 13 to 25 s)."""
-TASK_SECONDS = 3.0
-"""Time between two packs of a worker (measured on two busy cores)."""
+TASK_SECONDS = 3.0  # time between two packs of a worker (measured on two busy cores)
 
 
 def wall_seconds(
@@ -40,6 +39,8 @@ def estimate_on(cluster: Cluster, spec: Spec, found: dict[str, Any]) -> dict[str
     """
     needs = cluster.needs(spec.device)
     workers = cluster.workers(needs)
+    if isinstance(spec, GridSpec) and spec.search.method == "optuna":  # one batch at a time
+        workers = min(workers, len(spec.algorithms) * spec.search.batch * len(spec.seeds))
     if isinstance(spec, RunSpec):
         parts = [1] * max(1, spec.shards)
     else:

@@ -32,30 +32,23 @@ from fedzmg.tree import num_bytes
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
 LINE_SECONDS = 5.0
-STOP_SECONDS = 300.0
-"""Time that workers may take to finish their round after Ctrl-C."""
-MOST_LOSSES = 5
-"""Workers that a pack may lose before it counts as their cause."""
+STOP_SECONDS = 300.0  # time that workers may take to finish their round after Ctrl-C
+MOST_LOSSES = 5  # workers that a pack may lose before it counts as their cause
 SHOW_SECONDS = 120.0
 """Time that a network file system may take to show the files of another machine."""
-PROCESS_BYTES = 800 * 2**20
-"""Memory of a worker process without a task."""
-COPIES = 4
-"""Copies of its model that a client needs while it trains."""
+PROCESS_BYTES = 800 * 2**20  # memory of a worker process without a task
+COPIES = 4  # copies of its model that a client needs while it trains
 
 
 class Job(NamedTuple):
     """Work of one worker."""
 
     label: str
-    group: str
-    """Label of the pack that it is a part of."""
+    group: str  # label of the pack that it is a part of
     function: Callable[..., worker.RemoteError | None]
     arguments: tuple[Any, ...]
-    paths: tuple[Path, ...]
-    """Directories of results."""
-    fact: str
-    """Fact that their manifests have afterwards."""
+    paths: tuple[Path, ...]  # directories of results
+    fact: str  # fact that their manifests have afterwards
     memory: float
 
 

@@ -39,8 +39,7 @@ from fedzmg.tasks.task import Task
 from fedzmg.version import __version__
 
 POST_SECONDS = 1.0
-ORPHAN_SECONDS = 30.0
-"""Time that a worker of a killed driver may take to end."""
+ORPHAN_SECONDS = 30.0  # time that a worker of a killed driver may take to end
 
 
 class Setup(NamedTuple):
@@ -50,13 +49,10 @@ class Setup(NamedTuple):
     threads: int
     versions: str
     plugins: tuple[Path, ...]
-    plan: Path = Path()
-    """Plan in the shared directory of results."""
-    plan_sha256: str = ""
-    """Hash of the plan; empty if there is none."""
+    plan: Path = Path()  # plan in the shared directory of results
+    plan_sha256: str = ""  # hash of the plan; empty if there is none
     track: str | None = None
-    board: Any = None
-    """Ray actor that receives messages."""
+    board: Any = None  # Ray actor that receives messages
 
 
 class Posts(Progress):

@@ -11,12 +11,10 @@ from fedzmg.tree import State
 class Sums(NamedTuple):
     """Sums over clients, one row per trial."""
 
-    averaged: Tensor
-    """Weight times (delta, average), flat."""
+    averaged: Tensor  # weight times (delta, average), flat
     total: Tensor
     weight: Tensor
-    clients: Tensor
-    """Uploads merged."""
+    clients: Tensor  # uploads merged
     dropped: Tensor
     """Uploads rejected: not finite, an outlier under a guard, or too few for an aggregator."""
     steps: Tensor
@@ -27,8 +25,7 @@ class MergedPart(NamedTuple):
     """Merged uploads of some clients of a cohort, and what is known of each."""
 
     sums: Sums
-    upload: Upload
-    """Upload of one client, for its size."""
+    upload: Upload  # upload of one client, for its size
     order: list[int]
     facts: list[Tensor]
     each: list[State]

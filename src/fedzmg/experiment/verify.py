@@ -204,7 +204,7 @@ def _verify_grid(
         logged = sorted({round_ for _, round_ in rows if round_ <= wanted})
         if not logged:
             raise InputError(f"{path} has no finished round yet: nothing can be compared")
-        say(f"{name}, {len(trials)} trials: first rounds")
+        say(f"{name}, {len({trial for trial, _ in rows})} trials: first rounds")
         trained = [(name, built(spec, name, task, trials[:1])[0].algorithm, path)]
         say_changed(trained, task, spec.federation.build(), root, say, EXPECTED)
         kept = _Kept(path, name, facts, {key: json_words(row) for key, row in rows.items()})

@@ -228,7 +228,10 @@ class Watch:
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
             pack = next((i // size for i, end in enumerate(ended) if not end), None)
+            proposed = plan.get("search", {}).get("method") == "optuna"
             for i, point in enumerate(points):
+                if proposed and not lasts[i] and i not in early:
+                    continue
                 yield _training(
                     sorted(rows[i], key=lambda row: row["round"]), early.get(i, {}),
                     running=alive and i // size == pack, waiting=alive or not lasts[i],

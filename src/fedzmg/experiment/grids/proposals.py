@@ -8,6 +8,7 @@ stored: its study is built again from our logs, and a batch depends on them and 
 import importlib
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,7 @@ from fedzmg.storage.formats import append_log, log_lines
 from fedzmg.tasks.task import Task
 
 LOG = "proposed.jsonl"
-MOST_REPEATS = 20
-"""Proposals of known points after which an unknown one is drawn."""
+MOST_REPEATS = 20  # proposals of known points after which an unknown one is drawn
 
 
 def packs(spec: GridSpec, trials: Sequence[int]) -> list[list[int]]:
@@ -107,9 +107,9 @@ def _trials(spec: GridSpec, points: Sequence[int]) -> list[int]:
 
 
 def _curve(rows: Rows, trials: Sequence[int]) -> dict[int, float]:
-    """Return the mean metric of a point after every round that all of its seeds have."""
-    rounds = [{r for t, r in rows if t == trial} for trial in trials]
-    means = {
-        r: statistics.fmean(rows[t, r]["metric"] for t in trials) for r in set.intersection(*rounds)
-    }
-    return {r: mean for r, mean in sorted(means.items()) if math.isfinite(mean)}
+    """Return the mean metric of a point after every round, over the seeds that have it."""
+    found = defaultdict[int, list[float]](list)
+    for (trial, round_), row in rows.items():
+        if trial in trials and math.isfinite(row["metric"]):
+            found[round_].append(row["metric"])
+    return {round_: statistics.fmean(found[round_]) for round_ in sorted(found)}
