@@ -15,8 +15,7 @@ from fedzmg.errors import InputError
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
 INTERRUPTED = 130
-UNFINISHED = 75
-"""Exit code after the time limit: run the same command again."""
+UNFINISHED = 75  # exit code after the time limit: run the same command again
 DEVICES = "auto, cpu or cuda."
 ENGINES = "auto (measured), sequential, vectorized, compiled, cuda_graph or compiled_cuda_graph."
 

@@ -30,10 +30,8 @@ from fedzmg.tree import Tree, num_bytes, row, tree_map
 from fedzmg.wrappers.parts import pick, shown_trained
 
 CLIENTS, EXAMPLES, DRIFTING = 50, 256, 10
-LEARNING_RATE = 0.05
-"""Client learning rate for a task without a tuned one for FedAvg."""
-MEMORY = 128 * 2**20
-"""Memory limit for models and gradients of clients trained side by side, in bytes."""
+LEARNING_RATE = 0.05  # client learning rate for a task without a tuned one for FedAvg
+MEMORY = 128 * 2**20  # bytes for models and gradients of clients trained side by side
 MOST_CLIENTS = 8
 PASS_SIZE = 32
 
@@ -43,22 +41,16 @@ class Diagnosis:
     """Evidence for or against FedZMG's premise on a task."""
 
     task: str
-    total: int
-    """Number of the task's clients; ``clients`` names those that were measured."""
+    total: int  # number of the task's clients; ``clients`` names those that were measured
     clients: tuple[str, ...]
-    examples: int
-    """Largest number of examples per client."""
+    examples: int  # largest number of examples per client
     seed: int
     lr: float
-    drifting: int
-    """Number of clients whose local training was followed."""
-    inputs: float | None
-    """Share of the inputs' energy that is the mean of each example; None for token ids."""
+    drifting: int  # number of clients whose local training was followed
+    inputs: float | None  # mean's share of the inputs' energy; None for token ids
     points: tuple[Measurement, ...]
-    centred: Measurement | None
-    """First point with every input centred; None for token ids and for a trained model."""
-    verdict: Verdict
-    """Verdict on the first point."""
+    centred: Measurement | None  # first point, inputs centred; None: tokens, trained model
+    verdict: Verdict  # verdict on the first point
 
     def as_dict(self) -> dict[str, Any]:
         """Convert for JSON."""

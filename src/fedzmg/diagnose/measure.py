@@ -19,12 +19,10 @@ from fedzmg.tree import Tree
 from fedzmg.wrappers.projection import projected_axes
 
 Floats = npt.NDArray[np.float64]
-Part = tuple[Tree, Floats]
-"""Gradients of some clients (first axis) and their weights."""
+Part = tuple[Tree, Floats]  # gradients of some clients (first axis) and their weights
 
 WHOLE = "whole model"
-ROUNDING = 1e-12
-"""Relative energies below this are rounding errors."""
+ROUNDING = 1e-12  # relative energies below this are rounding errors
 
 
 @dataclass(frozen=True)
@@ -66,23 +64,15 @@ class Layer:
     """Measurement of one projected weight, or of the whole model."""
 
     name: str
-    kind: str
-    """Type of the layer, such as ``Conv2d``."""
-    inputs: int
-    """Number of entries per mean; 0 for the whole model."""
+    kind: str  # type of the layer, such as ``Conv2d``
+    inputs: int  # number of entries per mean; 0 for the whole model
     parameters: int
-    energy: float | None
-    """This layer's share of all clients' gradient energy."""
-    share: ClientSpread
-    """Mean component's share of the energy of each client's gradient."""
-    forbidden: float | None
-    """Mean component's share of the averaged gradient, which is the loss gradient."""
-    lost: float | None
-    """Part of ``forbidden`` that no bias can replace; see :func:`measure`."""
-    distance: Pair
-    """Mean squared distance between the gradients of two clients."""
-    diversity: Pair
-    """``n sum |g_k|^2 / |sum g_k|^2``: 1 if all clients agree, n if they are orthogonal."""
+    energy: float | None  # this layer's share of all clients' gradient energy
+    share: ClientSpread  # mean component's share of the energy of each client's gradient
+    forbidden: float | None  # mean component's share of the loss gradient (averaged)
+    lost: float | None  # part of ``forbidden`` that no bias can replace; see :func:`measure`
+    distance: Pair  # mean squared distance between the gradients of two clients
+    diversity: Pair  # n sum |g_k|^2 / |sum g_k|^2: 1 if clients agree, n if orthogonal
     shares: tuple[float | None, ...]
 
 

@@ -16,16 +16,11 @@ from fedzmg.results.formatting import NONE
 
 Expectation = Literal["gain", "little", "loss", "unclear"]
 
-LOST = 0.25
-"""Share of the loss gradient lost from which on a loss is expected."""
-SHARE = 0.5
-"""Mean share of the first layer's gradient from which on a gain is expected."""
-CENTRED = 0.01
-"""Mean share of the inputs' energy below which they count as centred."""
-ENOUGH = 6
-"""Number of clients below which only a clear change of diversity counts."""
-TIE = 0.1
-"""Relative change of diversity below which it is not clear."""
+LOST = 0.25  # share of the loss gradient lost from which on a loss is expected
+SHARE = 0.5  # mean share of the first layer's gradient from which on a gain is expected
+CENTRED = 0.01  # mean share of the inputs' energy below which they count as centred
+ENOUGH = 6  # number of clients below which only a clear change of diversity counts
+TIE = 0.1  # relative change of diversity below which it is not clear
 
 
 @dataclass(frozen=True)

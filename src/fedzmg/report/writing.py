@@ -27,8 +27,7 @@ class Cleared(NamedTuple):
     """Files of an earlier report that this one does not write."""
 
     removed: tuple[str, ...]
-    kept: tuple[str, ...]
-    """Files that were edited since."""
+    kept: tuple[str, ...]  # files that were edited since
 
 
 def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:

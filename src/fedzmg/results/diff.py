@@ -27,8 +27,7 @@ NEVER_EQUAL = ("started", "finished", "engine_reason", "command", "logs", "spec_
 """Facts of a manifest about time and command, not about the training."""
 CURVES = ("metric", "loss", "train_loss")
 
-Rows = Mapping[Any, Mapping[str, Any]]
-"""Lines of a log by round; in a grid, by trial and round."""
+Rows = Mapping[Any, Mapping[str, Any]]  # lines of a log by round; in a grid, by trial and round
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class Change:
     key: str
     left: Any
     right: Any
-    runs: tuple[str, ...]
-    """Pairs of runs that differ in it; empty for the studies themselves."""
+    runs: tuple[str, ...]  # pairs of runs that differ in it; empty for the studies themselves
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,11 @@ class Curves:
     """Comparison of two logs, line by line."""
 
     name: str
-    shared: int
-    """Rounds that both have; in a grid, lines."""
+    shared: int  # rounds that both have; in a grid, lines
     rounds: tuple[int, int]
-    first: int | None
-    """First round with any difference except times."""
-    fields: tuple[str, ...]
-    """Fields that differ there."""
-    largest: Mapping[str, float]
-    """Largest absolute difference of metric and losses; inf if only one is finite."""
+    first: int | None  # first round with any difference except times
+    fields: tuple[str, ...]  # fields that differ there
+    largest: Mapping[str, float]  # absolute differences; inf if only one is finite
 
     @property
     def identical(self) -> bool:
@@ -69,11 +63,9 @@ class Scores:
     """Final metrics of one algorithm on both sides."""
 
     name: str
-    left: Mapping[str, float]
-    """Final metrics by seed, or by point of a grid; nan for a run that diverged."""
+    left: Mapping[str, float]  # by seed, or by point of a grid; nan: the run diverged
     right: Mapping[str, float]
-    test: PairedTest | None
-    """Test of left minus right over the seeds that finished on both sides."""
+    test: PairedTest | None  # test of left minus right over the seeds that finished on both sides
 
     @property
     def equal(self) -> bool:

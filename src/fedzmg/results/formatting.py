@@ -7,8 +7,7 @@ from typing import Any
 
 from fedzmg.plain_text import plain
 
-MINUS, NONE = "\u2212", "\u2013"
-"""A minus as wide as a plus, and the sign for a missing number."""
+MINUS, NONE = "\u2212", "\u2013"  # a minus as wide as a plus, and the sign for a missing number
 MIB = 2**20
 
 

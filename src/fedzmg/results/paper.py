@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 from fedzmg.data.heterogeneity import PAPER
 
 THRESHOLDS = (0.20, 0.33)
-TESTED = "fedzmg"
-"""The algorithm that the paper tests against the others."""
+TESTED = "fedzmg"  # the algorithm that the paper tests against the others
 SEEDS = 5
-PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}
-"""Settings of the paper that a study's protocol is compared with."""
-STAND_INS = ("mnist-by-writer", "chars74k", "shakespeare-by-role")
-"""Tasks with other data in the layout of the paper's."""
+PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}  # compared with a study's protocol
+STAND_INS = ("mnist-by-writer", "chars74k", "shakespeare-by-role")  # other data, same layout
 
 
 class Dataset(NamedTuple):
@@ -29,8 +26,7 @@ class Dataset(NamedTuple):
     scores: Mapping[str, Sequence[float]]
     """By algorithm: index of the round at each threshold, and the mean accuracy after the slowest
     algorithm had reached the higher one."""
-    tests: Mapping[str, Sequence[float]]
-    """t and p of paired t-tests over five runs, FedZMG minus another algorithm."""
+    tests: Mapping[str, Sequence[float]]  # t and p, paired over five runs: FedZMG minus another
 
 
 _TABLE = Path(__file__).with_suffix(".json").read_text(encoding="utf-8")

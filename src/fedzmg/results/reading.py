@@ -27,19 +27,14 @@ _CONTENTS = ("grid.json", "heterogeneity.json")
 class Study:
     """Runs that may be compared with each other."""
 
-    name: str
-    """The task, and the remark or the facts that tell this study from others of it."""
+    name: str  # the task, and the remark or the facts that tell this study from others of it
     task: str
     metric: str
     higher_is_better: bool
-    thresholds: tuple[float, ...]
-    """Levels to be reached; the last is the main one."""
-    window: int
-    """Evaluations that are averaged on the way to a threshold."""
-    every_pair: bool
-    """True if every pair is tested, False if every algorithm is tested against the reference."""
-    members: Mapping[str, tuple[Run, ...]]
-    """Runs by label, reference first, in order of seeds."""
+    thresholds: tuple[float, ...]  # levels to be reached; the last is the main one
+    window: int  # evaluations that are averaged on the way to a threshold
+    every_pair: bool  # otherwise every algorithm is tested against the reference
+    members: Mapping[str, tuple[Run, ...]]  # runs by label, reference first, in order of seeds
     awaited: Mapping[str, int] = field(default_factory=dict)
     """Number of planned runs by label of which there is nothing to show yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -93,27 +88,21 @@ class Study:
 class PlanFile(NamedTuple):
     """The file that a study or a grid was made from."""
 
-    kind: str
-    """``study`` or ``grid``."""
+    kind: str  # ``study`` or ``grid``
     shown: str
-    path: str
-    """The file relative to the working directory."""
+    path: str  # the file relative to the working directory
 
 
 class Material(NamedTuple):
     """Everything that a report is made of."""
 
     names: tuple[str, ...]
-    given: tuple[str, ...]
-    """The same as the user wrote them."""
+    given: tuple[str, ...]  # the same as the user wrote them
     studies: tuple[Study, ...]
-    grids: Mapping[str, Mapping[str, Any]]
-    """Content of every ``grid.json``, and its ``directory``, by the name for its files."""
-    heterogeneity: Mapping[str, Mapping[str, Any]]
-    """Content of every ``heterogeneity.json`` by the suffix for its files."""
+    grids: Mapping[str, Mapping[str, Any]]  # grid.json and its directory, by name for files
+    heterogeneity: Mapping[str, Mapping[str, Any]]  # heterogeneity.json by suffix for files
     plans: tuple[PlanFile, ...]
-    notes: tuple[str, ...]
-    """Runs that were left out, and why."""
+    notes: tuple[str, ...]  # runs that were left out, and why
 
 
 def read(tops: Sequence[Path]) -> Material:

@@ -25,30 +25,22 @@ FORMAT = 1
 class Run:
     """One run, and its log by round in order; rounds count from 1."""
 
-    shown: str
-    """Path for display: name of the given directory and the path from there; empty in memory."""
-    path: str
-    """The directory relative to the working directory; empty in memory."""
+    shown: str  # path for display, from the given directory; empty in memory
+    path: str  # the directory relative to the working directory; empty in memory
     spec: Mapping[str, Any]
     manifest: Mapping[str, Any]
     dropped: Mapping[int, int]
     diverged: int | None
     metrics: Mapping[int, float]
-    moved: Mapping[int, int]
-    """Bytes that moved until each evaluation, arrays and scalars, both ways."""
-    traffic: Mapping[str, int]
-    """Sums over rounds; ``total`` counts arrays and scalars both ways, ``kept`` is per client."""
+    moved: Mapping[int, int]  # bytes moved until each evaluation, both ways, with scalars
+    traffic: Mapping[str, int]  # sums over rounds; total: both ways; kept: per client
     seconds: float
-    client_loss: tuple[Sequence[float] | None, ...] = ()
-    """Training losses over the clients of each round: least, 10 %, median, 90 %, most."""
+    client_loss: tuple[Sequence[float] | None, ...] = ()  # by round: least, 10, 50, 90 %, most
     steps: int = 0
-    plan: str = ""
-    """Directory of the study that the run belongs to, if any."""
+    plan: str = ""  # directory of the study that the run belongs to, if any
     label: str = ""
-    clients: ClientTable | None = None
-    """Metrics on single clients, if they were evaluated."""
-    unusual: tuple[UnusualClient, ...] = ()
-    """Clients whose uploads were rejected or flagged."""
+    clients: ClientTable | None = None  # metrics on single clients, if they were evaluated
+    unusual: tuple[UnusualClient, ...] = ()  # clients whose uploads were rejected or flagged
 
     @property
     def algorithm(self) -> str:

@@ -25,10 +25,8 @@ ThresholdRule: TypeAlias = Literal["rolling_mean", "rolling_min", "stays_above"]
 FinalRule: TypeAlias = Literal["full", "author"]
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
 FINAL_RULES: tuple[FinalRule, ...] = get_args(FinalRule)
-SHARES = np.linspace(0.0, 1.0, 101)
-"""Shares of clients at which sorted curves are evaluated."""
-MOST_LOSSES = 100
-"""Largest number of points of a loss curve; rounds are averaged because cohorts are small."""
+SHARES = np.linspace(0.0, 1.0, 101)  # shares of clients at which sorted curves are evaluated
+MOST_LOSSES = 100  # points of a loss curve; rounds are averaged as cohorts are small
 
 
 class Curve(NamedTuple):
@@ -36,12 +34,10 @@ class Curve(NamedTuple):
 
     rounds: NDArray[np.int64]
     mean: NDArray[np.float64]
-    spread: NDArray[np.float64] | None
-    """Sample standard deviation; None for a single run."""
+    spread: NDArray[np.float64] | None  # sample standard deviation; None for a single run
     mib: NDArray[np.float64]
     averaged: int
-    broke_off: bool
-    """True if every run diverged, so that the curve ends early."""
+    broke_off: bool  # True if every run diverged, so that the curve ends early
 
 
 class Bands(NamedTuple):
@@ -56,13 +52,10 @@ class Bands(NamedTuple):
 class Arrival(NamedTuple):
     """Rounds at which the runs of an algorithm reach a threshold; None is never."""
 
-    averaged: int | None
-    """Round for the curve averaged over runs."""
+    averaged: int | None  # round for the curve averaged over runs
     runs: list[int | None]
-    mean: float | None
-    """Mean over the runs that reached it."""
-    sd: float | None
-    """Sample standard deviation over them; None for fewer than two."""
+    mean: float | None  # mean over the runs that reached it
+    sd: float | None  # sample standard deviation over them; None for fewer than two
     never: int
 
 

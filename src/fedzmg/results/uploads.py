@@ -12,11 +12,9 @@ class UnusualClient(NamedTuple):
     """A client with uploads that are not finite, or outliers of their cohorts."""
 
     name: str
-    rounds: tuple[int, ...]
-    """Rounds of these uploads, ascending."""
+    rounds: tuple[int, ...]  # rounds of these uploads, ascending
     rejected: int
-    flagged: int
-    """Outliers that were merged."""
+    flagged: int  # outliers that were merged
     ratio: float
     """Largest norm over the median of the cohort; infinite if not finite. Of flagged uploads, if
     there are any: only these had an effect."""

@@ -29,23 +29,17 @@ MANIFESTS = {"run": "manifest.json", "grid": "*/manifest.json", "study": "*/*/ma
 class Training(NamedTuple):
     """One run of a study, or trial of a grid."""
 
-    name: str
-    """Name for programs; it begins with ``group``."""
-    group: str
-    """Name of its algorithm in the study or grid."""
+    name: str  # name for programs; it begins with ``group``
+    group: str  # name of its algorithm in the study or grid
     state: State
     round: int
     rounds: int
-    ended: bool
-    """True if no further round will be trained; a diverged run may still be trained."""
+    ended: bool  # True if no further round will be trained; a diverged run may still be trained
     evaluated: int | None = None
-    metric: float | None = None
-    """Metric after the round ``evaluated``; in a grid, mean over the rounds that score."""
-    seconds: float | None = None
-    """Time of a round, divided by the number of runs that train together."""
+    metric: float | None = None  # after the round evaluated; in a grid, mean of scoring rounds
+    seconds: float | None = None  # time of a round over the number of runs in the pack
     why: str = ""
-    label: str = ""
-    """Label of its algorithm in tables and figures."""
+    label: str = ""  # label of its algorithm in tables and figures
 
     @property
     def shown(self) -> str:
@@ -72,8 +66,7 @@ class Work(NamedTuple):
     higher_is_better: bool
     trainings: tuple[Training, ...]
     owner: Owner | None
-    command: str = ""
-    """Command line that started it, if known."""
+    command: str = ""  # command line that started it, if known
 
     @property
     def alive(self) -> bool:

@@ -23,15 +23,12 @@ Part = Literal["test", "training"]
 class ClientTable(NamedTuple):
     """Metric and loss on each client's own examples, by round."""
 
-    part: Part
-    """Kind of examples that are evaluated."""
-    population: int
-    """Number of clients with such examples; those listed may be a sample."""
+    part: Part  # kind of examples that are evaluated
+    population: int  # number of clients with such examples; those listed may be a sample
     clients: NDArray[np.int64]
     examples: NDArray[np.int64]
     rounds: NDArray[np.int64]
-    metric: NDArray[np.float64]
-    """Evaluations x clients."""
+    metric: NDArray[np.float64]  # evaluations x clients
     loss: NDArray[np.float64]
     personal: NDArray[np.float64] | None = None
     tuned: NDArray[np.float64] | None = None
@@ -39,8 +36,7 @@ class ClientTable(NamedTuple):
 
 _WHOLE = ("client", "examples", "round")
 _NAMES = (*_WHOLE, "metric", "loss")
-_OPTIONAL = ("personal", "tuned")
-"""Names of a table's arrays in the file."""
+_OPTIONAL = ("personal", "tuned")  # names of a table's arrays in the file
 
 
 def write_clients(directory: Path, table: ClientTable) -> None:

@@ -12,8 +12,7 @@ from typing_extensions import TypedDict  # pydantic asks for it before Python 3.
 from fedzmg.errors import InputError
 from fedzmg.storage.reading import MOST_LINES
 
-MOST_POINTS, MOST_ALGORITHMS = 100_000, 1000
-"""Largest number of points, runs or trials, and of algorithms."""
+MOST_POINTS, MOST_ALGORITHMS = 100_000, 1000  # points: also runs or trials
 
 Value: TypeAlias = bool | int | float | str
 Number: TypeAlias = Annotated[float, pydantic.Field(allow_inf_nan=False)]

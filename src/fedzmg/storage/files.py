@@ -16,11 +16,9 @@ from fedzmg.errors import InputError
 from fedzmg.storage.reading import read_file, read_gzip
 
 BLOCK = 1 << 20
-UNSEALED = {"sha256": "0" * 64}
-"""Field of a safetensors header whose place the hash of the file will take."""
+UNSEALED = {"sha256": "0" * 64}  # field of a safetensors header, replaced by the hash
 _FIGURE = re.compile(r"\.(png|svg)\.")
-fences: list[Callable[[Path], None]] = []
-"""Checks before every write to a file; each raises an error if this process must not write it."""
+fences: list[Callable[[Path], None]] = []  # checks before every write; an error forbids it
 
 
 def check_fences(path: Path) -> None:
@@ -29,8 +27,7 @@ def check_fences(path: Path) -> None:
         check(path)
 
 
-LEFTOVER_SECONDS = 60.0
-"""Age at which a temporary file has no writer any more, without a lock that says so."""
+LEFTOVER_SECONDS = 60.0  # age at which a temporary file surely has no writer any more
 
 
 def folder_name(name: str) -> str:

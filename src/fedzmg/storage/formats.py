@@ -16,8 +16,7 @@ from fedzmg.storage.reading import bounded, parse_lines, read_file, split_lines,
 
 T = TypeVar("T")
 
-CONTENT, SPEC = "content_sha256", "spec_sha256"
-"""Fields of a JSON file: the hash of its other fields, and of the specification it belongs to."""
+CONTENT, SPEC = "content_sha256", "spec_sha256"  # hash of the other fields, and of the spec
 
 RESTORE = "restore or remove it"
 _BLOCK = 1000

@@ -29,25 +29,17 @@ from fedzmg.storage.reading import read_file, strict_json
 
 NAME = "lock.json"
 GUARD = ".lock.guard"
-KEPT = "kept.json"
-"""Marker of a kept copy, which has no checkpoints to continue from."""
+KEPT = "kept.json"  # marker of a kept copy, which has no checkpoints to continue from
 
 HEARTBEAT_SECONDS = 10.0
-WATCH_SECONDS = 90.0
-"""Time without a heartbeat until a process on another machine counts as gone.
-
-Network file systems may show a change only after a minute.
-"""
-SIZE = 1024
-"""Size of a lock file, the same after every heartbeat."""
-IN_PLACE = "memory.*"
-"""Files that are written in place: those of client memory."""
+WATCH_SECONDS = 90.0  # without a heartbeat; network file systems may be a minute late
+SIZE = 1024  # size of a lock file, the same after every heartbeat
+IN_PLACE = "memory.*"  # files that are written in place: those of client memory
 
 Time: TypeAlias = Annotated[float, pydantic.Field(gt=-1e11, lt=1e11)]
 
 GUARD_SECONDS = 30.0
-BIRTH_SECONDS = 2.0
-"""Tolerance of a process's start time, which follows corrections of the clock."""
+BIRTH_SECONDS = 2.0  # tolerance of a process's start time, which follows corrections of the clock
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={"strict": True})
@@ -57,15 +49,11 @@ class Owner:
     user: str
     host: str
     pid: int
-    process: str
-    """Start time of the process, which tells reused process ids apart."""
-    machine: str
-    """Boot time and process namespace: process ids are comparable within one."""
+    process: str  # start time of the process, which tells reused process ids apart
+    machine: str  # boot time and process namespace: process ids are comparable within one
     started: Time
-    heartbeat: Time
-    """Time of the last heartbeat by the clock of that machine, for display."""
-    token: str = ""
-    """Random fencing token of this hold."""
+    heartbeat: Time  # time of the last heartbeat by the clock of that machine, for display
+    token: str = ""  # random fencing token of this hold
 
     @classmethod
     def of_this_process(cls) -> "Owner":

@@ -18,28 +18,21 @@ T = TypeVar("T")
 MIB = 2**20
 LIMITS = {".toml": 4 * MIB, ".json": 64 * MIB, ".jsonl": 256 * MIB, ".gz": 256 * MIB}
 """Largest size by suffix in bytes, of a log also after decompression."""
-OTHER_LIMIT = 512 * MIB
-"""Largest size of other files, such as figures and tables of clients."""
-MOST_LINES = 1_000_000
-"""Largest number of lines in a log, and of rounds and trials."""
-MOST_PLANNED = MOST_LINES // 2
-"""Largest number of lines that a plan may need: a resumed training writes some of them twice."""
-LONGEST_LINE, MOST_FIELDS, LARGEST = 128 * 1024, 100, 10**100
-"""Longest line of a log in bytes, its most fields, and the bound of its integers."""
+OTHER_LIMIT = 512 * MIB  # largest size of other files, such as figures and tables of clients
+MOST_LINES = 1_000_000  # largest number of lines in a log, and of rounds and trials
+MOST_PLANNED = MOST_LINES // 2  # of a plan: a resumed training writes some lines twice
+LONGEST_LINE, MOST_FIELDS, LARGEST = 128 * 1024, 100, 10**100  # of a log; LARGEST: of integers
 MOST_LISTS = 10 * MOST_LINES
 _HUGE, _DIGITS = b"0" * 25, bytes.maketrans(b"123456789", b"000000000")
-MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32
-"""Largest number of files and directories in a folder of results, and its greatest depth."""
-SKIPPED = ("tracking",)
-"""Directories of other programs, which may hold links."""
+MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32  # of a folder of results
+SKIPPED = ("tracking",)  # directories of other programs, which may hold links
 
 
 class Folder(NamedTuple):
     """A directory of results and the names in it, sorted."""
 
     path: Path
-    folders: list[str]
-    """Names of directories; one that is removed from the list is not entered."""
+    folders: list[str]  # names of directories; one that is removed from the list is not entered
     files: list[str]
 
 

@@ -17,8 +17,7 @@ from fedzmg.results.formatting import NONE, duration, signed_text, value_text
 from fedzmg.results.watch import State, Training, Work
 from fedzmg.terminal.render import bold, render
 
-MOST_RUNS = 30
-"""Runs that are shown one by one; more of them are grouped by algorithm."""
+MOST_RUNS = 30  # runs that are shown one by one; more of them are grouped by algorithm
 FIRST: tuple[State, ...] = ("running", "interrupted", "diverged", "stopped", "done", "waiting")
 """Row priority when the terminal is too short."""
 

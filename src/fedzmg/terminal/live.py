@@ -20,8 +20,7 @@ from fedzmg.results.uploads import unusual_clients
 from fedzmg.terminal.render import Terminal, bold
 
 LINE_SECONDS = 5.0
-MOST_LINES = 8
-"""Trials that get a line each; of more trials only the best are shown."""
+MOST_LINES = 8  # trials that get a line each; of more trials only the best are shown
 BEST_SHOWN = 3
 
 

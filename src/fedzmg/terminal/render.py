@@ -20,8 +20,7 @@ _STYLES = {
     "interrupted": "yellow", "done": "dim",
 }  # fmt: skip
 _NARROWEST, _GAP = 10, 2
-_LONG_TEXT = 16
-"""Least width of a column of long texts."""
+_LONG_TEXT = 16  # least width of a column of long texts
 
 
 def render(parts: Iterable[Table | RenderableType | None], width: int) -> Group:

@@ -22,8 +22,7 @@ CHECKS: dict[str, Check] = {
     for name in sorted(REGISTERED, key=lambda name: (name[0] == "E", int(name[1:])))
 }
 
-_MODEL_LOCK = Lock()
-"""Held by checks that build models: a model's test run must not see others draw random numbers."""
+_MODEL_LOCK = Lock()  # a model's test run must not see others draw random numbers
 
 
 def resolve(names: Sequence[str]) -> list[str]:

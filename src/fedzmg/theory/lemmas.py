@@ -12,8 +12,7 @@ from fedzmg.theory.finding import Finding, Size, check
 from fedzmg.theory.problems import REAL, Quadratics, eye, normal, seeded, square, times
 
 DIMS = 12
-STEP = 0.5
-"""Step of T2, in units of 1/L."""
+STEP = 0.5  # step of T2, in units of 1/L
 
 
 @check("T1", "Geometry of the projection")

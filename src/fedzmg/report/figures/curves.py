@@ -16,8 +16,7 @@ from fedzmg.results.reading import Study, family
 from fedzmg.results.scores import Curve, band_around
 from fedzmg.results.study_result import StudyResult
 
-MOST_POINTS = 300
-"""Vertices of a drawn curve; longer curves are thinned."""
+MOST_POINTS = 300  # vertices of a drawn curve; longer curves are thinned
 _STEPS = [1, 2, 2.5, 5, 10]
 _MOVED = "MiB moved, all clients, both ways"
 

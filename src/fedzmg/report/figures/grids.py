@@ -24,22 +24,18 @@ _DIVERGED, _MARK = "#efebe6", "#8f867b"
 _DARK_TEXT, _LIGHT_TEXT = "#232323", "#fefefe"
 """Inks on cells; the page must not replace them in dark mode."""
 _CELL_INCHES = 0.5
-_NUMBERED_CELLS = 14
-"""Cells along the longer side up to which every cell shows its number."""
+_NUMBERED_CELLS = 14  # cells along the longer side up to which every cell shows its number
 
 
 class Field(NamedTuple):
     """Scores of an algorithm over two axes of a grid."""
 
-    rows: str
-    """Option of the vertical axis; empty if there is one axis only."""
+    rows: str  # option of the vertical axis; empty if there is one axis only
     columns: str
     row_values: list[float]
     column_values: list[float]
-    scores: NDArray[np.float64]
-    """Scores ``[rows, columns]``, the best over further axes; not finite if there are none."""
-    marks: NDArray[np.str_]
-    """Marker of a point whose trials all diverged (x) or were stopped early (_)."""
+    scores: NDArray[np.float64]  # [rows, columns], best over further axes; not finite: none
+    marks: NDArray[np.str_]  # x: all trials of the point diverged; _: stopped early
     others: list[str]
 
     def position(self, options: Mapping[str, float]) -> tuple[int, int]:

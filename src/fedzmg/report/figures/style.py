@@ -63,10 +63,8 @@ _METADATA: dict[str, dict[str, str | None]] = {
 }
 FORMATS = tuple(_METADATA)
 COLUMNS = 4
-MOST_IN_ONE_PANEL = 10
-"""Series up to which one panel has them all."""
-WIDE_LABEL = 28
-"""Characters of a label beyond which a legend moves below the axes."""
+MOST_IN_ONE_PANEL = 10  # series up to which one panel has them all
+WIDE_LABEL = 28  # characters of a label beyond which a legend moves below the axes
 _LEGEND_ROWS = 22
 _SUPERSCRIPTS = str.maketrans(
     "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
@@ -79,8 +77,7 @@ class Series(NamedTuple):
     """A named part of a figure that the page can highlight."""
 
     label: str
-    points: Sequence[str] = ()
-    """Text of every vertex, shown under the pointer."""
+    points: Sequence[str] = ()  # text of every vertex, shown under the pointer
     legend: bool = False
 
 

@@ -25,10 +25,8 @@ class Plot(NamedTuple):
     caption: str
     xlabel: str
     ylabel: str
-    strokes: Mapping[str, str]
-    """Drawn series in this order, with the format of ``Axes.plot``; others are left out."""
-    log: str = "xy"
-    """Logarithmic axes; a vertical axis that is not logarithmic begins at zero."""
+    strokes: Mapping[str, str]  # drawn series in order, with the format of Axes.plot
+    log: str = "xy"  # logarithmic axes; a vertical axis that is not logarithmic begins at zero
     percent: bool = False
 
 

@@ -44,11 +44,9 @@ _FACTS = (
 class Block(NamedTuple):
     """A part of a section, drawn by the template; none if it is empty."""
 
-    kind: str
-    """``commands``, ``notes``, ``pairs``, ``pictures``, ``table``, ``text`` or ``tiles``."""
+    kind: str  # ``commands``, ``notes``, ``pairs``, ``pictures``, ``table``, ``text`` or ``tiles``
     content: Any
-    title: str = ""
-    """Heading; by default the title of a table."""
+    title: str = ""  # heading; by default the title of a table
     style: str = ""
     folded: bool = False
 

@@ -9,8 +9,7 @@ from fedzmg.results.reading import axes_of, name_of
 from fedzmg.results.study_result import StudyResult
 from fedzmg.results.uploads import unusual_points
 
-MOST_ROWS, MOST_ROUNDS = 50, 8
-"""Clients, and rounds of each, that the table names at most."""
+MOST_ROWS, MOST_ROUNDS = 50, 8  # clients, and rounds of each, that the table names at most
 CAPTION = (
     "Uploads that are not finite are rejected. An update whose norm is above 100 times the "
     "median of its cohort is flagged, or rejected with federation.guard = true; largest: that "
