@@ -15,8 +15,6 @@ from fedzmg.storage.reading import check_file
 
 CLIENTS = "clients.safetensors"
 FORMAT = 1
-
-
 Part = Literal["test", "training"]
 
 
@@ -69,8 +67,8 @@ def read_clients(directory: Path) -> ClientTable | None:
                 raise ValueError("it belongs to another run")
         kinds = {name: np.int64 if name in _WHOLE else np.float64 for name in names}
         tensors = {name: tensors[name].astype(kind) for name, kind in kinds.items()}
-        values = [tensors.get(name) for name in (*_NAMES, *_OPTIONAL)]
-        found = ClientTable(facts["part"], int(facts["population"]), *values)  # type: ignore[arg-type]
+        values: list[Any] = [tensors.get(name) for name in (*_NAMES, *_OPTIONAL)]
+        found = ClientTable(facts["part"], int(facts["population"]), *values)
         shape = len(found.rounds), len(found.clients)
         same = found.examples.shape == found.clients.shape == shape[1:]
         same &= found.rounds.shape == shape[:1] and found.part in get_args(Part)

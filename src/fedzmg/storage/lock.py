@@ -30,16 +30,14 @@ from fedzmg.storage.reading import read_file, strict_json
 NAME = "lock.json"
 GUARD = ".lock.guard"
 KEPT = "kept.json"  # marker of a kept copy, which has no checkpoints to continue from
-
 HEARTBEAT_SECONDS = 10.0
 WATCH_SECONDS = 90.0  # without a heartbeat; network file systems may be a minute late
 SIZE = 1024  # size of a lock file, the same after every heartbeat
 IN_PLACE = "memory.*"  # files that are written in place: those of client memory
 
-Time: TypeAlias = Annotated[float, pydantic.Field(gt=-1e11, lt=1e11)]
-
 GUARD_SECONDS = 30.0
 BIRTH_SECONDS = 2.0  # tolerance of a process's start time, which follows corrections of the clock
+Time: TypeAlias = Annotated[float, pydantic.Field(gt=-1e11, lt=1e11)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={"strict": True})
@@ -58,10 +56,9 @@ class Owner:
     @classmethod
     def of_this_process(cls) -> "Owner":
         """Describe this process."""
-        now, process = time.time(), psutil.Process()
-        user, birth, token = process.username(), process.create_time(), secrets.token_hex(8)
-        host, machine = socket.gethostname(), _machine()
-        return cls(user, host, process.pid, str(birth), machine, now, now, token)
+        now, process, host = time.time(), psutil.Process(), socket.gethostname()
+        user, birth, token = process.username(), str(process.create_time()), secrets.token_hex(8)
+        return cls(user, host, process.pid, birth, _machine(), now, now, token)
 
     @property
     def is_elsewhere(self) -> bool:
