@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedzmg.errors import InputError, check_names
+from fedzmg.results.formatting import options_text
 from fedzmg.results.runs import read_run
 from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
@@ -15,18 +16,16 @@ from fedzmg.storage.formats import flat, flat_facts, json_words, log_lines, read
 from fedzmg.storage.reading import walk
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
+# options: hyper-parameters of the algorithm; spec: all other settings; versions: of programs,
+# machine and execution path; data: fingerprints of task and data; runs: that only one side has.
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
-"""``options``: the algorithm and its hyper-parameters; ``spec``: all other settings;
-``versions``: of programs, machine and execution path; ``data``: fingerprints of task and data;
-``runs``: runs that only one side has."""
 
 OPTIONS = ("algorithm", "weights", "client", "server", "parts", "algorithms", "axes")
 DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
 TIME = "seconds"
+# Facts of a manifest about time and command, not about the training.
 NEVER_EQUAL = ("started", "finished", "engine_reason", "command", "logs", "spec_sha256", TIME)
-"""Facts of a manifest about time and command, not about the training."""
 CURVES = ("metric", "loss", "train_loss")
-
 Rows = Mapping[Any, Mapping[str, Any]]  # lines of a log by round; in a grid, by trial and round
 
 
@@ -69,7 +68,6 @@ class Scores:
 
     @property
     def equal(self) -> bool:
-        """True if both sides have the same values."""
         return bool(json_words(self.left) == json_words(self.right))
 
 
@@ -127,10 +125,8 @@ def compare(left: Path, right: Path) -> Difference:
     only_left, only_right = list(read(left)), list(read(right))
     pairs = _take_pairs(only_left, only_right)
     if not pairs:
-        raise InputError(
-            f"{left} and {right} have no run in common; give two runs, or studies that share "
-            "algorithms and seeds"
-        )
+        remedy = "give two runs, or studies that share algorithms and seeds"
+        raise InputError(f"{left} and {right} have no run in common; {remedy}")
     facts = pairs[0][0].manifest
     plans = [
         _unequal(*(flat(read_toml(side / name)) for side in (left, right)))
@@ -139,16 +135,14 @@ def compare(left: Path, right: Path) -> Difference:
     ]
     changes = [Change(_aspect(key), key, a, b, ()) for own in plans for key, a, b in own]
     return Difference(
-        left=str(left),
-        right=str(right),
-        metric=str(facts.get("metric", "metric")),
+        str(left), str(right), str(facts.get("metric", "metric")),
         higher_is_better=bool(facts.get("higher_is_better", True)),
         changes=(*changes, *_changes(pairs)),
         curves=tuple(compare_logs(a.name, a.rows, b.rows) for a, b in pairs),
         scores=tuple(_scores(pairs)),
         only_left=tuple(unit.name for unit in only_left),
         only_right=tuple(unit.name for unit in only_right),
-    )
+    )  # fmt: skip
 
 
 def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
@@ -174,16 +168,12 @@ def read(top: Path) -> Iterator[Unit]:
     """Read every run below a directory and every algorithm of a grid."""
     folders = sorted(walk(top))
     runs = [folder.path for folder in folders if "spec.toml" in folder.files]
-    searches = [
-        folder.path
-        for folder in folders
-        if "scores.json" in folder.files and (folder.path.parent / "grid.toml").is_file()
-    ]
+    searches = [folder.path for folder in folders if "scores.json" in folder.files]
+    searches = [path for path in searches if (path.parent / "grid.toml").is_file()]
     if not runs and not searches:
-        raise InputError(
-            f"{top} holds no run (spec.toml) and no scored grid (scores.json); give a directory "
-            "that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
-        )
+        remedy = "give a directory that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
+        what = "no run (spec.toml) and no scored grid (scores.json)"
+        raise InputError(f"{top} holds {what}; {remedy}")
     for directory in (*runs, *searches):
         inner = directory.relative_to(top).as_posix()
         path, name = directory / "manifest.json", top.resolve().name if inner == "." else inner
@@ -203,12 +193,10 @@ def _read_run(directory: Path, name: str, manifest: Mapping[str, Any]) -> Unit:
 
 
 def _read_search(directory: Path, name: str, manifest: Mapping[str, Any]) -> Unit:
-    scores = {
-        ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
-            math.nan if point["score"] is None else point["score"]
-        )
-        for point in read_json(directory / "scores.json").get("points", [])
-    }
+    scores = {}
+    for point in read_json(directory / "scores.json").get("points", []):
+        score = math.nan if point["score"] is None else float(point["score"])
+        scores[options_text(point["options"], 6)] = score
     log, keys = directory / "metrics.jsonl", ("trial", "round")
     rows = dict(log_lines(log, lambda row: (tuple(int(row[key]) for key in keys), _row(row))))
     return Unit(name, name, None, {}, manifest, rows, scores)
@@ -287,10 +275,10 @@ def _scores(pairs: Sequence[tuple[Unit, Unit]]) -> Iterator[Scores]:
     for names, members in groups.items():
         left = {k: v for a, _ in members for k, v in a.finals.items()}
         right = {k: v for _, b in members for k, v in b.finals.items()}
-        # Points of a grid are not a sample of anything.
-        seeded = members[0][0].seed is not None
-        both = [(left[k], right[k]) for k in left if k in right and seeded]
+        both = [(left[k], right[k]) for k in left if k in right]
         both = [pair for pair in both if all(map(math.isfinite, pair))]
-        test = paired_t(*zip(*both, strict=True)) if len(both) > 1 else None
+        # Points of a grid are not a sample of anything.
+        tested = len(both) > 1 and members[0][0].seed is not None
+        test = paired_t(*zip(*both, strict=True)) if tested else None
         if left or right:
             yield Scores(", ".join(dict.fromkeys(names)), left, right, test)

@@ -47,12 +47,10 @@ class Study:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs."""
         return [run for runs in self.members.values() for run in runs]
 
     @property
     def seeds(self) -> list[int]:
-        """All seeds in order."""
         return sorted({run.seed for run in self.runs})
 
     @property

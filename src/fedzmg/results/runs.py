@@ -44,7 +44,6 @@ class Run:
 
     @property
     def algorithm(self) -> str:
-        """Name of the algorithm."""
         return str(self.spec["algorithm"])
 
     @property
@@ -86,7 +85,7 @@ class Run:
         """Settings that distinguish runs of one algorithm, by dotted key."""
         keys = ("client", "server", "parts", "weights", "dtype", "precision")
         stages = {k: v for k, v in self.spec.get("federation", {}).items() if k != "participation"}
-        return flat({**{k: self.spec[k] for k in keys if k in self.spec}, "federation": stages})
+        return flat({k: self.spec[k] for k in keys if k in self.spec} | {"federation": stages})
 
     @property
     def participation(self) -> dict[str, Any]:
@@ -99,21 +98,17 @@ class Run:
         hashes = {name: self.manifest.get(name) for name in ("data_sha256", "task_sha256")}
         tables = {name: self.spec.get(name, {}) for name in ("preset", "protocol")}
         # Runs of other cohorts are not paired.
-        tables["participation"] = self.participation
-        return {"task": self.spec["task"], **tables, **hashes}
+        return {"task": self.spec["task"], **tables, "participation": self.participation, **hashes}
 
     @classmethod
     def of_history(cls, history: History, label: str) -> Run:
         """Make a run of a history in memory."""
         task, algorithm = history.task, history.trial.algorithm
         spec: dict[str, Any] = {
-            "task": task.name,
-            "algorithm": algorithm.name,
-            "seed": history.trial.seed,
-            "weights": algorithm.weights,
-            "preset": dict(task.preset),
+            "task": task.name, "algorithm": algorithm.name, "seed": history.trial.seed,
+            "weights": algorithm.weights, "preset": dict(task.preset),
             "protocol": dict(vars(task.protocol)),
-        }
+        }  # fmt: skip
         for key, value in algorithm.options().items():
             side, _, name = key.rpartition(".")
             if side and value is not None:
@@ -149,8 +144,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     if not (directory / "manifest.json").is_file():
         notes.append(f"{shown} has no manifest.json and is left out")
         return None
-    manifest = read_manifest(directory, FORMAT)
-    log = read_log(directory / "metrics.jsonl")
+    manifest, log = read_manifest(directory, FORMAT), read_log(directory / "metrics.jsonl")
     if not log["dropped"]:
         notes.append(f"{shown} has no finished round yet")
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedzmg.errors import InputError
 from fedzmg.plain_text import plain, printable
 from fedzmg.results import scores
-from fedzmg.results.formatting import MIB, aligned, count_text, value_text
+from fedzmg.results.formatting import MIB, aligned, count_text, few_text, value_text
 from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import FINAL_RULES, RULES, Curve, ThresholdRule, arrivals
@@ -248,39 +248,29 @@ def study_result(
 
 
 def _score(
-    study: Study,
-    label: str,
-    ends: Mapping[int, float],
-    tests: Sequence[FamilyTest],
+    study: Study, label: str, ends: Mapping[int, float], tests: Sequence[FamilyTest],
     late: Mapping[str, float],
-) -> AlgorithmResult:
+) -> AlgorithmResult:  # fmt: skip
     runs, level = study.members[label], study.threshold
     mean, sd = scores.mean_and_sd(ends.values())
     # Unfinished and stopped runs have not moved all their bytes.
     longest = [run for run in runs if run.done == max(other.done for other in runs)]
     reached = {} if level is None else {rule: arrivals(study, runs, level, rule) for rule in RULES}
+    pair = (study.reference, label)
     return AlgorithmResult(
-        label=label,
-        algorithm=runs[0].algorithm,
-        finals=ends,
-        mean=mean,
-        sd=sd,
+        label, runs[0].algorithm, ends, mean, sd,
         arrivals={rule: reached[rule].averaged if reached else None for rule in RULES},
         arrivals_each=tuple(reached[RULES[0]].runs) if reached else (None,) * len(runs),
         late=late.get(label),
-        evidence=next(
-            (one for one in tests if (one.first, one.second) == (study.reference, label)), None
-        ),
-        traffic={
-            name: statistics.fmean(run.traffic[name] for run in longest) for name in runs[0].traffic
-        },
+        evidence=next((one for one in tests if (one.first, one.second) == pair), None),
+        traffic={key: statistics.fmean(r.traffic[key] for r in longest) for key in runs[0].traffic},
         seconds=statistics.fmean(run.seconds for run in longest),
         dropped=sum(sum(run.dropped.values()) for run in runs),
         diverged=sum(run.complete and run.seed not in ends for run in runs),
         unfinished=sum(not run.complete for run in runs),
         curve=scores.drawn_curve(runs),
         runs=len(runs),
-    )
+    )  # fmt: skip
 
 
 def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
@@ -296,20 +286,14 @@ def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[st
     for label, runs in study.members.items():
         lost = [str(run.seed) for run in runs if run.complete and run.seed not in ends[label]]
         if lost:
-            yield (
-                f"{label}: {len(lost)} of {len(runs)} runs diverged (seed {', '.join(lost)}) and "
-                "are left out of means and tests."
-            )
+            which = f"{len(lost)} of {len(runs)} runs diverged (seed {', '.join(lost)})"
+            yield f"{label}: {which} and are left out of means and tests."
         if unusual := sorted({client.name for run in runs for client in run.unusual}):
-            names = ", ".join(unusual[:3]) + ", ..." * (len(unusual) > 3)
-            clients = count_text(len(unusual), "client")
-            yield f"{label}: uploads of {clients} were rejected or flagged ({names})."
-        states = [
-            f"seed {run.seed} at round {run.done} of {run.asked or '?'}"
-            for run in runs
-            if not run.complete
-        ]
-        if states:
+            clients = f"{count_text(len(unusual), 'client')} were rejected or flagged"
+            yield f"{label}: uploads of {clients} ({few_text(unusual)})."
+        left = [run for run in runs if not run.complete]
+        if left:
+            states = [f"seed {one.seed} at round {one.done} of {one.asked or '?'}" for one in left]
             yield f"{label} is not finished ({', '.join(states)}): no final value for it."
         if ends[label] and reference and set(ends[label]) != reference:
             shared = count_text(len(reference & set(ends[label])), "finished seed")

@@ -75,7 +75,6 @@ class Work(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """True if every training has ended."""
         return bool(self.trainings) and all(one.ended for one in self.trainings)
 
     @property
@@ -127,12 +126,10 @@ class Watch:
         self.directory = directory
         self._logs: dict[Path, tuple[Any, dict[Any, dict[str, Any]]]] = {}
         if not directory.is_dir():
-            raise InputError(
-                f"{directory} is not a directory; give the directory of a command's work"
-            )
+            remedy = "give the directory of a command's work"
+            raise InputError(f"{directory} is not a directory; {remedy}")
 
     def look(self) -> list[Work]:
-        """Return the work in the directory as it is now."""
         found, owner = self._works(), read_owner(self.directory)
         if not found and owner is None:
             raise InputError(

@@ -55,7 +55,6 @@ class Owner:
 
     @classmethod
     def of_this_process(cls) -> "Owner":
-        """Describe this process."""
         now, process, host = time.time(), psutil.Process(), socket.gethostname()
         user, birth, token = process.username(), str(process.create_time()), secrets.token_hex(8)
         return cls(user, host, process.pid, birth, _machine(), now, now, token)

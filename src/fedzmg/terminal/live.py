@@ -101,7 +101,6 @@ class Display:
         self._begun = self._printed = time.monotonic()
 
     def advance(self, report: Any) -> None:
-        """Show a finished round."""
         simulation = report.simulation
         self._round, higher = report.round, simulation.task.metric.higher_is_better
         self._sign = 1 if higher else -1
@@ -121,7 +120,6 @@ class Display:
             self.say(self._line())
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self._console.say(text)
 
     def _leave(self) -> None:
@@ -254,7 +252,6 @@ class Downloads:
             self.say(what if total is None else f"{what}: {bytes_text(total)}")
 
     def advance(self, done: int) -> None:
-        """Show that so many bytes are done."""
         bar = self._bars.tasks[-1]
         self._bars.update(bar.id, completed=done)
         if not self._console.is_terminal and time.monotonic() - self._printed > LINE_SECONDS:
@@ -263,7 +260,6 @@ class Downloads:
             self.say(f"{bar.description}: {bytes_text(done)}{whole}")
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self._console.say(text)
 
     def _finish(self) -> None:

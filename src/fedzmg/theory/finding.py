@@ -94,7 +94,6 @@ class Finding:
         return f"fails as stated; holds {self.remedy}" if self.remedy else "fails as stated"
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert for JSON."""
         texts = ("id", "title", "claim", "setting", "verdict")
         return {name: getattr(self, name) for name in texts} | {
             "lines": [{**line._asdict(), "agrees": line.agrees} for line in self.lines],

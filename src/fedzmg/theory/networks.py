@@ -205,7 +205,6 @@ class Net:
         return 0.5 * off.square().mean() + 0.5 * L2 * vector.square().sum()
 
     def gradient(self, vector: Tensor) -> Tensor:
-        """Compute the gradient of the loss."""
         leaf = vector.detach().requires_grad_()
         return torch.autograd.grad(self.loss(leaf), [leaf])[0]
 

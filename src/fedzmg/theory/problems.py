@@ -70,7 +70,6 @@ class Quadratics:
         return 0.5 * (off * times(self.curvature, off)).sum(-1)
 
     def value(self, model: Tensor) -> Tensor:
-        """Compute ``F(w)``."""
         return (self.share * self.client_values(model[..., None, :])).sum(-1)
 
     def gap(self, model: Tensor) -> Tensor:
@@ -128,7 +127,6 @@ class Logistic:
         self.smoothness = 0.25 * float(torch.linalg.eigvalsh(gram).max()) + l2
 
     def value(self, model: Tensor) -> Tensor:
-        """Compute ``F(w)``."""
         return softplus(-self.signed @ model).mean() + 0.5 * self.l2 * (model @ model)
 
     def gradients(self, models: Tensor, noise: Tensor | None = None) -> Tensor:
@@ -138,7 +136,6 @@ class Logistic:
         return found if noise is None else found + noise
 
     def hessian(self, model: Tensor) -> Tensor:
-        """Compute the Hessian of ``F``."""
         rows = self.signed.flatten(0, 1)
         chance = torch.sigmoid(rows @ model)
         weighted = rows * (chance * (1.0 - chance))[:, None]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, wrapped
 from fedzmg.report.tables.grids import neighbours_text
-from fedzmg.results.formatting import count_text, is_share, value_text
+from fedzmg.results.formatting import count_text, is_share, options_text, value_text
 from fedzmg.results.reading import name_of
 
 # One hue from light to dark: the order is plain in print and under any colour blindness.
@@ -21,8 +21,7 @@ _SHADES = LinearSegmentedColormap.from_list(
     "scores", ["#f4f8fb", "#cfe3ef", "#8fc1dc", "#4497c4", "#0072b3", "#083c66"]
 )
 _DIVERGED, _MARK = "#efebe6", "#8f867b"
-_DARK_TEXT, _LIGHT_TEXT = "#232323", "#fefefe"
-"""Inks on cells; the page must not replace them in dark mode."""
+_DARK_TEXT, _LIGHT_TEXT = "#232323", "#fefefe"  # the page must keep them in dark mode
 _CELL_INCHES = 0.5
 _NUMBERED_CELLS = 14  # cells along the longer side up to which every cell shows its number
 
@@ -39,7 +38,6 @@ class Field(NamedTuple):
     others: list[str]
 
     def position(self, options: Mapping[str, float]) -> tuple[int, int]:
-        """Return row and column of a point."""
         row = self.row_values.index(options[self.rows]) if self.rows else 0
         return row, self.column_values.index(options[self.columns])
 
@@ -126,8 +124,7 @@ def _caption(entry: Mapping[str, Any], metric: str) -> str:
 
 
 def _point(best: Mapping[str, Any], metric: str) -> str:
-    options = ", ".join(f"{key} {value:.3g}" for key, value in best["options"].items())
-    return f"{value_text(best['score'], metric)} at {options}"
+    return f"{value_text(best['score'], metric)} at {options_text(best['options'], 3)}"
 
 
 def _words(

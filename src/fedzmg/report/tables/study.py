@@ -6,7 +6,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
+from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table, words
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
 from fedzmg.results.reading import Study
@@ -115,8 +115,7 @@ def finals(result: StudyResult) -> Table:
     ]
     caption = "Mean over the last tenth of the rounds; diverged runs are left out."
     title = f"Final {study.metric} of every seed on {study.name}"
-    table = Table.build("finals", title, columns, result.scores, caption)
-    return table._replace(records=records)
+    return Table.build("finals", title, columns, result.scores, caption)._replace(records=records)
 
 
 def round_cell(round_: int | None, *, running: bool = False) -> Cell:
@@ -232,7 +231,7 @@ def settings(result: StudyResult) -> Table:
 
     def others(item: dict[str, Any]) -> Cell:
         own = [key for key in keys if key not in _RATES and item[key] is not None]
-        return Cell(", ".join(f"{key} {fmt.setting_text(item[key])}" for key in own), None, "words")
+        return words(", ".join(f"{key} {fmt.setting_text(item[key])}" for key in own))
 
     columns = [
         Column("algorithm", "algorithm", itemgetter("algorithm")),

@@ -30,6 +30,11 @@ class Cell(NamedTuple):
 NOTHING = Cell(NONE, None, "quiet")
 
 
+def words(text: str, value: float | None = None) -> Cell:
+    """Make a cell of long text."""
+    return Cell(text, value, "words")
+
+
 class Column(NamedTuple):
     """A column of a table and of its records."""
 
