@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from fedzmg.cli import common
-from fedzmg.cli.common import Cache, Json, Texts, opt, setting
+from fedzmg.cli.common import Cache, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, check_names, unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
@@ -96,9 +96,7 @@ def describe(
     sample: Annotated[int | None, opt("Measure this many clients.", "all", min=2)] = None,
     entropy: Annotated[str | None, opt("Normalise by all 'classes' or those 'present'.")] = None,
     reference: Annotated[str | None, opt("KL from 'global' or from the 'pooled' sample.")] = None,
-    as_paper: Annotated[
-        bool, Option("--as-paper", help="Measure ten clients as in the paper.")
-    ] = False,
+    as_paper: Annotated[bool, flag("--as-paper", "Measure ten clients as in the paper.")] = False,
     client_column: Annotated[str | None, opt("Client column of a table.", "client")] = None,
     label_column: Annotated[str, opt("Label column of a table.")] = "label",
     partition: PartitionName = None,
@@ -167,9 +165,8 @@ def show(
     shown = _population(name, split, partition, clients, seed, set_, cache)
     owners = shown.columns.owners
     assert owners is not None
-    spans = {}  # rows of the file by client
-    for client in shown.names[:rows]:
-        spans[client] = slice(*owners.offsets[owners.names.index(client) :][:2])
+    starts = {name: owners.offsets[owners.names.index(name) :] for name in shown.names[:rows]}
+    spans = {client: slice(*start[:2]) for client, start in starts.items()}  # rows of the file
     if shown.unit == "characters":
         text = shown.columns.strings("text")
         for client, span in spans.items():
@@ -207,15 +204,9 @@ def _title(name: str) -> str:
 
 
 def _population(
-    name: str,
-    split: str,
-    partition: str | None,
-    clients: int | None,
-    seed: int,
-    settings: list[str] | None,
-    cache: Path | None,
-    table: tuple[str | None, str] = (None, "label"),
-) -> Population:
+    name: str, split: str, partition: str | None, clients: int | None, seed: int,
+    settings: Texts, cache: Path | None, table: tuple[str | None, str] = (None, "label"),
+) -> Population:  # fmt: skip
     """Read a data set or a path and count what every client holds."""
     from fedzmg.data import catalog
     from fedzmg.data.formats import is_path, is_table, read_path
@@ -225,8 +216,7 @@ def _population(
 
     named = _is_named(name)
     if not named and not is_path(name):
-        known = [*SOURCES, *EMBEDDED]
-        raise unknown("data set, file or folder", name, known, "fedzmg data list")
+        raise unknown("data set, file or folder", name, [*SOURCES, *EMBEDDED], "fedzmg data list")
     if table != (None, "label") and (named or not is_table(name)):
         raise InputError("--client-column and --label-column are for tables: leave them out")
     classes: int | None = None
@@ -243,8 +233,8 @@ def _population(
         columns, classes = splits[split], source(name).classes
     options: dict[str, Any] = {}
     if partition is not None:
-        options = {"name": partition, "clients": clients, "seed": seed}
-        options |= parse_settings(settings or [])
+        given = parse_settings(settings or [])
+        options = {"name": partition, "clients": clients, "seed": seed, **given}
     elif settings or clients:
         raise InputError("--set and --clients need a partition: add --partition NAME")
     elif columns.owners is None and (name, split) in DEFAULT_PARTITIONS:
@@ -267,9 +257,7 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
     if found is not None:
         state, notes = "here", list(found.notes)
     return {
-        "title": known.title,
-        "citation": known.citation,
-        "terms": known.terms,
+        **{key: getattr(known, key) for key in ("title", "citation", "terms")},
         "state": state,
         "counts": {
             split: dict(zip(("clients", "examples"), numbers, strict=True))

@@ -14,7 +14,7 @@ from rich.live import Live
 from typer import Argument, Option
 
 from fedzmg.cli import common
-from fedzmg.cli.common import Json, opt
+from fedzmg.cli.common import Json, flag, opt
 from fedzmg.errors import unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
@@ -28,10 +28,10 @@ Directory = Annotated[
 
 def watch(
     directory: Directory,
-    once: Annotated[bool, Option("--once", help="Show the state once and end.")] = False,
+    once: Annotated[bool, flag("--once", "Show the state once and end.")] = False,
     every: Annotated[float, opt("Seconds between two looks.", min=0.1)] = 2.0,
     wait: Annotated[
-        bool, Option("--wait", help="Stay until all is trained, even if nothing runs.")
+        bool, flag("--wait", "Stay until all is trained, even if nothing runs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -110,8 +110,7 @@ def verify(
     found = verify_runs(directory, rounds=rounds, runs=runs, say=partial(print_line, err=True))
     data = [verdict.as_dict() for verdict in found]
     good = all(verdict.reproduced for verdict in found)
-    shown = {"reproduced": good, "runs": data}
-    common.show(shown, lambda width: views.verify(data, width), as_json)
+    common.show({"reproduced": good, "runs": data}, partial(views.verify, data), as_json)
     if not good:
         raise SystemExit(1)
 
@@ -120,7 +119,7 @@ def list_(
     name: Annotated[str | None, Argument(help="Algorithm or task to describe.")] = None,
     task: Annotated[str | None, opt("Show costs in bytes for this task.")] = None,
     aggregators: Annotated[
-        bool, Option("--aggregators", help="List ways to merge updates, with their options.")
+        bool, flag("--aggregators", "List ways to merge updates, with their options.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -147,13 +146,11 @@ def list_(
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     if name is None:
         data = {
-            "algorithms": {
-                n: card(info, size) | origin(ALGORITHMS, n) for n, info in ALGORITHMS.items()
-            },
+            "algorithms": {n: card(a, size) | origin(ALGORITHMS, n) for n, a in ALGORITHMS.items()},
             "tasks": {
-                n: {"summary": info.summary, "data": info.data or None, "missing": info.missing}
+                n: {"summary": t.summary, "data": t.data or None, "missing": t.missing}
                 | origin(TASKS, n)
-                for n, info in TASKS.items()
+                for n, t in TASKS.items()
             },
             "installed": {table.kind: table.not_imported for table in plugins.tables()},
         }
@@ -165,8 +162,7 @@ def list_(
         data = card(ALGORITHMS[name], size) | origin(ALGORITHMS, name)
         common.show(data, lambda width: views.algorithm_card(data, width, task), as_json)
     else:
-        known = [*ALGORITHMS, *TASKS]
-        raise unknown("algorithm or task", name, known, "fedzmg list")
+        raise unknown("algorithm or task", name, [*ALGORITHMS, *TASKS], "fedzmg list")
 
 
 def report(
@@ -175,8 +171,8 @@ def report(
         Argument(metavar="DIR...", help="Runs, studies, grids, descriptions of data, or some."),
     ],
     out: Annotated[Path | None, opt("Directory to write to.", "DIR/report")] = None,
-    page_only: Annotated[bool, Option("--page-only", help="Write no tables and figures.")] = False,
-    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    page_only: Annotated[bool, flag("--page-only", "Write no tables and figures.")] = False,
+    open_: Annotated[bool, flag("--open", "Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
 

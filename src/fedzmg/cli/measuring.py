@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from fedzmg.cli import common
-from fedzmg.cli.common import ENGINES, Device, Json, Texts, opt, setting
+from fedzmg.cli.common import ENGINES, Device, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
@@ -72,13 +72,11 @@ def bench(
 
 def theory(
     checks: Annotated[Texts, Argument(help="T1 to T12, E1 to E9.", show_default="all")] = None,
-    plot: Annotated[bool, Option("--plot", help="Write figures as PNG and SVG.")] = False,
+    plot: Annotated[bool, flag("--plot", "Write figures as PNG and SVG.")] = False,
     out: Annotated[Path, opt("Directory for figures.")] = Path("runs/theory"),
     html: Annotated[Path | None, opt("Write a page with tables and figures to this file.")] = None,
-    quick: Annotated[
-        bool, Option("--quick", help="Fewer repetitions: faster and coarser.")
-    ] = False,
-    as_markdown: Annotated[bool, Option("--markdown", help="Print a Markdown table.")] = False,
+    quick: Annotated[bool, flag("--quick", "Fewer repetitions: faster and coarser.")] = False,
+    as_markdown: Annotated[bool, flag("--markdown", "Print a Markdown table.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim.
@@ -158,7 +156,7 @@ def diagnose(
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
-    files = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
+    files = [f"diagnosis.{suffix}" for suffix in ("json", "png", "svg")]
     common.check_output(directory, files, "diagnose")
     with Terminal(stderr=as_json).status("measuring") as status:
         found = measure(
@@ -199,8 +197,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     else:
         directory = RunDirectory(Path(what))
         spec = directory.spec()
-        call = "fedzmg.diagnose.diagnose(task, params=...)"
-        refuse_unloaded(spec.task, [], directory.path, call)
+        refuse_unloaded(spec.task, [], directory.path, "fedzmg.diagnose.diagnose(task, params=...)")
         checkpoint = directory.checkpoint()
         if checkpoint is None:
             raise InputError(f"{what} has no checkpoint: train the run for a round or more")

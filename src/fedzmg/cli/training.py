@@ -45,7 +45,6 @@ Minutes = Annotated[
     float | None,
     opt("End cleanly after so many minutes (exit code 75); the same command continues."),
 ]
-
 On = Annotated[
     str | None,
     opt("Train on a Ray cluster: ray (this machine), ray:N (N workers), auto or ray://HOST:PORT."),
@@ -157,8 +156,7 @@ def compare(
     )
     directory = out or default_directory(f"compare-{chosen.name}", spec)
     _refuse_to_replace(directory, spec)
-    notes = tuning_notes(chosen.name, untuned(spec), (), chosen.options)
-    common.say(*chosen.notes, *notes)
+    common.say(*chosen.notes, *tuning_notes(chosen.name, untuned(spec), (), chosen.options))
     _train_study(spec, chosen, directory, track, as_json, on, grow=True)
 
 
@@ -287,8 +285,7 @@ def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
     from fedzmg.experiment.specs import files as spec_files
     from fedzmg.experiment.specs.strict import parse_settings
 
-    spec = spec_files.read(file, kind)
-    return spec.with_settings(parse_settings(settings or []))
+    return spec_files.read(file, kind).with_settings(parse_settings(settings or []))
 
 
 def prepare(
@@ -317,10 +314,8 @@ def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
     missing = [name for name in kept.algorithms if name not in spec.algorithms]
     missing += [f"seed {seed}" for seed in kept.seeds if seed not in spec.seeds]
     if missing:
-        raise InputError(
-            f"{directory} holds a comparison that also has {', '.join(missing)}; name these too, "
-            "or choose another directory with --out"
-        )
+        held = f"{directory} holds a comparison that also has {', '.join(missing)}"
+        raise InputError(f"{held}; name these too, or choose another directory with --out")
 
 
 def task_and_settings(
