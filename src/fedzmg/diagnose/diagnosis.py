@@ -115,8 +115,7 @@ def diagnose(
     target = resolve_device(device)
     drawn, part = excerpt(task, clients, examples, seed)
     weights = task.train.counts[drawn].astype(np.float64)
-    shuffled = stream(seed, "probe", "diagnose", "drift").permutation(drawn)
-    followed = np.sort(shuffled[:drifting])
+    followed = np.sort(stream(seed, "probe", "diagnose", "drift").permutation(drawn)[:drifting])
     start = initial_params(task.model, task.init, seed)
     model = start if params is None else _matched(params, start, task)
     layout = in_order_of_use(task, start)
@@ -252,8 +251,7 @@ def _uploads(
         for chunk in chunks:
             positions = first + np.array(chunk.batches)
             upload = chunk.outcomes.upload
-            found = pick(upload.average or upload.delta, trained)
-            yield row(found, chunk.rows), weights[positions]
+            yield row(pick(upload.average or upload.delta, trained), chunk.rows), weights[positions]
 
 
 def centred(task: Task) -> Task | None:

@@ -108,13 +108,11 @@ def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
     layers = []
     for name, info in layout.items():
         one = sums[name]
-        bias = sums.get(one.bias)
-        numbers = one.energies(weight, bias, embedding=info.layer == "Embedding")
+        numbers = one.energies(weight, sums.get(one.bias), embedding=info.layer == "Embedding")
         total = {key: value + numbers[key] for key, value in total.items()}
         if one.inputs:
-            shape = one.inputs, one.parameters
-            own = energies[name], removed[name], every
-            layers.append(_layer((name, info.layer), shape, *own, numbers))
+            names, shape = (name, info.layer), (one.inputs, one.parameters)
+            layers.append(_layer(names, shape, energies[name], removed[name], every, numbers))
     shape = 0, sum(one.parameters for one in sums.values())
     whole: Floats = np.sum(list(removed.values()), axis=0)
     return Measurement(tuple(layers), _layer((WHOLE, ""), shape, every, whole, every, total))
@@ -159,8 +157,7 @@ class _Sums:
         self.weighted_energy = 0.0
         self.energy: list[Tensor] = []
         self.mean_energy: list[Tensor] = []
-        self.sums: list[Any] = [0.0] * 4
-        """Gradients and their means, plain and weighted."""
+        self.sums: list[Any] = [0.0] * 4  # gradients and their means, plain and weighted
         self._fit = torch.zeros(2, dtype=torch.float64)
 
     def add(self, gradients: Tensor, share: Tensor, bias: Tensor | None) -> None:
@@ -198,13 +195,9 @@ class _Sums:
 
 
 def _layer(
-    names: tuple[str, str],
-    shape: tuple[int, int],
-    energy: Floats,
-    mean: Floats,
-    every: Floats,
+    names: tuple[str, str], shape: tuple[int, int], energy: Floats, mean: Floats, every: Floats,
     numbers: Mapping[str, float],
-) -> Layer:
+) -> Layer:  # fmt: skip
     clients = len(energy)
     shares = np.divide(mean, energy, out=np.full(clients, np.nan), where=energy > 0)
     left, sum_left = _left(energy, mean), float(_left(numbers["sum"], numbers["sum_mean"]))

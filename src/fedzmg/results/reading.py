@@ -135,11 +135,9 @@ def read(tops: Sequence[Path]) -> Material:
                 contents[file].append({**read_json(directory / file), "directory": shown})
             any_here |= not {"spec.toml", *_CONTENTS}.isdisjoint(held)
         if not any_here:
-            raise InputError(
-                f"{top} holds no run directory (spec.toml), grid.json or heterogeneity.json; "
-                "give a directory that 'fedzmg run', 'compare', 'study', 'grid' or "
-                "'data describe' wrote"
-            )
+            what = "no run directory (spec.toml), grid.json or heterogeneity.json"
+            writers = "'fedzmg run', 'compare', 'study', 'grid' or 'data describe'"
+            raise InputError(f"{top} holds {what}; give a directory that {writers} wrote")
     grids, described = contents.values()
     return Material(
         names,
@@ -216,17 +214,12 @@ def group_study(runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) 
     thresholds = plan.get("thresholds") or ([] if own is None else [own])
     missing = {label: len(plan.get("seeds", [])) - len(members.get(label, ())) for label in order}
     return Study(
-        name=", ".join(filter(None, [paper.shown(task), plan.get("label")])),
-        task=task,
-        metric=str(facts.get("metric", "metric")),
-        higher_is_better=higher,
+        name_of({**plan, "task": task}), task, str(facts.get("metric", "metric")), higher,
         thresholds=tuple(sorted(map(float, thresholds), reverse=not higher)),
-        window=int(plan.get("window", 4)),
-        every_pair=plan.get("tests") == "pairs",
+        window=int(plan.get("window", 4)), every_pair=plan.get("tests") == "pairs",
         members={label: members[label] for label in sorted(members, key=position)},
-        awaited={label: count for label, count in missing.items() if count > 0},
-        plan=plan,
-    )
+        awaited={label: count for label, count in missing.items() if count > 0}, plan=plan,
+    )  # fmt: skip
 
 
 def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]]:
@@ -237,9 +230,8 @@ def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]
         seeds = settings.setdefault(json.dumps(run.variant, sort_keys=True), {})
         kept = seeds.setdefault(run.seed, run)
         if kept is not run:
-            notes.append(
-                f"{run.shown} repeats {kept.shown} (same settings and seed): it is left out"
-            )
+            repeated = f"{run.shown} repeats {kept.shown}"
+            notes.append(f"{repeated} (same settings and seed): it is left out")
     members = {}
     for name, settings in by_algorithm.items():
         labels = _distinguished([name] * len(settings), [json.loads(text) for text in settings])

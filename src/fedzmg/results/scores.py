@@ -60,14 +60,9 @@ class Arrival(NamedTuple):
 
 
 def rounds_to_threshold(
-    rounds: ArrayLike,
-    values: ArrayLike,
-    threshold: float,
-    *,
-    window: int = 4,
-    rule: ThresholdRule = "rolling_mean",
-    higher_is_better: bool = True,
-) -> int | None:
+    rounds: ArrayLike, values: ArrayLike, threshold: float, *, window: int = 4,
+    rule: ThresholdRule = "rolling_mean", higher_is_better: bool = True,
+) -> int | None:  # fmt: skip
     """Return the last round of the first window that reaches a threshold; None for never.
 
     A window is a number of consecutive evaluations, all of them finite. ``rolling_mean`` asks its
@@ -161,8 +156,7 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     lived = _lived(runs)
     chosen = [run for run in lived if run.complete] or lived or list(runs)
     end = min(run.diverged or math.inf for run in chosen)
-    curves = [{r: v for r, v in run.metrics.items() if r < end} for run in chosen]
-    shared, table = _table(curves)
+    shared, table = _table([{r: v for r, v in run.metrics.items() if r < end} for run in chosen])
     if not shared:
         return None
     mib = np.array([statistics.fmean(run.moved[r] for run in chosen) / MIB for r in shared])
@@ -193,12 +187,9 @@ def arrivals(
 ) -> Arrival:
     """Return rounds at which runs reach a threshold, averaged over those that did not diverge."""
     reach = partial(
-        rounds_to_threshold,
-        threshold=threshold,
-        window=study.window,
-        rule=rule,
+        rounds_to_threshold, threshold=threshold, window=study.window, rule=rule,
         higher_is_better=study.higher_is_better,
-    )
+    )  # fmt: skip
     settled = rule == "stays_above"
     curves = [{} if settled and run.diverged is not None else run.scored for run in runs]
     each = [reach(list(curve), list(curve.values())) if curve else None for curve in curves]

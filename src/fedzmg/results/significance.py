@@ -78,7 +78,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty_like(p)
     scaled = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
     adjusted[order] = np.maximum.accumulate(scaled)
-    return [float(one) for one in adjusted]
+    return list(map(float, adjusted))
 
 
 def family(

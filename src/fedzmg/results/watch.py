@@ -165,15 +165,11 @@ class Watch:
         alive = [owner for owner in owners if not owner.is_gone]
         read = self._grid if kind == "grid" else self._runs
         return Work(
-            directory=str(directory),
-            kind=kind,
-            task=str(plan.get("task", "")),
-            metric=str(facts.get("metric", "metric")),
+            str(directory), kind, str(plan.get("task", "")), str(facts.get("metric", "metric")),
             higher_is_better=bool(facts.get("higher_is_better", True)),
-            trainings=tuple(read(directory, plan)),
-            owner=next(iter(alive or owners), None),
+            trainings=tuple(read(directory, plan)), owner=next(iter(alive or owners), None),
             command=str(facts.get("command") or ""),
-        )
+        )  # fmt: skip
 
     def _runs(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe a run, or the runs of a study, which may not exist yet."""
@@ -213,8 +209,7 @@ class Watch:
                 max([begun * (i in members), *(row["round"] for row in own)])
                 for i, own in rows.items()
             ]
-            stops = self._log(path / "stopped.jsonl", "trial")
-            early = {i: stop for (i,), stop in stops.items()}
+            early = {i: stop for (i,), stop in self._log(path / "stopped.jsonl", "trial").items()}
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
             pack = next((i // size for i, end in enumerate(ended) if not end), None)
@@ -245,14 +240,9 @@ def _row(keys: Sequence[str], row: Mapping[str, Any]) -> tuple[Any, dict[str, An
 
 
 def _training(
-    rows: Sequence[Mapping[str, Any]],
-    early: Mapping[str, Any],
-    *,
-    running: bool,
-    waiting: bool,
-    counted: float = math.inf,
-    **facts: Any,
-) -> Training:
+    rows: Sequence[Mapping[str, Any]], early: Mapping[str, Any], *, running: bool, waiting: bool,
+    counted: float = math.inf, **facts: Any,
+) -> Training:  # fmt: skip
     """Describe a training by its log; a grid scores by the mean over rounds after ``counted``."""
     evaluated = [row for row in rows if row.get("metric") is not None]
     scored = [row for row in evaluated if row["round"] > counted]

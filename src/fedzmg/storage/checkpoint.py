@@ -46,14 +46,10 @@ def write_checkpoint(
         for name, tensor in named.items()
     }
     metadata = {
-        "format": str(FORMAT),
-        "round": str(checkpoint.round),
-        "previous": str(checkpoint.previous),
-        "binding": binding,
-        "logs": json.dumps(checkpoint.logs),
-        "memory": json.dumps(checkpoint.memory),
-        **UNSEALED,
-    }
+        "format": str(FORMAT), "round": str(checkpoint.round),
+        "previous": str(checkpoint.previous), "binding": binding,
+        "logs": json.dumps(checkpoint.logs), "memory": json.dumps(checkpoint.memory), **UNSEALED,
+    }  # fmt: skip
     with replacing(path, keep) as temporary:
         try:
             # Straight to the file: a second copy of a pack may not fit into memory.

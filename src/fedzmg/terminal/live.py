@@ -63,12 +63,9 @@ class Display:
     """Live view of packs of trials in a terminal, else a plain line now and then."""
 
     def __init__(
-        self,
-        console: Terminal,
-        metric: str,
-        packs: Mapping[str, int] | None = None,
+        self, console: Terminal, metric: str, packs: Mapping[str, int] | None = None,
         sizes: Mapping[str, int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._console, self._metric = console, metric
         self._to_come, self._sizes = dict(packs or {}), dict(sizes or {})
         self._label, self._rounds, self._round, self._first = "", 0, 0, 0
@@ -93,8 +90,7 @@ class Display:
         """Start a pack, of which ``done`` rounds are trained already."""
         self._leave()
         self._label, self._rounds, self._round, self._first = label, rounds, done, done
-        left = self._to_come.get(label, 1)
-        self._to_come[label] = 0 if done == rounds else max(left - 1, 0)
+        self._to_come[label] = 0 if done == rounds else max(self._to_come.get(label, 1) - 1, 0)
         if done:
             state = "complete already" if done == rounds else f"continues after round {done}"
             self.say(f"{label}: {state}")
@@ -242,8 +238,7 @@ class Downloads:
 
     def begin(self, what: str, total: int | None) -> None:
         """Start a piece of work of ``total`` bytes, or of unknown size."""
-        current = [(bar.description, bar.total) for bar in self._bars.tasks[-1:]]
-        if (plain(what), total) in current:
+        if (plain(what), total) in [(bar.description, bar.total) for bar in self._bars.tasks[-1:]]:
             return  # another attempt at the same piece
         self._finish()
         self._bars.add_task(plain(what), total=total)

@@ -72,8 +72,7 @@ def _one_step(size: Size, found: Finding) -> None:
     counts = []
     for offset in (0.0, 1.0):
         violated = torch.zeros(2, size.problems, dtype=torch.bool)
-        start = problem.optimum + zero_sum + offset
-        for state in descent.descend(problem, start, rate, steps=300):
+        for state in descent.descend(problem, problem.optimum + zero_sum + offset, rate, steps=300):
             left, right, kept = _lemma(problem, state, rate(state.step - 1))
             violated |= left > torch.stack([right, right - kept]) + 1e-12
         counts.append(violated.sum(1).tolist())

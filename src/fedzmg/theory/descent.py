@@ -97,20 +97,11 @@ def isotropic(seed: int, *shape: int, deviation: float = DEVIATION) -> Noise:
 
 
 def descend(
-    problem: Quadratics | Logistic,
-    start: Tensor,
-    rate: Callable[[int], float],
-    *,
-    steps: int,
-    projections: Sequence[Projection] = (),
-    local_steps: int = LOCAL_STEPS,
-    repetitions: int = 1,
-    noise: Noise | None = None,
-    decay: float = 0.0,
-    momentum: float = 0.0,
-    server_rate: float = 1.0,
+    problem: Quadratics | Logistic, start: Tensor, rate: Callable[[int], float], *, steps: int,
+    projections: Sequence[Projection] = (), local_steps: int = LOCAL_STEPS, repetitions: int = 1,
+    noise: Noise | None = None, decay: float = 0.0, momentum: float = 0.0, server_rate: float = 1.0,
     cohort: Callable[[], Tensor] | None = None,
-) -> Iterator[State]:
+) -> Iterator[State]:  # fmt: skip
     """Run local steps, averaging models every ``local_steps``.
 
     There is a method per projection, all with the same noise; zero mean by default. ``rate`` is the
@@ -156,14 +147,9 @@ def averages(problem: Quadratics, state: State) -> list[Tensor]:
 
 
 def expected_distances(
-    problem: Quadratics,
-    start: Tensor,
-    rate: Callable[[int], float],
-    *,
-    steps: int,
-    projections: Sequence[Projection],
-    deviation: float = DEVIATION,
-) -> dict[int, list[float]]:
+    problem: Quadratics, start: Tensor, rate: Callable[[int], float], *, steps: int,
+    projections: Sequence[Projection], deviation: float = DEVIATION,
+) -> dict[int, list[float]]:  # fmt: skip
     """Compute ``E |wbar_t - w*|^2`` after every round exactly, for each projection."""
     # Steps are linear in the model and in the noise: mean and covariance obey a recursion.
     clients, dims = problem.centre.shape

@@ -105,10 +105,8 @@ def _momentum(size: Size, found: Finding) -> None:
 @check("E4", "Partial participation")
 def _participation(size: Size, found: Finding) -> None:
     """With renormalised weights the limit is that of full participation."""
-    found.remedy = (
-        "for clients of equal size; otherwise the limit is that of the weights a client has on "
-        "average over cohorts"
-    )
+    average = "the weights a client has on average over cohorts"
+    found.remedy = f"for clients of equal size; otherwise the limit is that of {average}"
     count, repetitions, steps = 3, max(20, size.repetitions // 4), min(size.steps, 3000)
     found.setting = f"{CLIENTS}, 3 clients a round, {repetitions} repetitions, {steps:,} steps"
     generator, problem, start, rate = setup(104)
@@ -126,9 +124,8 @@ def _participation(size: Size, found: Finding) -> None:
         order = torch.rand(8, repetitions, generator=generator, dtype=REAL).argsort(0)
         return renormalised(order.argsort(0) < count, share)
 
-    for name, share in (
-        ("equal clients", torch.full_like(uneven, 1 / 8)), ("one holds half", uneven)
-    ):  # fmt: skip
+    equal = torch.full_like(uneven, 1 / 8)
+    for name, share in (("equal clients", equal), ("one holds half", uneven)):
         whole, effective = (
             Quadratics(problem.curvature, problem.centre, weights)
             for weights in (share, renormalised(cohorts, share).mean(1))

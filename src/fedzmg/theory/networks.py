@@ -98,9 +98,8 @@ def _mean_energy(size: Size, found: Finding) -> None:
     formulas = [x.mean(-1) ** 2 / (x**2).mean(-1) for x, _, _ in inputs.values()]
     found.zero("removed share - mean(x)^2 / mean(x^2), largest",
                torch.cat(removed) - torch.cat(formulas), 1e-12, stated=True)  # fmt: skip
-    for (name, (_, predicted, tolerance)), one, formula in zip(
-        inputs.items(), removed, formulas, strict=True
-    ):
+    measured = zip(inputs.items(), removed, formulas, strict=True)
+    for (name, (_, predicted, tolerance)), one, formula in measured:
         expected = float(formula.mean()) if math.isnan(predicted) else predicted
         found.add(name, expected, one.mean(), tolerance)
     centred = removed_shares(descent.zero_mean(pixels), generator)
@@ -121,8 +120,7 @@ def removed_shares(x: Tensor, generator: torch.Generator) -> Tensor:
     hidden = torch.nn.functional.softplus((kernel @ x[..., None]).squeeze(-1))
     loss = (hidden @ head).square().sum() + (hidden @ head).sum()
     [gradients] = torch.autograd.grad(loss, [kernel])
-    left = descent.zero_mean(gradients)
-    return 1.0 - (left**2).sum((1, 2)) / (gradients**2).sum((1, 2))
+    return 1.0 - (descent.zero_mean(gradients) ** 2).sum((1, 2)) / (gradients**2).sum((1, 2))
 
 
 def _along_training(size: Size) -> Series:
@@ -139,10 +137,8 @@ def _along_training(size: Size) -> Series:
         loss = task.loss(model.evaluate(Tree(weights), x[own]), y[own]).mean()
         gradients = torch.autograd.grad(loss, [weights[name] for name in axes])
         lefts = map(descent.zero_mean, gradients, axes.values())
-        return [
-            1.0 - float((left**2).sum() / (leaf**2).sum())
-            for left, leaf in zip(lefts, gradients, strict=True)
-        ]
+        pairs = zip(lefts, gradients, strict=True)
+        return [1.0 - float((left**2).sum() / (leaf**2).sum()) for left, leaf in pairs]
 
     models = trained(task, size.rounds, client_lr=0.03)
     shares = torch.tensor([[share(one, own) for own in clients] for one in models], dtype=REAL)

@@ -26,6 +26,7 @@ from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.plugins import Registry
 from fedzmg.simulation import Record, RoundReport, Simulation, Trial
 from fedzmg.storage.files import folder_name, write_atomic
+from fedzmg.storage.formats import flat
 from fedzmg.version import __version__
 
 Ending = Literal["finished", "stopped"]
@@ -66,12 +67,9 @@ class Tracking:
     """Progress observer that forwards rounds to trackers; one that raises is switched off."""
 
     def __init__(
-        self,
-        trackers: Mapping[str, Make],
-        out: Path,
-        progress: Progress | None = None,
+        self, trackers: Mapping[str, Make], out: Path, progress: Progress | None = None,
         naming: Naming | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._makers, self._out = dict(trackers), Path(out)
         self._inner, self._naming = progress or Silent(), naming or by_seed
         self._open: dict[str, list[Tracker]] = {}
@@ -164,20 +162,18 @@ def values(record: Record, metric: str) -> dict[str, float]:
 def settings(simulation: Simulation, trial: Trial) -> dict[str, Any]:
     """Collect a trial's settings, with flat keys."""
     task, participation = simulation.task, simulation.federation.participation.describe()
-    return {
-        "task": task.name,
-        "algorithm": trial.algorithm.name,
-        "seed": trial.seed,
-        **trial.algorithm.options(),
-        **{f"preset.{key}": value for key, value in task.preset.items()},
-        **{f"protocol.{key}": value for key, value in vars(task.protocol).items()},
-        **{f"participation.{key}": value for key, value in participation.items()},
-        "engine": simulation.choice.path,
-        "device": simulation.device.type,
-        "dtype": str(simulation.dtype).removeprefix("torch."),
-        "precision": simulation.precision,
-        "fedzmg": __version__,
+    tables = {
+        "preset": task.preset,
+        "protocol": vars(task.protocol),
+        "participation": participation,
     }
+    return {
+        "task": task.name, "algorithm": trial.algorithm.name, "seed": trial.seed,
+        **trial.algorithm.options(), **flat(tables),
+        "engine": simulation.choice.path, "device": simulation.device.type,
+        "dtype": str(simulation.dtype).removeprefix("torch."), "precision": simulation.precision,
+        "fedzmg": __version__,
+    }  # fmt: skip
 
 
 class TensorBoard:

@@ -34,12 +34,9 @@ PNG_DPI = 150
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9")
 # Seven colours, five dash patterns and seven markers: styles repeat only after 245 series.
 DASHES: tuple[Any, ...] = (
-    "solid",
-    (0, (5.0, 1.6)),
-    (0, (6.0, 1.6, 1.2, 1.6)),
-    (0, (1.2, 1.2)),
+    "solid", (0, (5.0, 1.6)), (0, (6.0, 1.6, 1.2, 1.6)), (0, (1.2, 1.2)),
     (0, (9.0, 1.6, 1.2, 1.6, 1.2, 1.6)),
-)
+)  # fmt: skip
 MARKERS = ("", "o", "s", "^", "D", "v", "P")
 DOTTED = (0, (1.0, 2.2))
 INK, QUIET_INK, GRID, GHOST, PAPER = "#222222", "#6b6b6b", "#e4e4e4", "#dddddd", "#ffffff"

@@ -10,13 +10,9 @@ from fedzmg.results.formatting import MINUS, count_text
 Report: TypeAlias = Mapping[str, Any]
 SHOWN_CLIENTS = 10
 NAMES = {
-    "volume": "volume",
-    "distinct": "distinct classes",
-    "entropy": "entropy",
-    "gini": "Gini",
-    "kl": "KL",
-    "dominant_share": "dominant share",
-}
+    "volume": "volume", "distinct": "distinct classes", "entropy": "entropy", "gini": "Gini",
+    "kl": "KL", "dominant_share": "dominant share",
+}  # fmt: skip
 _VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "": "∅"}
 
 
