@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,7 @@ def diagnose(
         raise InputError(f"along = {along}: training starts at the initial model; pass no params")
     if every is not None and not along:
         raise InputError(f"every = {every}: there is no training to measure; pass along too")
+    plain_rule, zero_mean = SGD(lr=rate), ZeroMean(SGD(lr=rate))
     say = progress or (lambda _: None)
     target = resolve_device(device)
     drawn, part = excerpt(task, clients, examples, seed)
@@ -125,10 +127,8 @@ def diagnose(
         found = replace(measure(gradients(part, model, weights), layout), round=at)
         if len(followed) < 2:
             return found
-        plain, projected = (
-            spread_of(updates(task, model, followed, rule, seed), layout)
-            for rule in (SGD(lr=rate), ZeroMean(SGD(lr=rate)))
-        )
+        both = (updates(task, model, followed, rule, seed) for rule in (plain_rule, zero_mean))
+        plain, projected = (spread_of(own, layout) for own in both)
         if not all(map(math.isfinite, [*plain.values(), *projected.values()])):
             return found
         return replace(found, drift={key: Pair(plain[key], projected[key]) for key in plain})
@@ -233,10 +233,8 @@ def _uploads(
         objective=replace(task.objective, model=task.model.to(device, dtype)),
         dtype=dtype, device=device, full_pass_size=PASS_SIZE,
     )  # fmt: skip
-    values = {
-        path: torch.tensor([value], dtype=dtype, device=device)
-        for path, value in numbers(fitted).items()
-    }
+    tensor = partial(torch.tensor, dtype=dtype, device=device)
+    values = {path: tensor([value]) for path, value in numbers(fitted).items()}
     own, memory = params.map(lambda leaf: leaf[None]), fitted.init_memory(params)
     sent = Broadcast(own, (), values, torch.ones(1, dtype=torch.int64, device=device))
     # Each client holds model, scratch, gradient and update at once.

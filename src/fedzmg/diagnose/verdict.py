@@ -42,11 +42,8 @@ def judge(
     moving = [layer for layer in found.layers if layer.inputs > 1]
     first, clients = (moving or frozen)[0], len(found.whole.shares)
     expect, summary = _expect(found, frozen, first, clients, inputs)
-    stuck = (
-        f"{layer.name} has one input per unit, so its gradient is its mean: projected, it stays "
-        "where it starts"
-        for layer in frozen
-    )
+    why = "has one input per unit, so its gradient is its mean: projected, it stays where it starts"
+    stuck = (f"{layer.name} {why}" for layer in frozen)
     return Verdict(expect, summary, (*stuck, *_evidence(found.whole, first, clients, centred)))
 
 
@@ -64,17 +61,14 @@ def _expect(
     # None if the projection leaves nothing of the first layer.
     kept = first.diversity.kept
     clear = kept is not None and abs(kept - 1.0) >= TIE
+    forbids = f"the projection forbids {percent(lost)} of the loss gradient for good"
     if lost >= LOST and clients < ENOUGH and not clear:
-        return "unclear", (
-            f"the projection forbids {percent(lost)} of the loss gradient for good, and {clients} "
-            f"client{'s are' if clients > 1 else ' is'} too few to say whether that is signal: "
-            "no verdict, look at more or train with and without"
-        )
+        few = f"{clients} client{'s are' if clients > 1 else ' is'} too few to say whether that is"
+        remedy = "no verdict, look at more or train with and without"
+        return "unclear", f"{forbids}, and {few} signal: {remedy}"
     if lost >= LOST and (kept is None or kept > 1.0):
-        return "loss", (
-            f"the projection forbids {percent(lost)} of the loss gradient for good, which clients "
-            "agree on and no bias can make up for: expect a loss"
-        )
+        why = "which clients agree on and no bias can make up for"
+        return "loss", f"{forbids}, {why}: expect a loss"
     mean = f"{percent(share)} of the first layer's gradient ({first.name}) is its mean component"
     if clients == 1:
         return "unclear", f"{mean}, but one client does not speak for others: no verdict"

@@ -123,6 +123,5 @@ def _hash(content: bytes) -> str:
 
 def _foreign(path: Path, writer: str) -> InputError:
     who = "report" if writer == REPORT else f"'fedzmg {writer}'"
-    return InputError(
-        f"no {who} wrote {path}, and one would replace it: move it away, or {ELSEWHERE}"
-    )
+    remedy = f"move it away, or {ELSEWHERE}"
+    return InputError(f"no {who} wrote {path}, and one would replace it: {remedy}")

@@ -128,12 +128,11 @@ def compare(left: Path, right: Path) -> Difference:
         remedy = "give two runs, or studies that share algorithms and seeds"
         raise InputError(f"{left} and {right} have no run in common; {remedy}")
     facts = pairs[0][0].manifest
-    plans = [
-        _unequal(*(flat(read_toml(side / name)) for side in (left, right)))
-        for name in ("study.toml", "grid.toml")
-        if (left / name).is_file() and (right / name).is_file()
-    ]
-    changes = [Change(_aspect(key), key, a, b, ()) for own in plans for key, a, b in own]
+    changes = []
+    for plan in ("study.toml", "grid.toml"):
+        if (left / plan).is_file() and (right / plan).is_file():
+            unequal = _unequal(*(flat(read_toml(side / plan)) for side in (left, right)))
+            changes += [Change(_aspect(key), key, a, b, ()) for key, a, b in unequal]
     return Difference(
         str(left), str(right), str(facts.get("metric", "metric")),
         higher_is_better=bool(facts.get("higher_is_better", True)),
@@ -241,11 +240,9 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
         if not known or a.spec.get("algorithm") != b.spec.get("algorithm"):
             ignored.add(rules)
         listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
-        listed += [
-            ("data" if key in DATA else "versions", key, x, y)
-            for key, x, y in _unequal(flat_facts(a.manifest), flat_facts(b.manifest))
-            if key not in ignored
-        ]
+        for key, x, y in _unequal(flat_facts(a.manifest), flat_facts(b.manifest)):
+            if key not in ignored:
+                listed.append(("data" if key in DATA else "versions", key, x, y))
         for one in listed:
             same = json.dumps(one, sort_keys=True, default=str)
             found.setdefault(same, (*one, []))[-1].append(a.name)

@@ -118,11 +118,8 @@ def read(tops: Sequence[Path]) -> Material:
             made = ("tables", "figures") if "written.json" in held else ()  # of an earlier report
             below[:] = [name for name in below if name not in made]
             shown = (Path(name) / directory.relative_to(top)).as_posix()
-            files += [
-                PlanFile(kind, shown, (directory / f"{kind}.toml").as_posix())
-                for kind in ("grid", "study")
-                if f"{kind}.toml" in held
-            ]
+            kinds = [kind for kind in ("grid", "study") if f"{kind}.toml" in held]
+            files += [PlanFile(k, shown, (directory / f"{k}.toml").as_posix()) for k in kinds]
             if "study.toml" in held:
                 where = directory.as_posix()
                 plans[where] = read_toml(directory / "study.toml")

@@ -207,9 +207,7 @@ def late_means(
     members = {label: runs for label, runs in study.members.items() if _lived(runs)}
     if not members:
         return {}, "No late-stage mean: every run diverged."
-    reached = {
-        label: arrivals(study, runs, threshold, rule).averaged for label, runs in members.items()
-    }
+    reached = {k: arrivals(study, own, threshold, rule).averaged for k, own in members.items()}
     never = [label for label, round_ in reached.items() if round_ is None]
     if never:
         missing = ", ".join(never[:3]) + f" and {len(never) - 3} more" * (len(never) > 3)
@@ -223,23 +221,19 @@ def late_means(
     late = sorted(round_ for round_ in shared if round_ > slowest)
     if not late:
         return {}, "No late-stage mean: no shared evaluation follows the slowest arrival."
-    found = {
-        label: _mean(mean_curve(table[:, np.searchsorted(rounds, late)]))
-        for label, (rounds, table) in tables.items()
-    }
+    shown = {k: own[:, np.searchsorted(rounds, late)] for k, (rounds, own) in tables.items()}
+    found = {label: _mean(mean_curve(table)) for label, table in shown.items()}
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
 
 
 def client_tables(study: Study) -> dict[str, dict[int, ClientTable]]:
     """Return the clients by label and seed, of finished runs that evaluated them at their end."""
-    return {
-        label: {
-            run.seed: run.clients
-            for run in _lived(runs)
-            if run.complete and run.clients is not None and run.clients.rounds[-1] == run.done
-        }
-        for label, runs in study.members.items()
-    }
+    found: dict[str, dict[int, ClientTable]] = {label: {} for label in study.members}
+    for label, runs in study.members.items():
+        for run in filter(lambda run: run.complete, _lived(runs)):
+            if run.clients is not None and run.clients.rounds[-1] == run.done:
+                found[label][run.seed] = run.clients
+    return found
 
 
 def sorted_curves(runs: Sequence[ClientTable], *, higher_is_better: bool) -> NDArray[np.float64]:

@@ -125,22 +125,18 @@ class StudyResult:
         return {k: scores.scored_table(runs) for k, runs in self.study.members.items()}
 
     def __repr__(self) -> str:
-        finals = ", ".join(
-            f"{score.label} " + ("diverged" if score.mean is None else f"{score.mean:.4g}")
-            for score in self.scores
-        )
+        means = {s.label: "diverged" if s.mean is None else f"{s.mean:.4g}" for s in self.scores}
+        finals = ", ".join(f"{label} {mean}" for label, mean in means.items())
         return plain(f"<StudyResult on {self.study.task!r}, {self._over()}: {finals}>")
 
     def __str__(self) -> str:
         """Show a short table, reference first; :meth:`as_dict` has all numbers."""
         study, rows = self.study, self.scores
         goal = "threshold" if study.threshold is None else f"{study.threshold:g}"
-        reached = [row.arrivals[RULES[0]] for row in rows]
+        means, reached = [row.mean for row in rows], [row.arrivals[RULES[0]] for row in rows]
         columns = {
             "algorithm": [row.label for row in rows],
-            f"final {study.metric}": [
-                "diverged" if row.mean is None else f"{row.mean:.4f}" for row in rows
-            ],
+            f"final {study.metric}": ["diverged" if m is None else f"{m:.4f}" for m in means],
             "sd": ["" if row.sd is None else f"{row.sd:.4f}" for row in rows],
             f"rounds to {goal}": ["never" if one is None else str(one) for one in reached],
             "diff.": [f"{row.test.mean_difference:+.4f}" if row.test else "" for row in rows],

@@ -80,11 +80,8 @@ class Work(NamedTuple):
     @property
     def best(self) -> Training | None:
         """The training with the best last metric, diverged ones excluded."""
-        found = [
-            one
-            for one in self.trainings
-            if one.metric is not None and one.state != "diverged" and math.isfinite(one.metric)
-        ]
+        found = [one for one in self.trainings if one.state != "diverged"]
+        found = [one for one in found if one.metric is not None and math.isfinite(one.metric)]
         sign = 1 if self.higher_is_better else -1
         return max(found, key=lambda one: sign * (one.metric or 0.0), default=None)
 
@@ -132,10 +129,9 @@ class Watch:
     def look(self) -> list[Work]:
         found, owner = self._works(), read_owner(self.directory)
         if not found and owner is None:
-            raise InputError(
-                f"{self.directory} holds no run (spec.toml), study (study.toml) or grid "
-                "(grid.toml); give the directory that a command shows at its end, or its --out"
-            )
+            what = "no run (spec.toml), study (study.toml) or grid (grid.toml)"
+            remedy = "give the directory that a command shows at its end, or its --out"
+            raise InputError(f"{self.directory} holds {what}; {remedy}")
         return found or [Work(str(self.directory), "starting", "", "metric", True, (), owner)]
 
     def unfinished(self) -> list[str]:
@@ -174,10 +170,8 @@ class Watch:
     def _runs(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe a run, or the runs of a study, which may not exist yet."""
         rounds, seeds, found = plan.get("rounds", 0), plan.get("seeds", []), variants(plan)
-        jobs = [
-            (directory / folder_name(group) / f"seed-{seed}", group, seed)
-            for group, seed in itertools.product(found, seeds)
-        ]
+        names = itertools.product(found, seeds)
+        jobs = [(directory / folder_name(name) / f"seed-{s}", name, s) for name, s in names]
         if (directory / PLANS["run"]).is_file():
             rounds = plan.get("protocol", {}).get("rounds", 0)
             jobs = [(directory, str(plan.get("algorithm", "")), plan.get("seed", 0))]

@@ -39,10 +39,8 @@ def read_json(
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
     if wanted is not None and values.get("format") != wanted:
-        raise InputError(
-            f"{path} has format {values.get('format')!r}, this version reads {wanted}: use the "
-            "version that wrote it"
-        )
+        found = f"{path} has format {values.get('format')!r}"
+        raise InputError(f"{found}, this version reads {wanted}: use the version that wrote it")
     if CONTENT in values and values.pop(CONTENT) != _content_hash(values):
         raise InputError(f"{path} is damaged, its hash is wrong: {remedy}")
     if spec is not None and SPEC in values and values.pop(SPEC) != file_sha256(spec):
@@ -153,8 +151,7 @@ def _parsed(
         # Editors may add a BOM.
         return bounded(parse(read_file(path, typed=typed).decode("utf-8-sig")))
     except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror}; check that it exists and is readable"
-        ) from None
+        reason = f"{error.strerror}; check that it exists and is readable"
+        raise InputError(f"cannot read {path}: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid {kind} ({error}): {remedy}") from None

@@ -28,6 +28,7 @@ from fedzmg.storage.files import fences, remove_leftovers, renew, write_atomic
 from fedzmg.storage.reading import read_file, strict_json
 
 NAME = "lock.json"
+IF_GONE = f"if it is certainly gone, remove {NAME} there"
 GUARD = ".lock.guard"
 KEPT = "kept.json"  # marker of a kept copy, which has no checkpoints to continue from
 HEARTBEAT_SECONDS = 10.0
@@ -100,10 +101,9 @@ class Hold:
         around = None if written is None else written.absolute().parents
         for path in self._files:
             if (around is None or path in around) and not self._is_ours(path):
-                raise InputError(
-                    f"the lock of {path} was removed or taken over: this process stops; run the "
-                    "same command again when no other process uses the directory"
-                )
+                stops = f"the lock of {path} was removed or taken over: this process stops"
+                remedy = "run the same command again when no other process uses the directory"
+                raise InputError(f"{stops}; {remedy}")
 
     def take(self, path: Path, silent: Mapping[Path, Owner], say: Callable[[str], None]) -> None:
         """Lock one more directory and create it if it is missing."""
@@ -123,10 +123,8 @@ class Hold:
         except Timeout:
             raise InputError(f"another process is locking {path} right now: try again") from None
         except (OSError, NotImplementedError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(
-                f"cannot write the run directory {path}: {reason}; choose another one with --out"
-            ) from None
+            reason = f"{getattr(error, 'strerror', None) or error}; choose another one with --out"
+            raise InputError(f"cannot write the run directory {path}: {reason}") from None
 
     def _take_over(self, path: Path, silent: Owner | None, say: Callable[[str], None]) -> None:
         remove_leftovers(path, NAME)
@@ -179,10 +177,9 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
     try:
         for path in paths:
             if any((parent / KEPT).is_file() for parent in (path, *path.parents)):
-                raise InputError(
-                    f"{path} belongs to a kept copy, which has no checkpoints to continue from: "
-                    "read it with 'fedzmg report', or choose another directory with --out"
-                )
+                copy = f"{path} belongs to a kept copy, which has no checkpoints to continue from"
+                remedy = "read it with 'fedzmg report', or choose another directory with --out"
+                raise InputError(f"{copy}: {remedy}")
         silent = _watch(paths, say)
         fences.append(held.check)
         for path in paths:
@@ -206,10 +203,8 @@ def _watch(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, Owne
     if not silent:
         return {}
     path, owner = next(iter(silent.items()))
-    say(
-        f"{path} is locked by {owner}: waiting {WATCH_SECONDS:.0f} s for its heartbeat; if it is "
-        f"certainly gone, remove {NAME} there"
-    )
+    waiting = f"waiting {WATCH_SECONDS:.0f} s for its heartbeat"
+    say(f"{path} is locked by {owner}: {waiting}; {IF_GONE}")
     end = time.monotonic() + WATCH_SECONDS
     while silent and time.monotonic() < end:
         time.sleep(min(1.0, WATCH_SECONDS / 20))
@@ -223,10 +218,8 @@ def _watch(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, Owne
 
 
 def _in_use(path: Path, owner: Owner) -> InputError:
-    return InputError(
-        f"{path} is in use by {owner}: wait for it, stop it or choose another directory with "
-        f"--out; if it is certainly gone, remove {NAME} there"
-    )
+    remedy = "wait for it, stop it or choose another directory with --out"
+    return InputError(f"{path} is in use by {owner}: {remedy}; {IF_GONE}")
 
 
 def read_owner(path: Path) -> Owner | None:

@@ -130,10 +130,8 @@ def _facts(failed: Sequence[Mapping[str, Any]]) -> Table | str:
             found.setdefault(row, []).append(one["name"])
     if not found:
         return "versions, machine and execution path are unchanged"
-    rows = [
-        [*row, "all" if len(runs) == len(failed) else ", ".join(runs)]
-        for row, runs in found.items()
-    ]
+    names = ("all" if len(runs) == len(failed) else ", ".join(runs) for runs in found.values())
+    rows = [[*row, name] for row, name in zip(found, names, strict=True)]
     return Table.of("changed facts", ("fact", "recorded", "here", "runs"), rows, words=4)
 
 

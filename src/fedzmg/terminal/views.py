@@ -64,10 +64,8 @@ def description(
 def estimate(data: Mapping[str, Any]) -> dict[str, str]:
     """Describe the cost of a specification by name."""
     trials, rounds = data["trials"], data["rounds"]
-    down, up, disk, kept = (
-        bytes_text(data[key])
-        for key in ("bytes_down", "bytes_up", "disk_bytes", "disk_bytes_after")
-    )
+    sizes = ("bytes_down", "bytes_up", "disk_bytes", "disk_bytes_after")
+    down, up, disk, kept = (bytes_text(data[key]) for key in sizes)
     found = {
         data["kind"]: f"{data['task']}, {count_text(data['algorithms'], 'algorithm')}",
         "trials": f"{trials:,}",
@@ -123,15 +121,10 @@ def _workload(timing: Mapping[str, Any]) -> str:
 def finding(found: Finding, width: int) -> RenderableType:
     """Show a check of the theory: claim, setting, verdict and numbers."""
     style = _VERDICTS[found["verdict"].split()[0]]
-    parts: list[Any] = [
-        bold(f"{found['id']}  {found['title']}"),
-        f"claim    {found['claim']}",
-        f"setting  {found['setting']}",
-        Text.assemble("verdict  ", (found["verdict"], style)),
-        "",
-        finding_table(found),
-    ]
-    return render(parts, width)
+    head, verdict = bold(f"{found['id']}  {found['title']}"), (found["verdict"], style)
+    facts = [f"claim    {found['claim']}", f"setting  {found['setting']}"]
+    table = finding_table(found)
+    return render([head, *facts, Text.assemble("verdict  ", verdict), "", table], width)
 
 
 def findings_summary(findings: Sequence[Finding], seconds: float) -> str:
@@ -156,8 +149,7 @@ def diagnosis(data: Mapping[str, Any], width: int) -> RenderableType:
         along = [[own[0]["name"], *(percent(o["share"]["mean"]) for o in own)] for own in layers]
         title = "Mean component along plain FedAvg by round, mean over clients"
         parts.append(Table.of(title, heads, along))
-    style = _VERDICTS[verdict["expect"]]
-    parts.append(Text.assemble("verdict  ", (verdict["summary"], style)))
+    parts.append(Text.assemble("verdict  ", (verdict["summary"], _VERDICTS[verdict["expect"]])))
     return render([*parts, *(f"  - {line}" for line in verdict["evidence"])], width)
 
 
@@ -196,29 +188,21 @@ def tables(data: Mapping[str, Any], width: int) -> RenderableType:
         (name, _source(one | {"source": one["summary"]}), one["missing"])
         for name, one in data["tasks"].items()
     ]
-    installed = [
-        (name, kind, package)
-        for kind, own in data.get("installed", {}).items()
-        for name, package in own.items()
-    ]
-    parts = [
-        Table.of("Algorithms", ("name", "what it is", "source"), algorithms, words=3),
-        Table.of("Tasks", ("name", "what it is", "data to get first"), tasks, words=3),
-    ]
-    if installed:
-        heads = ("name", "what it is", "package")
-        parts.append(Table.of("Installed, not imported yet", heads, installed, words=3))
-    return render(parts, width)
+    installed = []
+    for kind, own in data.get("installed", {}).items():
+        installed += [(name, kind, package) for name, package in own.items()]
+    tables = [("Algorithms", "source", algorithms), ("Tasks", "data to get first", tasks)]
+    tables += [("Installed, not imported yet", "package", installed)] if installed else []
+    heads = ("name", "what it is")
+    return render([Table.of(title, (*heads, last), own, 3) for title, last, own in tables], width)
 
 
 def aggregators(data: Mapping[str, Any], width: int) -> RenderableType:
     """Show the aggregators of ``fedzmg list --aggregators --json``."""
     rows = [(name, one["summary"], one["source"]) for name, one in data.items()]
-    options = [
-        (f"{name}: {o['key']}", "absent" if o["default"] is None else str(o["default"]), o["doc"])
-        for name, one in data.items()
-        for o in one["options"]
-    ]
+    options = []
+    for name, one in data.items():
+        options += [(f"{name}: {o['key']}", _default(o), o["doc"]) for o in one["options"]]
     parts = [
         Table.of("Aggregators (--set federation.aggregator=NAME)",
                  ("name", "what it is", "source"), rows, words=3),
@@ -226,6 +210,10 @@ def aggregators(data: Mapping[str, Any], width: int) -> RenderableType:
                  ("key", "default", "what it is"), options, words=3),
     ]  # fmt: skip
     return render(parts, width)
+
+
+def _default(option: Mapping[str, Any]) -> str:
+    return "absent" if option["default"] is None else str(option["default"])
 
 
 def _source(card: Mapping[str, Any]) -> str:
@@ -237,10 +225,7 @@ def _source(card: Mapping[str, Any]) -> str:
 
 def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
     """Show the card that :func:`fedzmg.algorithms.options` makes."""
-    options = [
-        (o["key"], "absent" if o["default"] is None else str(o["default"]), o["range"], o["doc"])
-        for o in data["options"]
-    ]
+    options = [(o["key"], _default(o), o["range"], o["doc"]) for o in data["options"]]
     heads = ("key", "default", "range", "what it is")
     costs = []
     for name, what in {

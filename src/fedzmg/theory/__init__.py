@@ -11,26 +11,22 @@ from threading import Lock
 
 import torch
 
-from fedzmg.errors import unknown
+from fedzmg.errors import check_names
 from fedzmg.theory import convergence, extensions, lemmas, networks  # noqa: F401
 from fedzmg.theory.finding import FULL, QUICK, REGISTERED, Check, Finding, Size, Value
 
 __all__ = ["CHECKS", "FULL", "QUICK", "Finding", "Size", "Value", "resolve", "run"]
 
-CHECKS: dict[str, Check] = {
-    name: REGISTERED[name]
-    for name in sorted(REGISTERED, key=lambda name: (name[0] == "E", int(name[1:])))
-}
-
+_ORDER = sorted(REGISTERED, key=lambda name: (name[0] == "E", int(name[1:])))
+CHECKS: dict[str, Check] = {name: REGISTERED[name] for name in _ORDER}
 _MODEL_LOCK = Lock()  # a model's test run must not see others draw random numbers
 
 
 def resolve(names: Sequence[str]) -> list[str]:
     """Return the named checks, in any case; all of them without a name."""
-    for name in names:
-        if name.upper() not in CHECKS:
-            raise unknown("check", name, CHECKS, "fedzmg theory --help")
-    return list(dict.fromkeys(name.upper() for name in names)) or list(CHECKS)
+    found = dict.fromkeys(name.upper() for name in names)
+    check_names("check", found, CHECKS, "fedzmg theory --help")
+    return list(found or CHECKS)
 
 
 def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:

@@ -53,10 +53,8 @@ def _column_sums(size: Size, found: Finding) -> None:
     task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn))
     decay, rate, rounds = 0.01, 0.05, min(size.rounds, 6)
     axes = {name: over for name, over in projected_axes(task.model.layout).items() if over}
-    found.setting = (
-        f"digits, small CNN with {len(axes)} kernels, this package's fedzmg in float64, "
-        f"momentum 0.9, {rounds} rounds of 5 clients"
-    )
+    found.setting = f"digits, small CNN with {len(axes)} kernels, this package's fedzmg in "
+    found.setting += f"float64, momentum 0.9, {rounds} rounds of 5 clients"
 
     def change(factor: float, **options: Any) -> Tensor:
         """Train and compare every column sum with a multiple of the first one."""
@@ -77,10 +75,8 @@ def _column_sums(size: Size, found: Finding) -> None:
 def _mean_energy(size: Size, found: Finding) -> None:
     """Projection removes mean(x)^2 / mean(x^2) of every example's gradient in a dense layer."""
     width, examples = 512, max(256, size.samples // 200)
-    found.setting = (
-        f"dense layer of {width} inputs, {examples:,} examples; digits; then the digits CNN along "
-        f"{size.rounds} rounds"
-    )
+    found.setting = f"dense layer of {width} inputs, {examples:,} examples; digits; then the "
+    found.setting += f"digits CNN along {size.rounds} rounds"
     generator = seeded(12)
     gauss = normal(generator, examples, width)
     uniform = torch.rand(examples, width, generator=generator, dtype=REAL)
@@ -173,21 +169,19 @@ class Net:
 
     def __init__(self, seed: int) -> None:
         generator = seeded(seed)
-        self.module = nn.Sequential(
-            nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1)
-        ).to(REAL)  # fmt: skip
+        layers = nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1)
+        self.module = nn.Sequential(*layers).to(REAL)
         # A positive mean of the inputs gives the gradient a mean component.
         self.x = normal(generator, 80, INPUTS) + 1.0
         self.y = torch.tanh(self.x @ normal(generator, INPUTS, 2)).sum(-1, keepdim=True)
         self.y += 0.1 * normal(generator, 80, 1)
         self.shapes = {name: p.shape for name, p in self.module.named_parameters()}
-        self.start = torch.cat(
-            [normal(generator, *s).flatten() / s[-1] ** 0.5 for s in self.shapes.values()]
-        )
+        drawn = [normal(generator, *s).flatten() / s[-1] ** 0.5 for s in self.shapes.values()]
+        self.start = torch.cat(drawn)
         rule = ZeroMean(SGD()).for_layout(layout_of(self.module))
         centred = (rule.centred(self.tree(row)) for row in eye(len(self.start)))
+        # Phi of the package's rule as a matrix; biases are free.
         self.phi = torch.stack([torch.cat([*map(torch.flatten, row.values())]) for row in centred])
-        """``Phi`` of the package's rule as a matrix; biases are free."""
 
     def tree(self, vector: Tensor) -> Tree:
         """Split a vector into the shapes of the parameters."""
@@ -212,10 +206,8 @@ def _stationary(_size: Size, found: Finding) -> None:
     This is a stationary point of the loss under fixed column sums, not of the loss.
     """
     steps = 700
-    found.setting = (
-        f"tanh network {INPUTS}-{HIDDEN}-1 with biases, l2 {L2}, 80 examples, momentum 0.95, "
-        f"{steps:,} full steps"
-    )
+    found.setting = f"tanh network {INPUTS}-{HIDDEN}-1 with biases, l2 {L2}, 80 examples, momentum "
+    found.setting += f"0.95, {steps:,} full steps"
     net = Net(107)
     params, velocity, norms = net.start, torch.zeros_like(net.start), []
     for _ in range(steps):
@@ -248,10 +240,8 @@ def _stationary(_size: Size, found: Finding) -> None:
 def _curvature(size: Size, found: Finding) -> None:
     """lambda_max(Phi H Phi) <= lambda_max(H)."""
     found.remedy = "where lambda_max(H) >= 0, and always for the spectral norm"
-    found.setting = (
-        f"{size.problems} quadratics, logistic regression at 20 points, the tanh network at 4 "
-        "points, its Hessian by automatic differentiation"
-    )
+    found.setting = f"{size.problems} quadratics, logistic regression at 20 points, the tanh "
+    found.setting += "network at 4 points, its Hessian by automatic differentiation"
     generator = seeded(108)
     many, regression = Quadratics.draw(generator, size.problems, 8), Logistic.draw(generator)
     net = Net(108)

@@ -162,14 +162,11 @@ def values(record: Record, metric: str) -> dict[str, float]:
 def settings(simulation: Simulation, trial: Trial) -> dict[str, Any]:
     """Collect a trial's settings, with flat keys."""
     task, participation = simulation.task, simulation.federation.participation.describe()
-    tables = {
-        "preset": task.preset,
-        "protocol": vars(task.protocol),
-        "participation": participation,
-    }
+    preset, protocol = {"preset": task.preset}, {"protocol": vars(task.protocol)}
     return {
         "task": task.name, "algorithm": trial.algorithm.name, "seed": trial.seed,
-        **trial.algorithm.options(), **flat(tables),
+        **trial.algorithm.options(), **flat(preset), **flat(protocol),
+        **flat({"participation": participation}),
         "engine": simulation.choice.path, "device": simulation.device.type,
         "dtype": str(simulation.dtype).removeprefix("torch."), "precision": simulation.precision,
         "fedzmg": __version__,
@@ -304,16 +301,12 @@ def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, TrackerInf
     return name or value.__name__.lower(), TrackerInfo(value)
 
 
-TRACKERS: Registry[TrackerInfo] = Registry(
-    "tracker",
-    {
-        "tensorboard": TrackerInfo(TensorBoard, ("tensorboard",)),
-        "mlflow": TrackerInfo(MLflow, ("mlflow", "sqlalchemy", "alembic")),
-        "wandb": TrackerInfo(WeightsAndBiases, ("wandb",)),
-    },
-    _entry,
-    lambda old, new: old.make is new.make,
-)
+_BUILT_IN = {
+    "tensorboard": TrackerInfo(TensorBoard, ("tensorboard",)),
+    "mlflow": TrackerInfo(MLflow, ("mlflow", "sqlalchemy", "alembic")),
+    "wandb": TrackerInfo(WeightsAndBiases, ("wandb",)),
+}
+TRACKERS = Registry("tracker", _BUILT_IN, _entry, lambda old, new: old.make is new.make)
 
 
 def named(names: str | Sequence[str] | None) -> dict[str, Make]:

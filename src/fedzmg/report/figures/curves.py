@@ -140,10 +140,8 @@ def _draw(
     if curve.spread is not None:
         spreads, band = curve.spread.tolist(), band_around(mean, curve.spread, metric)
     form = "round {:,g}" if by == "rounds" else "{:,.1f} MiB"
-    texts = [
-        f"{form.format(at)}: {spread_text(value, spread, metric)}"
-        for at, value, spread in zip(x.tolist(), mean.tolist(), spreads, strict=True)
-    ]
+    points = zip(x.tolist(), mean.tolist(), spreads, strict=True)
+    texts = [f"{form.format(at)}: {spread_text(y, sd, metric)}" for at, y, sd in points]
     line = chart.curve(axes, x, mean, label, position, texts, band, **options)
     if curve.broke_off:
         (cross,) = axes.plot(

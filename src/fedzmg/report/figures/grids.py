@@ -82,10 +82,8 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     height += 0.17 * max(sum(1 + text.count("\n") for text in one) for one in words)
     half = "tuning half" if grid["selection"] == "tune" else "whole test set"
     alone = f"{entries[names[0]]['label']} on " if len(entries) > len(names) == 1 else ""
-    title = (
-        f"{alone}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
-        f"{grid['last']} of {grid['rounds']} rounds"
-    )
+    title = f"{alone}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
+    title += f"{grid['last']} of {grid['rounds']} rounds"
     caption = _caption(entries[names[0]], grid["metric"]) if len(names) == 1 else ""
     chart = Chart(title, caption, (across * width + 1.1, down * height + 0.7))
     panels = chart.body.subplots(down, across, squeeze=False).flat

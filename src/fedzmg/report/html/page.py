@@ -34,24 +34,20 @@ _THEORY = (
 
 
 def render(
-    material: Material,
-    results: Sequence[StudyResult] | None = None,
+    material: Material, results: Sequence[StudyResult] | None = None,
     drawn: Mapping[str, Chart] | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Make the page of a report, with results and figures that are known already if given."""
     results = [study_result(study) for study in material.studies] if results is None else results
     drawn = figures.draw(material, results) if drawn is None else drawn
     summaries = [" ".join(summary(result, list(material.grids.values()))) for result in results]
+    found = [*sections.of_studies(results, drawn), *sections.of_grids(material, drawn)]
+    found += [*sections.of_heterogeneity(material, drawn), sections.reproduction(material)]
     return _fill(
         title=_title(material),
         kicker=f"fedzmg report \u00b7 {', '.join(material.names)}",
         summaries=summaries or _without_runs(material),
-        sections=[
-            *sections.of_studies(results, drawn),
-            *sections.of_grids(material, drawn),
-            *sections.of_heterogeneity(material, drawn),
-            sections.reproduction(material),
-        ],
+        sections=found,
         footer=f"Made by fedzmg {__version__} from the files of the runs alone.",
     )
 

@@ -190,12 +190,9 @@ def reproduction(material: Material) -> Section:
     """Make the section of left-out runs, commands and environment."""
     own = _own_tasks(material)
     blocks = [Block("notes", material.notes, "Left out"), *_commands(material, own)]
-    notes = [
-        f"The task {task} was made in Python, so no command trains on it: call "
-        "fedzmg.compare(task, ..., out=DIR) in the program that makes it."
-        for task in own
-    ]
-    blocks.append(Block("notes", notes))
+    call = "call fedzmg.compare(task, ..., out=DIR) in the program that makes it"
+    remark = "was made in Python, so no command trains on it"
+    blocks.append(Block("notes", [f"The task {task} {remark}: {call}." for task in own]))
     for study in material.studies:
         which = f" of {study.name}" if len(material.studies) > 1 else ""
         table = Table.build("", "", _DIRECTORY_COLUMNS, study.runs, words=4)

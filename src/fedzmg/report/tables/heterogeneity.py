@@ -106,15 +106,11 @@ def _clients_of(report: Report) -> str:
 
 
 def _caption(report: Report, printed: Mapping[str, Any] | None) -> str:
-    caption = (
-        f"{_clients_of(report)} clients; volume in {report.get('unit', 'examples')}; entropy over "
-        f"{divisor(report)}; KL from {origin(report)}, in nats."
-    )
+    caption = f"{_clients_of(report)} clients; volume in {report.get('unit', 'examples')}; entropy "
+    caption += f"over {divisor(report)}; KL from {origin(report)}, in nats."
     if printed is not None:
-        caption += (
-            f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
-            f"entropy over {divisor(printed)} and KL from {origin(printed)}."
-        )
+        caption += f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers "
+        caption += f"fit entropy over {divisor(printed)} and KL from {origin(printed)}."
         if (name := str(report["name"])) in paper.COUNTERPARTS and name != paper.twin(name):
             title = paper.COUNTERPARTS[name].title
             caption += f" The paper's numbers are about its own {title}, not about {name}."

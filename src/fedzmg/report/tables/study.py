@@ -210,10 +210,8 @@ def traffic(result: StudyResult) -> Table:
         size("total", "total", "total"),
         Column("seconds", "", "seconds", "{:,.1f}".format),
     ]
-    caption = (
-        "Mean over runs, all rounds and clients; packed: if whole numbers used no more bits than "
-        "they need; seconds: training time of a run's share of its pack."
-    )
+    caption = "Mean over runs, all rounds and clients; packed: if whole numbers used no more bits "
+    caption += "than they need; seconds: training time of a run's share of its pack."
     title = f"Traffic of one run on {result.study.name}"
     return Table.build("traffic", title, columns, result.scores, caption)
 
@@ -270,9 +268,8 @@ def beside_paper(result: StudyResult) -> Table | None:
 
 def _numbers(result: StudyResult, dataset: paper.Dataset) -> Iterator[_Number]:
     study = result.study
-    shown = {
-        s.label: (s, dataset.scores[s.label]) for s in result.scores if s.label in dataset.scores
-    }
+    named = [score for score in result.scores if score.label in dataset.scores]
+    shown = {score.label: (score, dataset.scores[score.label]) for score in named}
     for i, level in enumerate(paper.THRESHOLDS):
         for label, (_, printed) in shown.items():
             reached = arrivals(study, study.members[label], level).averaged
@@ -313,11 +310,8 @@ def _paper_caption(study: Study, dataset: paper.Dataset) -> Iterator[str]:
         f"every data set; it prints no final accuracies. t and p: paired test of {paper.TESTED} "
         "minus the algorithm, not corrected, as in the paper. Difference: here minus paper."
     )
-    differing = [
-        f"{study.protocol[key]} {key} instead of {value}"
-        for key, value in paper.PROTOCOL.items()
-        if study.protocol.get(key, value) != value
-    ]
+    own = {key: study.protocol.get(key, value) for key, value in paper.PROTOCOL.items()}
+    differing = [f"{own[k]} {k} instead of {v}" for k, v in paper.PROTOCOL.items() if own[k] != v]
     differing += [f"participation.{key} {value}" for key, value in study.participation.items()]
     seeds = max(len(runs) for runs in study.members.values())
     if seeds != paper.SEEDS:
