@@ -104,8 +104,7 @@ def theory(
         else:
             console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
-    # Before files: writing them may fail.
-    if as_json:
+    if as_json:  # before files: writing them may fail
         print_text(json.dumps({"findings": findings, "seconds": round(seconds, 3)}))
     elif as_markdown:
         print_text(markdown(findings).removesuffix("\n"))

@@ -58,8 +58,7 @@ def _expect(
             "blocks it, or clients cancel): no verdict, look again after some training"
         )
     share, lost = first.share.mean, found.whole.lost or 0.0
-    # None if the projection leaves nothing of the first layer.
-    kept = first.diversity.kept
+    kept = first.diversity.kept  # None if the projection leaves nothing of the first layer
     clear = kept is not None and abs(kept - 1.0) >= TIE
     forbids = f"the projection forbids {percent(lost)} of the loss gradient for good"
     if lost >= LOST and clients < ENOUGH and not clear:

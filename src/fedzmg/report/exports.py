@@ -39,8 +39,7 @@ def publish(
     check_place(out)
     # Before the long work; the names of tables and figures are known only after it.
     refuse_foreign(out, [PAGE])
-    # matplotlib takes its time to load.
-    from fedzmg.report.figures import draw
+    from fedzmg.report.figures import draw  # matplotlib takes its time to load
     from fedzmg.report.html.page import render
 
     drawn = draw(material, results)

@@ -78,8 +78,7 @@ def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> dict[str, 
     """Write and list files; return the hashes of those that ``writer`` had listed before."""
     refuse_foreign(out, files, writer)
     before = _lists(out, writer)[writer]
-    # The list comes first: an interrupted command must leave it for the next one.
-    if files:
+    if files:  # the list comes first: an interrupted command must leave it for the next one
         _write_list(out, before | {name: _hash(own) for name, own in files.items()}, writer)
     for name, content in files.items():
         write(out / name, content)

@@ -154,8 +154,7 @@ class Watch:
         manifests = map(_json_or_empty, sorted(directory.glob(MANIFESTS[kind])))
         facts: Mapping[str, Any] = next(filter(None, manifests), {})
         plan = read_toml(directory / PLANS[kind])
-        # A run may be held as part of a study.
-        whole = directory.resolve()
+        whole = directory.resolve()  # a run may be held as part of a study
         holders = [whole, *whole.parents[:2]] if kind == "run" else [whole]
         owners = list(filter(None, map(read_owner, holders)))
         alive = [owner for owner in owners if not owner.is_gone]

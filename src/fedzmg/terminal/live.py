@@ -189,8 +189,7 @@ class Display:
         if self._trials:
             parts.append(Text(f"  {plain(', '.join(self._summary()))}", overflow="ellipsis"))
         table = Table.grid("", padding=(0, 2))
-        # Only names are shortened in a narrow terminal.
-        for least in (8, 24):
+        for least in (8, 24):  # only names are shortened in a narrow terminal
             table.add_column(justify="right", no_wrap=True, min_width=least)
         few = len(self._trials) <= MOST_LINES
         for seen in self._trials if few else self._ranked()[:BEST_SHOWN]:

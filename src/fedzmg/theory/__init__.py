@@ -37,8 +37,7 @@ def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
         with _MODEL_LOCK if check.__module__ == networks.__name__ else nullcontext():
             return check(size)
 
-    # The matrices are too small for threads within an operation.
-    before = torch.get_num_threads()
+    before = torch.get_num_threads()  # the matrices are too small for threads within an operation
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(2)
     try:

@@ -189,8 +189,7 @@ class TensorBoard:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
-        # A killed process must not lose finished rounds.
-        self._writer.flush()
+        self._writer.flush()  # a killed process must not lose finished rounds
 
     def finish(self, _ending: Ending) -> None:
         self._writer.close()

@@ -104,8 +104,7 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
     size = (2.5 * style.COLUMNS, -(-len(families) // style.COLUMNS) * height + 0.8)
     chart = Chart(title, f"{caption} Grey: all other algorithms.", size)
     panels = chart.small_panels(list(families), "round", f"test {study.metric}", study.metric)
-    # All curves in one line with gaps.
-    gap = np.array([np.nan])
+    gap = np.array([np.nan])  # all curves in one line with gaps
     x = np.concatenate([part for curve in shown.values() for part in (curve.rounds, gap)])
     y = np.concatenate([part for curve in shown.values() for part in (curve.mean, gap)])
     for axes, members in zip(panels, families.values(), strict=True):

@@ -53,8 +53,7 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     for point in entry["points"]:
         at, score = found.position(point["options"]), point["score"]
         mark = "x" if point["diverged"] else "_" if score is None and "stopped" in point else ""
-        # One trained point makes a cell.
-        found.marks[at] = min(found.marks[at], mark)
+        found.marks[at] = min(found.marks[at], mark)  # one trained point makes a cell
         if score is not None and not point["diverged"]:
             found.scores[at] = better(score, found.scores[at])
     return found
