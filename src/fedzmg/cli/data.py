@@ -99,14 +99,9 @@ def describe(
     as_paper: Annotated[bool, flag("--as-paper", "Measure ten clients as in the paper.")] = False,
     client_column: Annotated[str | None, opt("Client column of a table.", "client")] = None,
     label_column: Annotated[str, opt("Label column of a table.")] = "label",
-    partition: PartitionName = None,
-    clients: Clients = None,
-    seed: Seed = 0,
-    set_: Settings = None,
-    cache: Cache = None,
-    out: Out = None,
-    as_json: Json = False,
-) -> None:
+    partition: PartitionName = None, clients: Clients = None, seed: Seed = 0,
+    set_: Settings = None, cache: Cache = None, out: Out = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Measure client heterogeneity: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
@@ -133,9 +128,8 @@ def describe(
     data = {**found, "split": part, "partition": shown.partition, "made": provenance()}
     with staged(directory, "data describe") as folder:
         write_description(data, paper.described(name), folder)
-    view = partial(views.description, data, paper.described(name))
-    files = {"figure": directory / "heterogeneity.png", "files": directory}
-    common.show(data, view, as_json, directory, **files)
+    view, figure = partial(views.description, data, paper.described(name)), "heterogeneity.png"
+    common.show(data, view, as_json, directory, figure=directory / figure, files=directory)
     twin = paper.twin(name)
     if twin is not None and twin != name:
         print_line(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
@@ -148,13 +142,9 @@ def show(
     split: Split = "train",
     rows: Annotated[int, opt("Clients to show.", min=1, max=40)] = 6,
     columns: Annotated[int, opt("Examples of each.", min=1, max=40)] = 10,
-    partition: PartitionName = None,
-    clients: Clients = None,
-    seed: Seed = 0,
-    set_: Settings = None,
-    cache: Cache = None,
-    out: Out = None,
-) -> None:
+    partition: PartitionName = None, clients: Clients = None, seed: Seed = 0,
+    set_: Settings = None, cache: Cache = None, out: Out = None,
+) -> None:  # fmt: skip
     """Show examples of some clients: a picture of images, the beginnings of texts."""
     from fedzmg.data.formats import is_table
     from fedzmg.report import figures
@@ -208,25 +198,24 @@ def _population(
     settings: Texts, cache: Path | None, table: tuple[str | None, str] = (None, "label"),
 ) -> Population:  # fmt: skip
     """Read a data set or a path and count what every client holds."""
-    from fedzmg.data import catalog
-    from fedzmg.data.formats import is_path, is_table, read_path
-    from fedzmg.data.heterogeneity import DEFAULT_PARTITIONS, embedded_columns, population
+    from fedzmg.data import catalog, formats, heterogeneity
     from fedzmg.data.sources import EMBEDDED, SOURCES, source
     from fedzmg.experiment.specs.strict import parse_settings
 
     named = _is_named(name)
-    if not named and not is_path(name):
+    if not named and not formats.is_path(name):
         raise unknown("data set, file or folder", name, [*SOURCES, *EMBEDDED], "fedzmg data list")
-    if table != (None, "label") and (named or not is_table(name)):
+    if table != (None, "label") and (named or not formats.is_table(name)):
         raise InputError("--client-column and --label-column are for tables: leave them out")
     classes: int | None = None
     if not named:
         if split != "train":
             raise InputError(f"{name}: a path has no splits: leave out --split")
         client, label = table
-        columns = read_path(name, client or ("client" if partition is None else None), label)
+        client = client or ("client" if partition is None else None)
+        columns = formats.read_path(name, client, label)
     elif name in EMBEDDED:
-        columns, classes = embedded_columns(name, split), 10
+        columns, classes = heterogeneity.embedded_columns(name, split), 10
     else:
         splits = catalog.load(name, cache).splits
         check_names("split", [split], splits)
@@ -237,9 +226,9 @@ def _population(
         options = {"name": partition, "clients": clients, "seed": seed, **given}
     elif settings or clients:
         raise InputError("--set and --clients need a partition: add --partition NAME")
-    elif columns.owners is None and (name, split) in DEFAULT_PARTITIONS:
-        options = {**DEFAULT_PARTITIONS[name, split], "seed": seed}
-    return population(columns, classes=classes, partition=options or None)
+    elif columns.owners is None and (name, split) in heterogeneity.DEFAULT_PARTITIONS:
+        options = {**heterogeneity.DEFAULT_PARTITIONS[name, split], "seed": seed}
+    return heterogeneity.population(columns, classes=classes, partition=options or None)
 
 
 def _summary(name: str, cache: Path | None) -> dict[str, Any]:
@@ -256,13 +245,11 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
         state, notes = "damaged", [str(error)]
     if found is not None:
         state, notes = "here", list(found.notes)
+    counts = (found or known).counts.items()
     return {
         **{key: getattr(known, key) for key in ("title", "citation", "terms")},
         "state": state,
-        "counts": {
-            split: dict(zip(("clients", "examples"), numbers, strict=True))
-            for split, numbers in (found or known).counts.items()
-        },
+        "counts": {k: dict(zip(("clients", "examples"), v, strict=True)) for k, v in counts},
         "classes": known.classes,
         "bytes": sum(size_of(root(cache) / part / name) for part in ("sets", "downloads")),
         "fingerprint": found and found.fingerprint,

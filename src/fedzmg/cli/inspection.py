@@ -90,8 +90,7 @@ def diff(
     from fedzmg.results.diff import aspects, compare
     from fedzmg.terminal import inspection as views
 
-    asked = aspects(only)
-    found = compare(left, right)
+    asked, found = aspects(only), compare(left, right)
     common.show(found.as_dict(), lambda width: views.diff(found, asked, width), as_json)
     if found.differs(asked):
         raise SystemExit(1)
@@ -141,17 +140,16 @@ def list_(
         found = table.origins.get(name)
         return {} if found is None else {"origin": found.as_dict()}
 
+    def summary(task: Any) -> dict[str, Any]:
+        return {"summary": task.summary, "data": task.data or None, "missing": task.missing}
+
     assert trackers.TRACKERS in plugins.tables()  # once it is imported
     name, task = (None if text is None else plugins.load_reference(text) for text in (name, task))
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     if name is None:
         data = {
             "algorithms": {n: card(a, size) | origin(ALGORITHMS, n) for n, a in ALGORITHMS.items()},
-            "tasks": {
-                n: {"summary": t.summary, "data": t.data or None, "missing": t.missing}
-                | origin(TASKS, n)
-                for n, t in TASKS.items()
-            },
+            "tasks": {n: summary(t) | origin(TASKS, n) for n, t in TASKS.items()},
             "installed": {table.kind: table.not_imported for table in plugins.tables()},
         }
         common.show(data, lambda width: views.tables(data, width), as_json)
@@ -182,9 +180,8 @@ def report(
     from fedzmg.results import reading
     from fedzmg.results.study_result import study_result
 
-    material = reading.read(directories)
+    material, folder = reading.read(directories), out or directories[0] / "report"
     outcomes = [study_result(study) for study in material.studies]
-    folder = out or directories[0] / "report"
     names, cleared = publish(material, outcomes, folder, page_only=page_only)
     common.print_path("page", folder / PAGE)
     for what in ("tables", "figures"):

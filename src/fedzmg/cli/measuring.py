@@ -56,8 +56,7 @@ def bench(
     found = []
     for timing in measure_all(
         workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
-        engine.split(","), precision.split(","),
-        trials.split(","),
+        engine.split(","), precision.split(","), trials.split(","),
         rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
     ):  # fmt: skip
         found.append(timing)
@@ -178,8 +177,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     from fedzmg import tasks
     from fedzmg.experiment.rules_hash import refuse_unloaded
     from fedzmg.experiment.run_directory import RunDirectory
-    from fedzmg.experiment.specs.run import RunSpec
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs import run, strict
     from fedzmg.plugins import load_reference
 
     params, round_ = None, 0
@@ -188,7 +186,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
         for text in settings:
             if not text.startswith(("preset.", "protocol.")):
                 raise InputError(f"--set {text}: expected preset.FIELD or protocol.FIELD=VALUE")
-        spec = RunSpec(task=what).with_settings(parse_settings(settings))
+        spec = run.RunSpec(task=what).with_settings(strict.parse_settings(settings))
     elif not Path(what).is_dir():
         raise unknown("task or run directory", what, tasks.TASKS, "fedzmg list")
     elif settings:

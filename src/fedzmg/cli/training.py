@@ -112,10 +112,8 @@ def _train_study(
 
     sizes = {label: len(names) for label, names in study_packs(spec, task).items()}
     packs, here = dict.fromkeys(sizes, 1), None if on else track
-    with (
-        remote_of(on, track) as remote,
-        progress_of(task, directory, here, as_json, packs, sizes) as progress,
-    ):
+    progress_shown = progress_of(task, directory, here, as_json, packs, sizes)
+    with remote_of(on, track) as remote, progress_shown as progress:
         result = run_study(spec, directory, task=task, progress=progress, remote=remote, **more)
     view, time = partial(views.study, result), sum(run.seconds for run in result.study.runs)
     paths: dict[str, Path | str] = {"time": f"{time:,.0f} s", "study": directory}
@@ -135,15 +133,10 @@ def compare(
     seeds: Annotated[
         int | None, opt("Paired seeds for each.", "3, or 2 for more than ten algorithms", min=1)
     ] = None,
-    rounds: Rounds = None,
-    set_: AlgorithmSettings = None,
-    engine: Annotated[str, opt(ENGINES)] = "auto",
-    device: Device = "auto",
-    out: Out = None,
-    on: On = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
+    rounds: Rounds = None, set_: AlgorithmSettings = None,
+    engine: Annotated[str, opt(ENGINES)] = "auto", device: Device = "auto",
+    out: Out = None, on: On = None, track: Track = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg.api import comparison_spec, numbered_seeds, tuning_notes, untuned
     from fedzmg.experiment.specs.variants import named_algorithms
@@ -171,18 +164,14 @@ def run(
     set_: Annotated[Texts, setting("e.g. client.lr=0.03, protocol.cohort=5.")] = None,
     engine: Annotated[str | None, opt(ENGINES, "auto")] = None,
     device: Annotated[str | None, opt(DEVICES, "auto")] = None,
-    out: Out = None,
-    on: On = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
+    out: Out = None, on: On = None, track: Track = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Train one algorithm on one task, or the run of a spec file."""
     from fedzmg.api import tuning_notes
     from fedzmg.experiment.rules_hash import say_changed
     from fedzmg.experiment.run import run_pack
-    from fedzmg.experiment.specs import files as spec_files
+    from fedzmg.experiment.specs import files, strict
     from fedzmg.experiment.specs.run import RunSpec
-    from fedzmg.experiment.specs.strict import parse_settings
     from fedzmg.plugins import load_reference
     from fedzmg.storage.files import folder_name
 
@@ -190,11 +179,11 @@ def run(
         remedy = f"'fedzmg run {task}/spec.toml --out {task}' continues it"
         raise InputError(f"{task} is a run directory: {remedy}")
     from_file = task.endswith(".toml")
-    spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=load_reference(task))
+    spec = files.read(Path(task), "run") if from_file else RunSpec(task=load_reference(task))
     assert isinstance(spec, RunSpec)
-    settings = parse_settings(set_ or [])
-    chosen = settings.pop("algorithm", algorithm)
-    spec, left_out = spec.for_algorithm(str(chosen or spec.algorithm))
+    settings = strict.parse_settings(set_ or [])
+    chosen = settings.pop("algorithm", algorithm) or spec.algorithm
+    spec, left_out = spec.for_algorithm(str(chosen))
     if left_out:
         keys = ", ".join(left_out)
         common.say(f"{keys} of {task} left out: they were not chosen for {spec.algorithm}")
@@ -210,10 +199,8 @@ def run(
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or default_directory(name, spec)
     common.say(*built.notes, *notes)
-    with (
-        remote_of(on, track) as remote,
-        progress_of(built, directory, track, as_json) as progress,
-    ):
+    progress_shown = progress_of(built, directory, track, as_json)
+    with remote_of(on, track) as remote, progress_shown as progress:
         trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
         say_changed(trained, built, spec.federation.build(), directory, progress.say)
         if remote is None:
@@ -234,14 +221,9 @@ def run(
 
 
 def study(
-    file: File,
-    set_: Settings = None,
-    out: FileOut = None,
-    max_minutes: Minutes = None,
-    on: On = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
+    file: File, set_: Settings = None, out: FileOut = None, max_minutes: Minutes = None,
+    on: On = None, track: Track = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
     spec, task, directory = prepare("study", file, set_, out)
     _train_study(spec, task, directory, track, as_json, on, max_minutes=max_minutes)
@@ -282,10 +264,9 @@ def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study")
 
 
 def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
-    from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs import files, strict
 
-    return spec_files.read(file, kind).with_settings(parse_settings(settings or []))
+    return files.read(file, kind).with_settings(strict.parse_settings(settings or []))
 
 
 def prepare(
@@ -329,9 +310,9 @@ def task_and_settings(
         other = {"compare": "study", "tune": "grid"}[command]
         raise InputError(f"{task}: {command} takes a task, not a file; use 'fedzmg {other} {task}'")
     given = parse_settings(set_ or [])
-    preset = {k.removeprefix("preset."): v for k, v in given.items() if k.startswith("preset.")}
-    settings = {key: value for key, value in given.items() if not key.startswith("preset.")}
-    return tasks.get(task, preset), settings
+    of_preset = [key for key in given if key.startswith("preset.")]
+    preset = {key.removeprefix("preset."): given.pop(key) for key in of_preset}
+    return tasks.get(task, preset), given
 
 
 def default_directory(name: str, spec: Experiment) -> Path:
