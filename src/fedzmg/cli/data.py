@@ -247,17 +247,14 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
         state, notes = "here", list(found.notes)
     counts = (found or known).counts.items()
     return {
-        **{key: getattr(known, key) for key in ("title", "citation", "terms")},
-        "state": state,
+        **{key: getattr(known, key) for key in ("title", "citation", "terms")}, "state": state,
         "counts": {k: dict(zip(("clients", "examples"), v, strict=True)) for k, v in counts},
         "classes": known.classes,
         "bytes": sum(size_of(root(cache) / part / name) for part in ("sets", "downloads")),
-        "fingerprint": found and found.fingerprint,
-        "path": found and str(found.path),
-        "notes": notes,
-        "addresses": [remote.url for remote in known.remotes],
+        "fingerprint": found and found.fingerprint, "path": found and str(found.path),
+        "notes": notes, "addresses": [remote.url for remote in known.remotes],
         "files": [form.files for form in known.forms],
-    }
+    }  # fmt: skip
 
 
 def _store(make: Callable[[Downloads], Dataset]) -> None:

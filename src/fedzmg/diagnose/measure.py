@@ -201,20 +201,16 @@ def _layer(
     clients = len(energy)
     shares = np.divide(mean, energy, out=np.full(clients, np.nan), where=energy > 0)
     left, sum_left = _left(energy, mean), float(_left(numbers["sum"], numbers["sum_mean"]))
+    both = (energy, numbers["sum"]), (left, sum_left)
     return Layer(
-        *names,
-        *shape,
-        energy=_ratio(float(energy.sum()), float(every.sum())),
+        *names, *shape, energy=_ratio(float(energy.sum()), float(every.sum())),
         share=ClientSpread.of(shares),
         forbidden=_ratio(numbers["loss_mean"], numbers["loss"]),
         lost=_ratio(numbers["lost"], numbers["loss"]),
-        distance=Pair(_distance(energy, numbers["sum"]), _distance(left, sum_left)),
-        diversity=Pair(
-            _ratio(clients * float(energy.sum()), numbers["sum"]),
-            _ratio(clients * float(left.sum()), sum_left),
-        ),
+        distance=Pair(*(_distance(own, whole) for own, whole in both)),
+        diversity=Pair(*(_ratio(clients * float(own.sum()), whole) for own, whole in both)),
         shares=tuple(None if np.isnan(one) else float(one) for one in shares),
-    )
+    )  # fmt: skip
 
 
 def _distance(energy: Floats, of_sum: float) -> float | None:

@@ -168,6 +168,7 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     moved = {r: int(one[down]) + int(one[up]) for r, one in by_round.items()}
     losses = [one.get("client_loss") for one in records]
     sizes = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
+    unusual = ((r, o.get("rejected", ()), o.get("flagged", ())) for r, o in by_round.items())
     return {
         "dropped": {r: int(one["dropped"]) for r, one in by_round.items()},
         "diverged": next((r for r, one in by_round.items() if one.get("diverged")), None),
@@ -182,9 +183,5 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seconds": sum([float(one["seconds"]) for one in records]),
         "client_loss": tuple(None if one is None else tuple(map(float, one)) for one in losses),
         "steps": sum([int(one["steps"]) for one in records]),
-        "unusual": unusual_clients(
-            (r, one.get("rejected", ()), one.get("flagged", ()))
-            for r, one in by_round.items()
-            if "rejected" in one or "flagged" in one
-        ),
+        "unusual": unusual_clients(unusual),
     }

@@ -161,19 +161,13 @@ class StudyResult:
         study = self.study
         protocol, plan = study.protocol, study.plan
         return {
-            "format": FORMAT,
-            "task": study.task,
-            "label": str(plan.get("label") or ""),
-            "metric": study.metric,
-            "higher_is_better": study.higher_is_better,
-            "rates": plan.get("rates"),
-            "preset": study.runs[0].spec.get("preset", {}),
-            "seeds": study.seeds,
-            "rounds": protocol.get("rounds"),
+            "format": FORMAT, "task": study.task, "label": str(plan.get("label") or ""),
+            "metric": study.metric, "higher_is_better": study.higher_is_better,
+            "rates": plan.get("rates"), "preset": study.runs[0].spec.get("preset", {}),
+            "seeds": study.seeds, "rounds": protocol.get("rounds"),
             "eval_every": protocol.get("eval_every"),
             **({"participation": dict(study.participation)} if study.participation else {}),
-            "window": study.window,
-            "precision": plan.get("precision"),
+            "window": study.window, "precision": plan.get("precision"),
             "reference": study.reference,
             "complete": not study.awaited and not any(score.unfinished for score in self.scores),
             "algorithms": {score.label: self._algorithm(score) for score in self.scores},
@@ -182,13 +176,11 @@ class StudyResult:
                 for level in study.thresholds
             ],
             "tests": {
-                "score": "final, full",
-                "family": "pairs" if study.every_pair else "reference",
+                "score": "final, full", "family": "pairs" if study.every_pair else "reference",
                 "pairs": [asdict(test) for test in self.tests],
             },
-            "curves": self.curves,
-            "notes": list(self.notes),
-        }
+            "curves": self.curves, "notes": list(self.notes),
+        }  # fmt: skip
 
     def _algorithm(self, score: AlgorithmResult) -> dict[str, Any]:
         from fedzmg.algorithms import ALGORITHMS
@@ -213,11 +205,8 @@ class StudyResult:
                 run.done if run.diverged is not None and run.done < (run.asked or 0) else None
                 for run in runs
             ],
-            "unfinished": score.unfinished,
-            "dropped": score.dropped,
-            "steps": longest.steps,
-            "traffic": dict(score.traffic),
-            "metric_per_mib": score.per_mib,
+            "unfinished": score.unfinished, "dropped": score.dropped, "steps": longest.steps,
+            "traffic": dict(score.traffic), "metric_per_mib": score.per_mib,
             "seconds": sum(run.seconds for run in runs),
             "inferred": ALGORITHMS[name].inferred if name in ALGORITHMS.data else "",
         }  # fmt: skip

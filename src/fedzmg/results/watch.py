@@ -105,15 +105,12 @@ class Work(NamedTuple):
         """Return everything for JSON; non-finite numbers become null."""
         best = self.best
         return {
-            **{key: getattr(self, key) for key in self._fields[:5]},
-            "complete": self.complete,
+            **{key: getattr(self, key) for key in self._fields[:5]}, "complete": self.complete,
             "lock": self.owner and {**asdict(self.owner), "gone": not self.alive},
-            "command": self.command,
-            "rounds_per_second": self.rate,
-            "seconds_left": self.seconds_left,
-            "best": None if best is None else best.name,
+            "command": self.command, "rounds_per_second": self.rate,
+            "seconds_left": self.seconds_left, "best": None if best is None else best.name,
             "trainings": [one.as_dict() for one in self.trainings],
-        }
+        }  # fmt: skip
 
 
 class Watch:

@@ -24,6 +24,11 @@ _VERDICTS = {
     "holds": "green", "fails": "yellow", "not": "bold red",
     "gain": "bold green", "little": "bold", "loss": "bold yellow", "unclear": "bold",
 }  # fmt: skip
+_COSTS = {
+    "down": "travels to a client, every round", "up": "travels back",
+    "client_keeps": "kept by a client between rounds",
+    "server_keeps": "kept by the server besides the model",
+}  # fmt: skip
 _LAYERS = (
     "energy: share of clients' gradient energy. mean: share of it that is the mean over the "
     "inputs, ± sd over clients. forbidden: the same of the loss gradient; lost: what of that no "
@@ -68,13 +73,12 @@ def estimate(data: Mapping[str, Any]) -> dict[str, str]:
     down, up, disk, kept = (bytes_text(data[key]) for key in sizes)
     found = {
         data["kind"]: f"{data['task']}, {count_text(data['algorithms'], 'algorithm')}",
-        "trials": f"{trials:,}",
-        "rounds": f"{rounds:,} each, {trials * rounds:,} in all",
+        "trials": f"{trials:,}", "rounds": f"{rounds:,} each, {trials * rounds:,} in all",
         "evaluations": f"{data['evaluations']:,} each",
         "steps": f"{data['steps']:,} local steps" if data["steps"] else "unknown without data",
         "traffic": f"{down} down, {up} up (simulated)",
         "disk": f"{disk} at most while it runs, {kept} after",
-    }
+    }  # fmt: skip
     if data.get("guard_bytes"):
         found["memory"] = f"{bytes_text(data['guard_bytes'])} of uploads are kept in a round"
     if data["missing"]:
@@ -228,12 +232,7 @@ def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None)
     options = [(o["key"], _default(o), o["range"], o["doc"]) for o in data["options"]]
     heads = ("key", "default", "range", "what it is")
     costs = []
-    for name, what in {
-        "down": "travels to a client, every round",
-        "up": "travels back",
-        "client_keeps": "kept by a client between rounds",
-        "server_keeps": "kept by the server besides the model",
-    }.items():
+    for name, what in _COSTS.items():
         size = [bytes_text(data["costs"][f"{name}_bytes"])] if task else []
         costs.append([what, f"{data['costs'][name]:g}", *size])
     split = any(option["key"].startswith("parts.") for option in data["options"])

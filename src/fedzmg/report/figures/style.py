@@ -226,12 +226,9 @@ def wrapped(text: str, characters: int) -> str:
 
 def line_style(position: int) -> dict[str, Any]:
     """Return colour, dashes and marker of a series, distinct for the first 245."""
-    return {
-        "color": COLOURS[position % len(COLOURS)],
-        "linestyle": DASHES[position % len(DASHES)],
-        "marker": MARKERS[position // (len(COLOURS) * len(DASHES)) % len(MARKERS)],
-        "markersize": 3.6,
-    }
+    marker = MARKERS[position // (len(COLOURS) * len(DASHES)) % len(MARKERS)]
+    colour, dashes = COLOURS[position % len(COLOURS)], DASHES[position % len(DASHES)]
+    return {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 3.6}
 
 
 def format_axis(axes: Axes, metric: str, *, vertical: bool = True, signed: bool = False) -> None:
