@@ -17,7 +17,7 @@ from fedzmg.results import paper
 from fedzmg.results.formatting import slug
 from fedzmg.results.runs import Run, read_run
 from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import flat, read_json, read_toml
+from fedzmg.storage.formats import flat, read_json, read_or_empty, read_toml
 from fedzmg.storage.reading import walk
 
 _CONTENTS = ("grid.json", "heterogeneity.json")
@@ -89,6 +89,7 @@ class PlanFile(NamedTuple):
     kind: str  # ``study`` or ``grid``
     shown: str
     path: str  # the file relative to the working directory
+    content: Mapping[str, Any]  # empty if it is damaged: its results are there
 
 
 class Material(NamedTuple):
@@ -118,8 +119,9 @@ def read(tops: Sequence[Path]) -> Material:
             made = ("tables", "figures") if "written.json" in held else ()  # of an earlier report
             below[:] = [name for name in below if name not in made]
             shown = (Path(name) / directory.relative_to(top)).as_posix()
-            kinds = [kind for kind in ("grid", "study") if f"{kind}.toml" in held]
-            files += [PlanFile(k, shown, (directory / f"{k}.toml").as_posix()) for k in kinds]
+            for kind in (kind for kind in ("grid", "study") if f"{kind}.toml" in held):
+                plan = directory / f"{kind}.toml"
+                files.append(PlanFile(kind, shown, plan.as_posix(), read_or_empty(plan)))
             if "study.toml" in held:
                 where = directory.as_posix()
                 plans[where] = read_toml(directory / "study.toml")

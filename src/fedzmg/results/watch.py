@@ -15,7 +15,7 @@ from fedzmg.errors import InputError
 from fedzmg.results.reading import variants
 from fedzmg.storage.checkpoint import checkpointed
 from fedzmg.storage.files import compressed, folder_name
-from fedzmg.storage.formats import flat, json_nulls, log_lines, read_json, read_toml
+from fedzmg.storage.formats import flat, json_nulls, log_lines, read_or_empty, read_toml
 from fedzmg.storage.lock import Owner, read_owner
 from fedzmg.storage.reading import check_folder, walk
 
@@ -148,7 +148,7 @@ class Watch:
         return found
 
     def _work(self, directory: Path, kind: Kind) -> Work:
-        manifests = map(_json_or_empty, sorted(directory.glob(MANIFESTS[kind])))
+        manifests = map(read_or_empty, sorted(directory.glob(MANIFESTS[kind])))
         facts: Mapping[str, Any] = next(filter(None, manifests), {})
         plan = read_toml(directory / PLANS[kind])
         whole = directory.resolve()  # a run may be held as part of a study
@@ -175,7 +175,7 @@ class Watch:
         for path, group, seed in jobs:
             rows = list(self._log(path / "metrics.jsonl", "round").values())
             last = max((row["round"] for row in rows), default=0)
-            early = _json_or_empty(path / "stopped.json")
+            early = read_or_empty(path / "stopped.json")
             early = early if last >= early.get("round", math.inf) else {}
             begun = bool(rows) or (path / "spec.toml").is_file()
             yield _training(
@@ -195,10 +195,8 @@ class Watch:
             for line in self._log(path / "metrics.jsonl", "trial", "round").values():
                 rows.setdefault(line["trial"], []).append(line)
             begun, members = checkpointed(path / "checkpoint.safetensors")
-            lasts = [
-                max([begun * (i in members), *(row["round"] for row in own)])
-                for i, own in rows.items()
-            ]
+            seen = {i: max((row["round"] for row in own), default=0) for i, own in rows.items()}
+            lasts = [max(begun * (i in members), last) for i, last in seen.items()]
             early = {i: stop for (i,), stop in self._log(path / "stopped.jsonl", "trial").items()}
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
@@ -257,14 +255,6 @@ def _training(
 def _is_alive(directory: Path) -> bool:
     owner = read_owner(directory)
     return owner is not None and not owner.is_gone
-
-
-def _json_or_empty(path: Path) -> dict[str, Any]:
-    """Read a file that may be missing, or be about to be replaced."""
-    try:
-        return read_json(path)
-    except InputError:
-        return {}
 
 
 def _points(group: str, variant: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:

@@ -49,6 +49,14 @@ def read_json(
     return values
 
 
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """Read a TOML or JSON file; one that is missing, damaged or being replaced counts as empty."""
+    try:
+        return read_toml(path) if path.suffix == ".toml" else read_json(path)
+    except InputError:
+        return {}
+
+
 def read_manifest(directory: Path, wanted: int) -> dict[str, Any]:
     """Read the manifest of a run or of a grid's algorithm; check its specification and logs."""
     spec = directory / "spec.toml"
