@@ -182,16 +182,16 @@ def report(
 
     material, folder = reading.read(directories), out or directories[0] / "report"
     outcomes = [study_result(study) for study in material.studies]
-    names, cleared = publish(material, outcomes, folder, page_only=page_only)
+    names, removed, edited = publish(material, outcomes, folder, page_only=page_only)
     common.print_path("page", folder / PAGE)
     for what in ("tables", "figures"):
         if count := sum(name.startswith(f"{what}/") for name in names):
             common.print_path(what, f"{folder / what} ({count} files)")
     common.say(*material.notes)
-    if cleared.removed:
-        common.say(f"{len(cleared.removed)} files of an earlier report there are removed")
-    for name in cleared.kept:
-        common.say(f"{name} of an earlier report was changed since and is left alone")
+    if removed:
+        common.say(f"{len(removed)} files of an earlier report there are removed")
+    changed = "of an earlier report was changed since and is left alone"
+    common.say(*(f"{name} {changed}" for name in edited))
     if open_:
         webbrowser.open((folder / PAGE).resolve().as_uri())
 

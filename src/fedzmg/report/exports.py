@@ -14,7 +14,7 @@ from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
 from fedzmg.report.tables.uploads import grid_uploads, uploads
-from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files, write
+from fedzmg.report.writing import check_place, refuse_foreign, replace_files, write
 from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
 
@@ -34,8 +34,8 @@ _FORMATS: dict[str, Callable[[Table], str]] = {
 
 def publish(
     material: Material, results: Sequence[StudyResult], out: Path, *, page_only: bool = False
-) -> tuple[list[str], Cleared]:
-    """Write page, tables and figures in place of those of an earlier report; return their names."""
+) -> tuple[list[str], list[str], list[str]]:
+    """Replace an earlier report; return the names of files written, removed, and left as edited."""
     check_place(out)
     # Before the long work; the names of tables and figures are known only after it.
     refuse_foreign(out, [PAGE])
@@ -46,7 +46,7 @@ def publish(
     files = {PAGE: render(material, results, drawn).encode()}
     if not page_only:
         files |= {**dict(tables(material, results)), **dict(figures(drawn))}
-    return list(files), replace_files(out, files)
+    return list(files), *replace_files(out, files)
 
 
 def figures(drawn: Mapping[str, Chart]) -> Iterator[tuple[str, bytes]]:

@@ -12,7 +12,6 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from fedzmg.errors import InputError
 from fedzmg.storage.files import naming_errors, write_atomic
@@ -21,13 +20,6 @@ from fedzmg.storage.reading import read_file, strict_json
 LIST = "written.json"
 ELSEWHERE = "choose another place with --out"
 REPORT = "report"
-
-
-class Cleared(NamedTuple):
-    """Files of an earlier report that this one does not write."""
-
-    removed: tuple[str, ...]
-    kept: tuple[str, ...]  # files that were edited since
 
 
 def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:
@@ -64,14 +56,13 @@ def staged(out: Path, writer: str) -> Iterator[Path]:
     _write_all(out, files, writer)
 
 
-def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
-    """Write a report's files, unless one is foreign, and remove those of earlier reports only."""
+def replace_files(out: Path, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Write a report; return files of earlier ones only: removed, and kept as edited since."""
     before = _write_all(out, files, REPORT)
     stale = [name for name in before if name not in files]
     removed = [name for name in stale if _remove(out, name, before[name])]
     _write_list(out, {name: _hash(content) for name, content in files.items()}, REPORT)
-    kept = [name for name in stale if name not in removed and (out / name).exists()]
-    return Cleared(tuple(removed), tuple(kept))
+    return removed, [name for name in stale if name not in removed and (out / name).exists()]
 
 
 def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> dict[str, str]:

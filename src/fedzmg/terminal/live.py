@@ -66,7 +66,7 @@ class Display:
         self, console: Terminal, metric: str, packs: Mapping[str, int] | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
-        self._console, self._metric = console, metric
+        self._console, self._metric, self.say = console, metric, console.say
         self._to_come, self._sizes = dict(packs or {}), dict(sizes or {})
         self._label, self._rounds, self._round, self._first = "", 0, 0, 0
         self._begun = self._printed = 0.0
@@ -114,9 +114,6 @@ class Display:
         if due and not self._console.is_terminal:
             self._printed = time.monotonic()
             self.say(self._line())
-
-    def say(self, text: str) -> None:
-        self._console.say(text)
 
     def _leave(self) -> None:
         """Leave one line of a pack that has ended, and of each client with unusual uploads."""
@@ -224,7 +221,7 @@ class Downloads:
         name = TextColumn("{task.description:<24}", markup=False)
         columns = (name, BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._console, self._printed = console, 0.0
+        self._console, self._printed, self.say = console, 0.0, console.say
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -252,9 +249,6 @@ class Downloads:
             self._printed = time.monotonic()
             whole = "" if bar.total is None else f" of {bytes_text(bar.total)}"
             self.say(f"{bar.description}: {bytes_text(done)}{whole}")
-
-    def say(self, text: str) -> None:
-        self._console.say(text)
 
     def _finish(self) -> None:
         for bar in self._bars.tasks[-1:]:

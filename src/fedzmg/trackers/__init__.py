@@ -72,6 +72,7 @@ class Tracking:
     ) -> None:  # fmt: skip
         self._makers, self._out = dict(trackers), Path(out)
         self._inner, self._naming = progress or Silent(), naming or by_seed
+        self.say = self._inner.say
         self._open: dict[str, list[Tracker]] = {}
 
     def __enter__(self) -> Self:
@@ -106,9 +107,6 @@ class Tracking:
         if report.round == self._rounds or simulation.all_stopped:
             self._close("finished")
         self._inner.advance(report)
-
-    def say(self, text: str) -> None:
-        self._inner.say(text)
 
     def _close(self, ending: Ending) -> None:
         def finish(name: str) -> None:

@@ -29,7 +29,6 @@ from fedzmg.plain_text import printable
 from fedzmg.report.writing import write
 from fedzmg.results.formatting import is_share, signed_text
 
-PNG_DPI = 150
 # Okabe and Ito's palette, safe under all common colour blindness, without yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9")
 # Seven colours, five dash patterns and seven markers: styles repeat only after 245 series.
@@ -167,8 +166,8 @@ class Chart(Figure):
 
     def tag_legend(self, legend: Legend, labels: Sequence[str]) -> None:
         """Tag the entries of a legend with the labels of their series."""
-        entries = zip(legend.legend_handles, legend.get_texts(), labels, strict=True)
-        for handle, text, label in entries:
+        handles, texts = legend.legend_handles, legend.get_texts()
+        for handle, text, label in zip(handles, texts, labels, strict=True):
             if handle is not None:
                 self.tag(handle, label, legend=True)
             self.tag(text, label, legend=True)
@@ -267,7 +266,7 @@ def rendered(figure: Figure, suffix: str) -> bytes:
     """Return the content of a PNG, SVG or PDF file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with _drawing():
-        figure.savefig(buffer, format=suffix, dpi=PNG_DPI, metadata=_METADATA[suffix])
+        figure.savefig(buffer, format=suffix, dpi=150, metadata=_METADATA[suffix])
     return buffer.getvalue()
 
 
