@@ -1,7 +1,5 @@
 """Commands of ``fedzmg data``: list, get, import, remove, path, describe and show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -196,7 +194,7 @@ def _title(name: str) -> str:
 def _population(
     name: str, split: str, partition: str | None, clients: int | None, seed: int,
     settings: Texts, cache: Path | None, table: tuple[str | None, str] = (None, "label"),
-) -> Population:  # fmt: skip
+) -> "Population":  # fmt: skip
     """Read a data set or a path and count what every client holds."""
     from fedzmg.data import catalog, formats, heterogeneity
     from fedzmg.data.sources import EMBEDDED, SOURCES, source
@@ -257,7 +255,7 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _store(make: Callable[[Downloads], Dataset]) -> None:
+def _store(make: "Callable[[Downloads], Dataset]") -> None:
     """Make a data set and print its counts, notes and folder."""
     from fedzmg.terminal.live import Downloads
 

@@ -1,7 +1,5 @@
 """Commands for algorithms of one's own: ``fedzmg check`` and ``fedzmg new``."""
 
-from __future__ import annotations
-
 import json
 import keyword
 import re
@@ -52,7 +50,7 @@ def check(
         raise SystemExit(1)
 
 
-def _chosen(target: str, name: str | None) -> list[Algorithm | AlgorithmInfo]:
+def _chosen(target: str, name: str | None) -> "list[Algorithm | AlgorithmInfo]":
     """Return the algorithms of a file, or a built-in one."""
     from fedzmg.algorithms import ALGORITHMS
 
@@ -67,7 +65,7 @@ def _chosen(target: str, name: str | None) -> list[Algorithm | AlgorithmInfo]:
     return list(found.values()) if name is None else [found[name]]
 
 
-def load_algorithms(path: Path) -> list[Algorithm | AlgorithmInfo]:
+def load_algorithms(path: Path) -> "list[Algorithm | AlgorithmInfo]":
     """Load a plugin file and return its ``ALGORITHMS``."""
     from fedzmg import algorithms, plugins
     from fedzmg.contract import Algorithm

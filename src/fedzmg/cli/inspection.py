@@ -1,7 +1,5 @@
 """Commands that train nothing new: list, watch, diff, verify, report, keep and export."""
 
-from __future__ import annotations
-
 import json
 import time
 import webbrowser
@@ -65,7 +63,7 @@ def watch(
         raise SystemExit(common.INTERRUPTED) from None
 
 
-def _looks(found: Watch, every: float, once: bool, wait: bool) -> Iterator[list[Work]]:
+def _looks(found: "Watch", every: float, once: bool, wait: bool) -> "Iterator[list[Work]]":
     """Yield the state of work until it ends: all is complete, or no process is at work."""
     while True:
         works = found.look()

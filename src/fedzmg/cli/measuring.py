@@ -1,7 +1,5 @@
 """Commands that measure: ``fedzmg bench``, ``theory`` and ``diagnose``."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace
@@ -172,7 +170,7 @@ def diagnose(
     common.show(data, partial(views.diagnosis, data), as_json, directory, figure=figure)
 
 
-def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:
+def _subject(what: str, settings: list[str]) -> "tuple[Task, Tree | None, int, int]":
     """Load task, model, round and seed of a task's name or a run directory."""
     from fedzmg import tasks
     from fedzmg.experiment.rules_hash import refuse_unloaded

@@ -1,7 +1,5 @@
 """Commands that train: ``run``, ``compare`` and ``study``; ``validate``, ``schema``."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -52,7 +50,7 @@ On = Annotated[
 
 
 @contextlib.contextmanager
-def remote_of(on: str | None, track: str | None) -> Iterator[Packs | None]:
+def remote_of(on: str | None, track: str | None) -> "Iterator[Packs | None]":
     """Connect to a cluster, if one is named; trackers then run in its workers."""
     if on is None:
         yield None
@@ -70,9 +68,9 @@ def remote_of(on: str | None, track: str | None) -> Iterator[Packs | None]:
 
 @contextlib.contextmanager
 def progress_of(
-    task: Task, directory: Path, track: str | None, as_json: bool,
-    *packs: Mapping[str, int], naming: Naming | None = None,
-) -> Iterator[Tracking]:  # fmt: skip
+    task: "Task", directory: Path, track: str | None, as_json: bool,
+    *packs: Mapping[str, int], naming: "Naming | None" = None,
+) -> "Iterator[Tracking]":  # fmt: skip
     """Show rounds on the terminal and to trackers; report the time limit."""
     from fedzmg import trackers
     from fedzmg.experiment.training import TimeLimitReached
@@ -102,7 +100,7 @@ def after_results(directory: Path) -> Iterator[None]:
 
 
 def _train_study(
-    spec: StudySpec, task: Task, directory: Path, track: str | None, as_json: bool,
+    spec: "StudySpec", task: "Task", directory: Path, track: str | None, as_json: bool,
     on: str | None, **more: Any,
 ) -> None:  # fmt: skip
     """Train a study and show its scores and curves."""
@@ -271,7 +269,7 @@ def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
 
 def prepare(
     kind: str, file: Path, settings: list[str] | None, out: Path | None
-) -> tuple[Any, Task, Path]:
+) -> "tuple[Any, Task, Path]":
     """Check everything that can be checked before anything is written."""
     from fedzmg import tasks
 
@@ -286,7 +284,7 @@ def prepare(
     return spec, task, out or Path("runs") / file.stem
 
 
-def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
+def _refuse_to_replace(directory: Path, spec: "StudySpec") -> None:
     """Refuse a directory whose comparison has algorithms or seeds that this one lacks."""
     path = directory / "study.toml"
     if not path.is_file():
@@ -301,7 +299,7 @@ def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
 
 def task_and_settings(
     command: str, task: str, set_: list[str] | None
-) -> tuple[Task, dict[str, Any]]:
+) -> "tuple[Task, dict[str, Any]]":
     """Build a named task with its preset's settings; return it with the other settings."""
     from fedzmg import tasks
     from fedzmg.experiment.specs.strict import parse_settings
@@ -315,7 +313,7 @@ def task_and_settings(
     return tasks.get(task, preset), given
 
 
-def default_directory(name: str, spec: Experiment) -> Path:
+def default_directory(name: str, spec: "Experiment") -> Path:
     """Return the default directory, which the same command finds again by a hash of settings."""
     from fedzmg.storage.files import folder_name
 

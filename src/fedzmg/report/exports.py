@@ -1,7 +1,5 @@
 """Files of reports and of descriptions of data; the same results give the same bytes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +47,7 @@ def publish(
     return list(files), *replace_files(out, files)
 
 
-def figures(drawn: Mapping[str, Chart]) -> Iterator[tuple[str, bytes]]:
+def figures(drawn: Mapping[str, "Chart"]) -> Iterator[tuple[str, bytes]]:
     """Yield every figure as PNG, SVG and PDF: file name below ``figures``, and content."""
     from fedzmg.report.figures import FORMATS, rendered
 

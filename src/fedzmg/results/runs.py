@@ -1,7 +1,5 @@
 """Runs as plain data, read from a run directory or taken from a history in memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +99,7 @@ class Run:
         return {"task": self.spec["task"], **tables, "participation": self.participation, **hashes}
 
     @classmethod
-    def of_history(cls, history: History, label: str) -> Run:
+    def of_history(cls, history: "History", label: str) -> "Run":
         """Make a run of a history in memory."""
         task, algorithm = history.task, history.trial.algorithm
         spec: dict[str, Any] = {
@@ -119,7 +117,7 @@ class Run:
         return cls("", "", spec, facts, **log, label=label, clients=clients)
 
 
-def client_table(found: Sequence[ClientMetrics]) -> ClientTable:
+def client_table(found: Sequence["ClientMetrics"]) -> ClientTable:
     """Make a table of evaluations of single clients."""
     last, rounds = found[-1], np.array([one.round for one in found])
     names = ("metric", "loss", "personal", "tuned")

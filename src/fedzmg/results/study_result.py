@@ -1,7 +1,5 @@
 """The result of a study: scores and tests of runs, from which all tables and files are made."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,13 +90,13 @@ class StudyResult:
     tests: tuple[FamilyTest, ...]
     """The whole family, over which Holm's correction goes."""
     notes: tuple[str, ...]
-    histories: Mapping[str, Sequence[History]] = field(default_factory=dict)
+    histories: "Mapping[str, Sequence[History]]" = field(default_factory=dict)
     """Histories by label, for runs of this process; empty for runs read from disk."""
 
     @classmethod
     def from_histories(
-        cls, histories: Mapping[str, Sequence[History]], plan: Mapping[str, Any] | None = None
-    ) -> StudyResult:
+        cls, histories: "Mapping[str, Sequence[History]]", plan: Mapping[str, Any] | None = None
+    ) -> "StudyResult":
         """Compute the result of histories by label, reference first, as in a ``study.toml``."""
         seeds = {label: [h.trial.seed for h in runs] for label, runs in histories.items()}
         if not seeds or not all(seeds.values()):
@@ -220,7 +218,7 @@ class StudyResult:
 
 
 def study_result(
-    study: Study, histories: Mapping[str, Sequence[History]] | None = None
+    study: Study, histories: "Mapping[str, Sequence[History]] | None" = None
 ) -> StudyResult:
     """Compute the result of a study."""
     ends = {label: scores.finals(runs) for label, runs in study.members.items()}
