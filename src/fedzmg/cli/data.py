@@ -230,7 +230,6 @@ def _population(
 
 
 def _summary(name: str, cache: Path | None) -> dict[str, Any]:
-    """Summarise a data set as plain values."""
     from fedzmg.data import catalog
     from fedzmg.data.cache import root, size_of
     from fedzmg.data.sources import SOURCES
@@ -256,7 +255,6 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
 
 
 def _store(make: "Callable[[Downloads], Dataset]") -> None:
-    """Make a data set and print its counts, notes and folder."""
     from fedzmg.terminal.live import Downloads
 
     with Downloads(Terminal(stderr=True)) as progress:

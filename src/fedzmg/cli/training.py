@@ -103,7 +103,6 @@ def _train_study(
     spec: "StudySpec", task: "Task", directory: Path, track: str | None, as_json: bool,
     on: str | None, **more: Any,
 ) -> None:  # fmt: skip
-    """Train a study and show its scores and curves."""
     from fedzmg.experiment.studies.study import run_study, study_packs
     from fedzmg.report import figures
     from fedzmg.terminal import views

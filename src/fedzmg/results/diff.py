@@ -98,7 +98,6 @@ class Difference:
     only_right: tuple[str, ...]
 
     def differs(self, aspects: Iterable[str] = ASPECTS) -> bool:
-        """Return True if there is a difference in one of these aspects."""
         found = {change.aspect for change in self.changes}
         found |= {"curves" for pair in self.curves if not pair.identical}
         found |= {"scores" for pair in self.scores if not pair.equal}

@@ -55,12 +55,10 @@ class Study:
 
     @property
     def threshold(self) -> float | None:
-        """The main level."""
         return self.thresholds[-1] if self.thresholds else None
 
     @property
     def protocol(self) -> Mapping[str, Any]:
-        """Protocol that all runs share."""
         return dict(self.runs[0].spec.get("protocol", {}))
 
     @property
@@ -72,14 +70,12 @@ class Study:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Labels that are tested against each other."""
         labels = list(self.members)
         if self.every_pair:
             return list(itertools.combinations(labels, 2))
         return [(self.reference, other) for other in labels[1:]]
 
     def only(self, labels: Iterable[str]) -> "Study":
-        """Return the same study with some of its algorithms."""
         return replace(self, members={label: self.members[label] for label in labels})
 
 

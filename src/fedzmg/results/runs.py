@@ -100,7 +100,6 @@ class Run:
 
     @classmethod
     def of_history(cls, history: "History", label: str) -> "Run":
-        """Make a run of a history in memory."""
         task, algorithm = history.task, history.trial.algorithm
         spec: dict[str, Any] = {
             "task": task.name, "algorithm": algorithm.name, "seed": history.trial.seed,

@@ -176,10 +176,7 @@ def _layers(data: Mapping[str, Any]) -> Table:
             percent(ratio(point["drift"].get(name))),
             *([percent(centred[name]["share"]["mean"])] if centred else []),
         ])  # fmt: skip
-    who = f"{len(data['clients']):,} clients"
-    if len(data["clients"]) != data["total"]:
-        who = f"{len(data['clients']):,} of {data['total']:,} clients (seed {data['seed']})"
-    return Table.of(f"{data['task']}, {when(point)}: {who}", heads, cells)
+    return Table.of(f"{data['task']}, {when(point)}: {who(data)}", heads, cells)
 
 
 def tables(data: Mapping[str, Any], width: int) -> RenderableType:

@@ -165,7 +165,6 @@ def _limit(axes: Axes, shown: Mapping[str, Curve], by: str) -> None:
 
 
 def _caption(result: StudyResult, shown: Mapping[str, Curve]) -> str:
-    """Describe the number of averaged runs and the thinning."""
     counts = sorted({curve.averaged for curve in shown.values()})
     number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
     band = "; band: one standard deviation either way, cut to possible values" * (counts != [1])

@@ -109,7 +109,6 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
 
 
 def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
-    """Draw a histogram of the volumes."""
     volume, summary = _column(report, "volume"), report["summary"].get("volume")
     low, high = float(volume.min()), float(volume.max())
     note = f"mean ± sd: {spread_text('volume', summary)}" if summary else ""

@@ -115,7 +115,6 @@ def _cohort(study: Study, cohort: int) -> str:
 
 
 def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:
-    """Yield title, value and note of every tile."""
     if not result.ranked:
         return
     study, best = result.study, result.ranked[0]

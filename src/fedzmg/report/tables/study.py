@@ -137,7 +137,6 @@ def _reached(heads: Sequence[str], of: Callable[[Any], tuple[Any, bool]]) -> Ite
 
 
 def _each_run(score: AlgorithmResult) -> Cell:
-    """Show mean and deviation over the runs that arrive."""
     arrived = [one for one in score.arrivals_each if one is not None]
     if not arrived:
         return round_cell(None, running=score.unfinished > 0)
