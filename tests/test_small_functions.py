@@ -180,8 +180,6 @@ x            12
 ('cifar100', 'mnist-by-writer (stand-in for EMNIST)')
 """,
     "fedzmg.results.reading": r"""
->>> family("fedadam:reddi"), family("fedzmg (lr 0.1)")
-('fedadam', 'fedzmg')
 >>> variants({"algorithms": ["fedavg"]})
 {'fedavg': {}}
 """,

@@ -128,8 +128,8 @@ def describe(
         write_description(data, paper.described(name), folder)
     view, figure = partial(views.description, data, paper.described(name)), "heterogeneity.png"
     common.show(data, view, as_json, directory, figure=directory / figure, files=directory)
-    twin = paper.twin(name)
-    if twin is not None and twin != name:
+    twin = paper.TWINS.get(name, name)
+    if twin != name:
         print_line(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
     _print_notes(shown.notes, err=as_json)
 

@@ -35,18 +35,13 @@ _TASKS = {
     **{name: name for name in _DATASETS}, "emnist10": "emnist62", "emnist10-head62": "emnist62",
     "mnist-by-writer": "emnist62", "chars74k": "emnist62", "shakespeare-by-role": "shakespeare",
 }  # fmt: skip
-_TWINS = {**_TASKS, "cifar100-tff": "cifar100", "plays": "shakespeare"}
+TWINS = {**_TASKS, "cifar100-tff": "cifar100", "plays": "shakespeare"}  # keys of PAPER
 COUNTERPARTS = {task: _DATASETS[name] for task, name in _TASKS.items()}
 
 
-def twin(name: str) -> str | None:
-    """Return the key of the paper's heterogeneity column for a data set, if there is one."""
-    return _TWINS.get(name)
-
-
 def described(name: str) -> Mapping[str, Any] | None:
-    """Return that column; None if the paper has nothing like the data set."""
-    return PAPER.get(_TWINS.get(name, ""))
+    """Return the paper's heterogeneity column; None if it has nothing like the data set."""
+    return PAPER.get(TWINS.get(name, ""))
 
 
 def shown(task: str) -> str:

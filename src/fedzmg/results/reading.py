@@ -156,11 +156,6 @@ def axes_of(data: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(axis for one in data["algorithms"].values() for axis in one["axes"]))
 
 
-def family(label: str) -> str:
-    """Return the family of a variant: the text before the colon or a remark."""
-    return label.partition(":")[0].partition(" (")[0]
-
-
 def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the algorithms of a plan by name; a user may have listed names only."""
     listed = plan.get("algorithms", {})

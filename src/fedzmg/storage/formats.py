@@ -6,6 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,22 +135,17 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in manifest.items() if key not in plugins} | flat(plugins)
 
 
-def json_words(value: Any) -> Any:
-    """Prepare values for strict JSON: numbers that are not finite become words for ``float``."""
-    return _strict(value, str)
-
-
-def json_nulls(value: Any) -> Any:
-    """Prepare values for strict JSON: numbers that are not finite become null."""
-    return _strict(value, lambda _: None)
-
-
 def _strict(value: Any, instead: Callable[[float], Any]) -> Any:
+    """Prepare values for strict JSON, which has no numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: _strict(inner, instead) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_strict(inner, instead) for inner in value]
     return instead(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+json_words: Callable[[Any], Any] = partial(_strict, instead=str)  # words that float() reads
+json_nulls: Callable[[Any], Any] = partial(_strict, instead=lambda _: None)
 
 
 def _parsed(

@@ -39,13 +39,11 @@ _LAYERS = (
 
 def study(result: StudyResult, width: int) -> RenderableType:
     """Show scores, thresholds, paired tests and notes of a study or comparison."""
-    parts: list[Any] = [scores(result), thresholds(result), paired_tests(result)]
-    parts.append(own_models(result))
+    tables = [scores(result), thresholds(result), paired_tests(result), own_models(result)]
     names = dict.fromkeys(score.algorithm for score in result.scores)
     own = [name for name in names if name in ALGORITHMS.data and ALGORITHMS[name].inferred]
-    parts += result.notes
-    parts += [f"Partly inferred, see 'fedzmg list NAME': {', '.join(own)}."] if own else []
-    return render(parts, width)
+    inferred = f"Partly inferred, see 'fedzmg list NAME': {', '.join(own)}." if own else None
+    return render([*tables, *result.notes, inferred], width)
 
 
 def grid(data: Mapping[str, Any], width: int) -> RenderableType:
@@ -281,14 +279,11 @@ def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableT
     """Show the data sets of ``fedzmg data list --json``."""
     rows = []
     for name, one in found.items():
-        # Equal numbers of all splits are shown once.
-        numbers = [
-            " / ".join(dict.fromkeys(
-                "" if split[what] is None else f"{split[what]:,}"
-                for split in one["counts"].values()
-            ))
-            for what in ("clients", "examples")
-        ]  # fmt: skip
+        numbers = []
+        for what in ("clients", "examples"):
+            counts = (split[what] for split in one["counts"].values())
+            texts = ("" if count is None else f"{count:,}" for count in counts)
+            numbers.append(" / ".join(dict.fromkeys(texts)))  # equal numbers once
         size = bytes_text(one["bytes"]) if one["state"] == "here" else one["state"]
         rows.append((name, one["title"], *numbers, size))
     heads = ("name", "what it is", "clients", "examples", "here")

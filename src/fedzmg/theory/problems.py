@@ -3,11 +3,14 @@
 Client ``k`` minimises ``F_k``, the federation ``F = sum_k p_k F_k`` with shares ``p_k``.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 REAL = torch.float64
+eye = partial(torch.eye, dtype=REAL)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -23,11 +26,6 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
 def square(vector: Tensor) -> float:
     """Compute the squared norm."""
     return float((vector**2).sum())
-
-
-def eye(dims: int) -> Tensor:
-    """Return the identity matrix in double precision."""
-    return torch.eye(dims, dtype=REAL)
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:

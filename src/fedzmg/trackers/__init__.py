@@ -160,11 +160,10 @@ def values(record: Record, metric: str) -> dict[str, float]:
 def settings(simulation: Simulation, trial: Trial) -> dict[str, Any]:
     """Collect a trial's settings, with flat keys."""
     task, participation = simulation.task, simulation.federation.participation.describe()
-    preset, protocol = {"preset": task.preset}, {"protocol": vars(task.protocol)}
+    tables: dict[str, Any] = {"preset": task.preset, "protocol": vars(task.protocol)}
     return {
         "task": task.name, "algorithm": trial.algorithm.name, "seed": trial.seed,
-        **trial.algorithm.options(), **flat(preset), **flat(protocol),
-        **flat({"participation": participation}),
+        **trial.algorithm.options(), **flat({**tables, "participation": participation}),
         "engine": simulation.choice.path, "device": simulation.device.type,
         "dtype": str(simulation.dtype).removeprefix("torch."), "precision": simulation.precision,
         "fedzmg": __version__,

@@ -1,6 +1,7 @@
 """Test curves by round or by traffic: one panel, or one per family of algorithms."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, styled, wrapped
 from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text
-from fedzmg.results.reading import Study, family
+from fedzmg.results.reading import Study
 from fedzmg.results.scores import Curve, band_around
 from fedzmg.results.study_result import StudyResult
 
@@ -95,8 +96,8 @@ def _one_panel(chart: Chart, shown: Mapping[str, Curve], study: Study, by: str) 
 def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) -> Chart:
     """Draw a panel per family over all other curves in grey, the reference in every panel."""
     families: dict[str, list[str]] = {}
-    for label in shown:
-        families.setdefault(family(label), []).append(label)
+    for label in shown:  # variants have a colon or a remark
+        families.setdefault(re.split(r":| \(", label)[0], []).append(label)
     reference, first = next(iter(shown.items()))
     names = {label: wrapped(label, 36) for label in shown}
     lines = [sum(1 + names[own].count("\n") for own in (*f, reference)) for f in families.values()]

@@ -111,7 +111,7 @@ def _caption(report: Report, printed: Mapping[str, Any] | None) -> str:
     if printed is not None:
         caption += f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers "
         caption += f"fit entropy over {divisor(printed)} and KL from {origin(printed)}."
-        if (name := str(report["name"])) in paper.COUNTERPARTS and name != paper.twin(name):
+        if (name := str(report["name"])) in paper.COUNTERPARTS and name != paper.TWINS[name]:
             title = paper.COUNTERPARTS[name].title
             caption += f" The paper's numbers are about its own {title}, not about {name}."
     return caption
