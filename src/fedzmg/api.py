@@ -173,12 +173,14 @@ def tune(
     preset: Mapping[str, Any] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     selection: Literal["tune", "test"] = "tune",
+    search: Literal["grid", "optuna"] = "grid",
+    budget: int = 40,
     engine: EngineName = "auto",
     device: Device = "auto",
     out: Path | str | None = None,
     progress: Progress | bool = False,
 ) -> Tuned:
-    """Search learning rates, or any other numbers, over every combination of the axes.
+    """Search learning rates, or any other numbers, over the combinations of the axes.
 
     Arguments and errors are those of :func:`compare`, except for:
 
@@ -192,6 +194,8 @@ def tune(
     - ``settings``: hyper-parameters that stay as they are.
     - ``selection``: ``tune`` scores on the examples set apart, ``test`` on the test examples, after
       which a comparison on these is not an honest test.
+    - ``search``: ``grid`` trains every combination, ``optuna`` only ``budget`` of them for each
+      algorithm, which Optuna proposes eight at a time.
 
     Returns:
         The best options: ``compare(task, ..., settings=tuned.settings)``. ``print(tuned)`` shows
@@ -199,8 +203,8 @@ def tune(
     """
     chosen, named = _task(task, preset), named_algorithms(algorithms)
     directory = None if out is None else Path(out)
-    rungs = {"halving": [list(rung) for rung in halving]}
-    fields = {"selection": selection, "engine": engine, "device": device, "search": rungs}
+    how = {"halving": [list(r) for r in halving], "method": search, "budget": budget}
+    fields = {"selection": selection, "engine": engine, "device": device, "search": how}
     given = _flat_settings(settings, named.table)
     with contextlib.ExitStack() as stack:
         stack.enter_context(ALGORITHMS.including(named.objects))

@@ -320,22 +320,15 @@ class AlgorithmInfo:
 
     algorithm: Algorithm
     summary: str
-    source: str
-    """Authors and year."""
-    family: str = "others"
-    """Row of the README's table that names it."""
-    down: float = 1
-    """Sent to each client of a cohort, every round."""
-    up: float = 1
-    """Sent back."""
-    client_keeps: float = 0
-    """Kept between rounds by every client that has taken part."""
-    server_keeps: float = 0
-    """Kept by the server besides the model."""
+    source: str  # authors and year
+    family: str = "others"  # row of the README's table that names it
+    down: float = 1  # sent to each client of a cohort, every round
+    up: float = 1  # sent back
+    client_keeps: float = 0  # kept between rounds by every client that has taken part
+    server_keeps: float = 0  # kept by the server besides the model
     inferred: str = ""
     """Parts that we inferred because no source could be read; shown wherever results are."""
-    about: str = ""
-    """Equations and remarks: the docstring of its module, which the table fills in."""
+    about: str = ""  # equations and remarks: the docstring of its module, which the table fills in
 
 
 def _check_pairing(client: ClientRule, server: ServerRule) -> None:

@@ -37,8 +37,7 @@ class Interrupted(KeyboardInterrupt):
 
 _MOST_NAMED = 8
 _LONGEST_VALUE = 200
-LONGEST_TEXT = 100
-"""Longest name or label, in characters."""
+LONGEST_TEXT = 100  # longest name or label, in characters
 
 
 def check_text(what: str, text: str) -> None:

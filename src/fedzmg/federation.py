@@ -12,8 +12,7 @@ from fedzmg.participation import Participation
 class Federation:
     """Stages of a round besides local training and the server step."""
 
-    guard: bool = False
-    """Reject updates whose norm is above 100 times the median of the cohort."""
+    guard: bool = False  # reject updates whose norm is above 100 times the median of the cohort
     participation: Participation = Participation()
     aggregator: Aggregator | None = None
     """Way to merge updates, by default the algorithm's; a name of :mod:`fedzmg.aggregators` is

@@ -19,8 +19,7 @@ class FullPass(NamedTuple):
     """Loss and gradient over all of a client's data, dropout off, computed on request."""
 
     loss: Tensor
-    grad: Tree
-    """Empty unless the rule asks for ``start``: the loss alone is a third of the work."""
+    grad: Tree  # empty unless the rule asks for ``start``: the loss alone is a third of the work
 
 
 class Asked(NamedTuple):
@@ -35,16 +34,12 @@ class Asked(NamedTuple):
 class ClientContext(NamedTuple):
     """Everything a client knows before it trains; constant during the round."""
 
-    params: Tree
-    """Model that the server sent."""
-    shared: State
-    """Everything else that it sent."""
+    params: Tree  # model that the server sent
+    shared: State  # everything else that it sent
     memory: State
-    round: Tensor
-    """Number of the round, from 1."""
+    round: Tensor  # number of the round, from 1
     num_examples: Tensor
-    asked: Any = ()
-    """An :class:`Asked`, whose fields can be read from the context itself."""
+    asked: Any = ()  # an :class:`Asked`, whose fields can be read from the context itself
 
     @property
     def client(self) -> Any:
@@ -70,12 +65,10 @@ class ClientContext(NamedTuple):
 class BatchOutputs(NamedTuple):
     """Outputs of a batch for a rule's own loss, one row per example."""
 
-    losses: Tensor
-    """Losses of the task."""
+    losses: Tensor  # losses of the task
     outputs: Tensor
     targets: Tensor
-    features: Any = ()
-    """Inputs of the last layer; ``()`` unless the rule's ``needs`` name them."""
+    features: Any = ()  # inputs of the last layer; ``()`` unless the rule's ``needs`` name them
     reference_outputs: tuple[Tensor, ...] = ()
     """Outputs of the rule's references, dropout off, without a gradient."""
     reference_features: tuple[Tensor, ...] = ()
@@ -85,18 +78,13 @@ class Upload(NamedTuple):
     """Message of one client to the server."""
 
     delta: Tree
-    average: State = ()
-    """Values to be averaged with the weights of the clients."""
-    total: State = ()
-    """Values to be summed."""
-    each: State = ()
-    """Values that the server sees client by client."""
-    weight: Any = ()
-    """Weight of the upload, in place of the number of examples."""
+    average: State = ()  # values to be averaged with the weights of the clients
+    total: State = ()  # values to be summed
+    each: State = ()  # values that the server sees client by client
+    weight: Any = ()  # weight of the upload, in place of the number of examples
 
 
-Stepped: TypeAlias = tuple[Tree, State]
-"""Parameters and state after a local step."""
+Stepped: TypeAlias = tuple[Tree, State]  # parameters and state after a local step
 Result: TypeAlias = tuple[Upload, State]
 """Upload of a client, and its memory until it is sampled again."""
 
@@ -104,10 +92,8 @@ Result: TypeAlias = tuple[Upload, State]
 class Rows(NamedTuple):
     """Model updates of one cohort for an aggregator, a row per client."""
 
-    deltas: Tensor
-    """All parameters as one flat row each; zeros where the weight is zero."""
-    weights: Tensor
-    """Weights of the clients; zero: no update."""
+    deltas: Tensor  # all parameters as one flat row each; zeros where the weight is zero
+    weights: Tensor  # weights of the clients; zero: no update
 
 
 class Cohort(NamedTuple):
@@ -121,9 +107,6 @@ class Cohort(NamedTuple):
     round: Tensor
     each: State = ()
     """Uploaded values of every client, a row each; zeros for clients without a valid upload."""
-    valid: Any = ()
-    """Flags of the clients with a valid upload; ``()`` if nothing needs rows."""
-    clients: Any = ()
-    """Numbers of the clients; ``()`` unless the rule's ``needs`` name ``client``."""
-    key: Any = ()
-    """Key for random numbers; ``()`` unless the rule's ``needs`` name it."""
+    valid: Any = ()  # flags of the clients with a valid upload; ``()`` if nothing needs rows
+    clients: Any = ()  # numbers of the clients; ``()`` unless the rule's ``needs`` name ``client``
+    key: Any = ()  # key for random numbers; ``()`` unless the rule's ``needs`` name it

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from fedzmg.errors import InputError, brief, check_names
 
 SAMPLERS = ("uniform", "examples", "poisson", "schedule")
-LARGEST_WORK = {"epochs": 10**5, "steps": 10**6}
-"""Largest local work; a larger one is a mistake."""
+LARGEST_WORK = {"epochs": 10**5, "steps": 10**6}  # largest local work; a larger one is a mistake
 
 SamplerFunction: TypeAlias = Callable[[int, int, int, npt.NDArray[np.int64]], Iterable[int]]
 """``(round, key, population, examples) -> numbers of clients``."""
@@ -39,8 +38,7 @@ class Participation:
     """Local epochs in place of the protocol's: a number, a range (low, high), or a function
     ``(client, round, examples, key) -> epochs``. A range of whole numbers is drawn in whole
     numbers."""
-    steps: Work | None = None
-    """Local steps in place of epochs: the same three forms."""
+    steps: Work | None = None  # local steps in place of epochs: the same three forms
 
     def __post_init__(self) -> None:
         check_names("sampler", [] if callable(self.sampler) else [self.sampler], SAMPLERS)

@@ -17,8 +17,7 @@ ROLES = ("lora_A", "lora_B", "lora_base")
 """Patterns for all parameters of a role, if the model has any."""
 BATCH_NORM = "BatchNorm"
 """Layer type, in a layout, of everything that normalises by statistics of batches."""
-BUFFER = "buffer"
-"""Layer type, in a layout, of other buffers that change in training."""
+BUFFER = "buffer"  # layer type, in a layout, of other buffers that change in training
 _LAYERS = re.compile(r"(first|last):([1-9]\d{0,5})")
 
 
@@ -28,12 +27,9 @@ class Split(NamedTuple):
     shared: tuple[str, ...]
     personal: tuple[str, ...]
     frozen: tuple[str, ...]
-    averaged: tuple[str, ...] = ()
-    """Running statistics and other changing buffers that travel."""
-    own: tuple[str, ...] = ()
-    """Those of personal layers."""
-    counts: tuple[str, ...] = ()
-    """Those among ``averaged`` that are whole numbers."""
+    averaged: tuple[str, ...] = ()  # running statistics and other changing buffers that travel
+    own: tuple[str, ...] = ()  # those of personal layers
+    counts: tuple[str, ...] = ()  # those among ``averaged`` that are whole numbers
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,8 @@ class Parts:
     be given as a list or between commas.
     """
 
-    personal: tuple[str, ...] = ()
-    """Parameters that stay in a client's memory and never travel."""
-    frozen: tuple[str, ...] = ()
-    """Parameters that keep their initial values."""
+    personal: tuple[str, ...] = ()  # parameters that stay in a client's memory and never travel
+    frozen: tuple[str, ...] = ()  # parameters that keep their initial values
 
     def __post_init__(self) -> None:
         for name in ("personal", "frozen"):

@@ -31,12 +31,9 @@ class PluginError(Exception):
 class Origin(NamedTuple):
     """Source of something that the package does not bring."""
 
-    file: str
-    """Name of its file, without directory."""
-    sha256: str
-    """Hash of the file, and of files beside it that it imports."""
-    distribution: str = ""
-    """Name and version of an installed package."""
+    file: str  # name of its file, without directory
+    sha256: str  # hash of the file, and of files beside it that it imports
+    distribution: str = ""  # name and version of an installed package
 
     @classmethod
     def of(cls, *files: Path, distribution: str = "") -> "Origin":
@@ -57,15 +54,13 @@ class Plugin(NamedTuple):
 
     path: Path
     module: ModuleType
-    files: tuple[Path, ...]
-    """The file, and files beside it that it imports."""
+    files: tuple[Path, ...]  # the file, and files beside it that it imports
     origin: Origin
 
 
 _PLUGINS: dict[str, Plugin] = {}
 """Loaded plugin files by name; results record this name, so it is unique."""
-_REGISTRIES: "list[Registry[Any]]" = []
-"""All tables; one that is made later takes what is loaded."""
+_REGISTRIES: "list[Registry[Any]]" = []  # all tables; one that is made later takes what is loaded
 
 
 @contextlib.contextmanager

@@ -9,8 +9,7 @@ from typing import Any
 
 from fedzmg.version import __version__
 
-PYTHON = "Python"
-"""Command of results that another program made."""
+PYTHON = "Python"  # command of results that another program made
 
 
 def provenance() -> dict[str, Any]:

@@ -30,8 +30,6 @@ ENVIRONMENT = {
 }  # fmt: skip
 PLUGIN = Path(__file__).with_name("slow_task.py")
 ROUNDS = 40
-
-
 SECONDS = 240.0
 
 
@@ -202,13 +200,19 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [{"stop": {"diverged": True}, "together": 3}, {"search": {"halving": [[6, 1]]}}]
+    "more",
+    [
+        {"stop": {"diverged": True}, "together": 3},
+        {"search": {"halving": [[6, 1]]}},
+        {"search": {"method": "optuna", "budget": 3, "batch": 2}},
+    ],
 )
 def test_grid_has_the_scores_of_a_local_one(
     cluster: dict[str, str], tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    spec = grid(**more)
-    file, here, there = write(tmp_path / "grid.toml", spec), tmp_path / "here", tmp_path / "there"
+    pytest.importorskip("optuna" if "method" in more.get("search", ()) else "ray")
+    here, there = tmp_path / "here", tmp_path / "there"
+    file = write(tmp_path / "grid.toml", grid(**more))
     finish(start("grid", file, "--out", str(here)))
     finish(start("grid", file, "--out", str(there), "--on", "auto", **cluster))
     scores = [json.loads((path / "grid.json").read_text()) for path in (here, there)]
@@ -254,7 +258,8 @@ class Deaf:
 
 
 def test_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
-    setup = worker.Setup(tmp_path / "study.toml", "another", "", 1, (), None, Deaf())
+    plan = tmp_path / "study.toml"
+    setup = worker.Setup("", 1, worker.versions(), (), plan, "another", None, Deaf())
     found = worker.train_runs(setup, "fedavg", [], [], False)
     assert found is not None
     assert found.kind is InputError
@@ -284,6 +289,24 @@ def test_ended_driver_leaves_no_process_and_continues(
     assert text.count('"round": 1,') == 1
     if how == signal.SIGINT:  # not a round was trained twice
         assert text.count("\n") == ROUNDS
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["vectorized", "cuda_graph"])
+def test_two_workers_that_share_a_gpu_have_the_bits_of_a_local_study(
+    engine: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    spec = study(device="cuda", deterministic=True, engine=engine)
+    file, here, there = write(tmp_path / "study.toml", spec), tmp_path / "here", tmp_path / "there"
+    own = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    finish(start("study", file, "--out", str(here), **own))
+    finish(start("study", file, "--out", str(there), "--on", "ray:2", **own))
+    assert logged(here) == logged(there)
+    for path in there.rglob("seed-*/manifest.json"):
+        facts = json.loads(path.read_text())
+        assert (facts["engine"], facts["device"]) == (engine, "cuda")
 
 
 @pytest.mark.parametrize("on", ["", "rai", "ray:0", "ray:x", "ray://", "127.0.0.1"])

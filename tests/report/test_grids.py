@@ -160,9 +160,9 @@ def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
 def test_estimate_without_data_says_what_to_do() -> None:
     known = {
         "kind": "grid", "task": "cifar100", "algorithms": 3, "trials": 243, "rounds": 50,
-        "evaluations": 11, "steps": None, "bytes_down": 2**30, "bytes_up": 2**30,
-        "disk_bytes": 2**20, "disk_bytes_after": 2**10, "seconds": None, "device": "",
-        "engine": "", "missing": "fedzmg data get cifar100",
+        "trial_rounds": 12150, "evaluations": 11, "steps": None, "bytes_down": 2**30,
+        "bytes_up": 2**30, "disk_bytes": 2**20, "disk_bytes_after": 2**10, "seconds": None,
+        "device": "", "engine": "", "missing": "fedzmg data get cifar100",
     }  # fmt: skip
     shown = dict(views.estimate(known))
     assert shown["rounds"] == "50 each, 12,150 in all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -62,8 +63,16 @@ def tune(
     algorithms: Annotated[str, opt("Comma-separated, or all.")],
     axis: Annotated[
         list[str],
-        opt("Values to try; several axes are combined.", metavar="KEY=VALUE,VALUE,..."),
+        opt(
+            "Values to try, or LOW..HIGH for ten a decade; several axes are combined.",
+            metavar="KEY=VALUE,VALUE,...",
+        ),
     ],
+    search: Annotated[
+        str, opt("grid trains every combination; optuna those that Optuna proposes.")
+    ] = "grid",
+    budget: Annotated[int, opt("Points that Optuna proposes.", min=1)] = 40,
+    batch: Annotated[int, opt("Points that Optuna proposes at once.", min=1)] = 8,
     seeds: Annotated[int, opt("Seeds for each point: 1000, 1001, ...", min=1)] = 1,
     rounds: training.Rounds = None,
     set_: training.AlgorithmSettings = None,
@@ -82,7 +91,10 @@ def tune(
     axes = dict(map(_axis, axis))
     chosen, settings = training.task_and_settings("tune", task, set_)
     names = named_algorithms(algorithms).table
-    spec = search_spec(chosen, names, axes, seeds, settings, rounds=rounds, device=device)
+    how = {"method": search, "budget": budget, "batch": batch}
+    spec = search_spec(
+        chosen, names, axes, seeds, settings, rounds=rounds, device=device, search=how
+    )
     spec.check(chosen)
     directory = out or training.default_directory(f"tune-{chosen.name}", spec)
     common.say(*chosen.notes)
@@ -102,12 +114,20 @@ def tune(
 
 
 def _axis(text: str) -> tuple[str, list[float]]:
-    """Parse ``client.lr=0.01,0.1``."""
+    """Parse ``client.lr=0.01,0.1`` or ``client.lr=0.01..1``, which has ten values a decade."""
     key, _, values = text.partition("=")
     try:
-        return key.strip(), [float(value) for value in values.split(",")]
+        if ".." not in values:
+            return key.strip(), [float(value) for value in values.split(",")]
+        low, high = map(float, values.split(".."))
+        if not 0 < low < high < math.inf:
+            raise ValueError
+        steps = max(1, round(10 * math.log10(high / low)))
+        spaced = [low * (high / low) ** (i / steps) for i in range(steps + 1)]
+        return key.strip(), [float(f"{value:.4g}") for value in spaced]
     except ValueError:
-        raise InputError(f"--axis {text}: expected KEY=NUMBER,NUMBER,...") from None
+        wanted = "KEY=NUMBER,NUMBER,... or KEY=LOW..HIGH with 0 < LOW < HIGH"
+        raise InputError(f"--axis {text}: expected {wanted}") from None
 
 
 def _compare_line(task: str, found: Tuned, given: list[str]) -> list[str]:

@@ -4,14 +4,14 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import math
 import os
 import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,8 +26,7 @@ STORE_BYTES = 200 * 2**20
 EXPECTED = "expected ray (this machine), ray:N, auto or ray://HOST:PORT"
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     """Resources of one worker process; it owns its GPU, or its part of one."""
 
     cpus: float
@@ -36,11 +35,11 @@ class Needs:
     def fit(self, resources: dict[str, float]) -> int:
         """Count the workers that a node has room for."""
         wanted = [("CPU", self.cpus), ("GPU", self.gpus)]
-        return int(min(resources.get(name, 0.0) // need for name, need in wanted if need))
+        return int(min(resources.get(name, 0.0) / need for name, need in wanted if need))
 
 
 class Cluster:
-    """A connected Ray cluster."""
+    """A connected Ray cluster; ``share`` is N of ``ray:N``."""
 
     def __init__(self, on: str, ray: Any, threads: int, share: int | None = None) -> None:
         self.on, self.ray, self.threads, self._share = on, ray, threads, share
@@ -54,9 +53,12 @@ class Cluster:
         gpus = sum(node.get("GPU", 0.0) for node in self.nodes())
         if device == "cpu" or (device == "auto" and not gpus):
             found = Needs(self.threads)
+        elif self._share is None or not gpus:
+            found = Needs(1, 1.0)
         else:
-            # A cluster on this machine may have more workers than GPUs, which share them.
-            found = Needs(1, min(1.0, gpus / self._share) if self._share and gpus else 1.0)
+            # More workers than GPUs share them. Ray counts in parts of 10,000.
+            each = math.ceil(self._share / gpus)
+            found = Needs(self.threads, 10_000 // each / 10_000)
         if not self.workers(found):
             wanted = f"{found.gpus:g} GPU and " * bool(found.gpus) + f"{found.cpus:g} CPU cores"
             remedy = "add nodes, change the device or set OMP_NUM_THREADS"
@@ -94,43 +96,34 @@ def connected(on: str) -> Iterator[Cluster]:
     ray = importlib.import_module("ray")
     share = int(local[1]) if local and local[1] else None
     threads = torch.get_num_threads()
-    options: dict[str, Any] = {"address": on, "runtime_env": {"env_vars": _passed_variables()}}
+    variables = {name: value for name, value in os.environ.items() if PASSED.match(name)}
+    options: dict[str, Any] = {"address": on, "runtime_env": {"env_vars": variables}}
     if local:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        room = max(cores or 1, threads)
-        if share is not None:
-            room = max(room, share) if torch.cuda.is_available() else share * threads
+        room = share * threads if share else max(cores or 1, threads)
         options = {"address": "local", "num_cpus": room, "object_store_memory": STORE_BYTES}
         options["include_dashboard"] = False
-    known = ray.is_initialized()
-    if not known:
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            reason = " ".join(str(error).split())[:300]
-            remedy = "start it, check the address, or pass its token in RAY_AUTH_TOKEN"
-            line = f"--on {on}: the cluster does not answer ({reason}): {remedy}"
-            raise InputError(line) from None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = " ".join(str(error).split())[:300]
+        remedy = "start it, check the address, or pass its token in RAY_AUTH_TOKEN"
+        line = f"--on {on}: the cluster does not answer ({reason}): {remedy}"
+        raise InputError(line) from None
     try:
         yield Cluster(on, ray, threads, share)
     finally:
-        if not known:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _authenticate(is_local: bool) -> None:
     """Turn on token authentication: with a token of its own on this machine, else the user's."""
     if "RAY_AUTH_MODE" in os.environ:
         return
-    default = Path.home() / ".ray" / "auth_token"
-    given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    given = not os.environ.keys().isdisjoint(("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if is_local and not given:
         # Ray listens on every network interface; versions without tokens ignore this.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    if is_local or given or default.is_file():
+    if is_local or given or (Path.home() / ".ray" / "auth_token").is_file():
         os.environ["RAY_AUTH_MODE"] = "token"
-
-
-def _passed_variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if PASSED.match(name)}

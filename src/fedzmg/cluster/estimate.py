@@ -16,15 +16,20 @@ TASK_SECONDS = 3.0
 """Time between two packs of a worker (measured on two busy cores)."""
 
 
-def wall_seconds(packs: Sequence[float], workers: int, start: float = START_SECONDS) -> float:
+def wall_seconds(
+    packs: Sequence[float],
+    workers: int,
+    start: float = START_SECONDS,
+    between: float = TASK_SECONDS,
+) -> float:
     """Return the end of the last pack, each of which begins on the first free worker.
 
-    >>> wall_seconds([1.0, 1.0, 4.0], 2, start=0.0)
+    >>> wall_seconds([1.0, 1.0, 4.0], 2, start=0.0, between=3.0)
     11.0
     """
     free = [start] * max(1, workers)
     for seconds in packs:
-        heapq.heapreplace(free, free[0] + seconds + TASK_SECONDS)
+        heapq.heapreplace(free, free[0] + seconds + between)
     return max(free)
 
 
@@ -50,14 +55,12 @@ def estimate_on(cluster: Cluster, spec: Spec, found: dict[str, Any]) -> dict[str
 def _packs(spec: Any) -> dict[Any, list[int]]:
     """Return the trials of every pack, by any key."""
     if isinstance(spec, GridSpec):
-        trials = {name: spec.trials(name) for name in spec.algorithms}
-        sizes = {name: spec.together or n for name, n in trials.items()}
-        if spec.search.halving:
-            sizes = trials
+        alone = spec.search.halving
+        numbers = {name: 1 if alone else number for name, number in spec.packs().items()}
         return {
-            (name, i): list(range(i, min(i + sizes[name], n)))
-            for name, n in trials.items()
-            for i in range(0, n, sizes[name])
+            (name, i): list(range(i, spec.trials(name), number))
+            for name, number in numbers.items()
+            for i in range(number)
         }
     try:
         found = study_packs(spec, spec.build_task()).values()

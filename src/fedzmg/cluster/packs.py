@@ -6,6 +6,7 @@ the rounds since the last checkpoint, and a lost driver loses nothing.
 """
 
 import contextlib
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,18 +16,18 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedzmg import plugins
 from fedzmg.cluster import worker
+from fedzmg.cluster.board import Board
 from fedzmg.cluster.connect import Cluster, Needs
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
 from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.remote import Remote
+from fedzmg.experiment.remote import Remote, StudyPacks
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.plan import Plan
-from fedzmg.experiment.specs.run import ResolvedRun
 from fedzmg.storage.formats import file_sha256, read_json
 from fedzmg.tasks.task import Task
-from fedzmg.tree import leaves, num_bytes
+from fedzmg.tree import num_bytes
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
@@ -52,7 +53,9 @@ class Job(NamedTuple):
     function: Callable[..., worker.RemoteError | None]
     arguments: tuple[Any, ...]
     paths: tuple[Path, ...]
-    """Directories that have a manifest afterwards."""
+    """Directories of results."""
+    fact: str
+    """Fact that their manifests have afterwards."""
     memory: float
 
 
@@ -71,73 +74,53 @@ class Packs(Remote):
     track: str | None = None
     _rounds: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Rounds done and planned of every job that trains."""
-    _machines: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def train_study(
-        self,
-        spec: StudySpec,
-        task: Task,
-        out: Path,
-        packs: Mapping[str, Sequence[tuple[ResolvedRun, Path]]],
-        progress: Progress,
+        self, spec: StudySpec, task: Task, out: Path, packs: StudyPacks, progress: Progress,
         end: float,
-    ) -> Generator[str]:
+    ) -> Generator[str]:  # fmt: skip
         done = [p for p, own in packs.items() if all(_is_finished(path) for _, path in own)]
         yield from done
         left = {label: list(own) for label, own in packs.items() if label not in done}
-        needs = self.cluster.needs(spec.device)
-        jobs = []
-        for label, members in self._split(left, needs, spec):
+        needs, jobs = self.cluster.needs(spec.device), list[Job]()
+        for number, (label, members) in enumerate(self._split(left, needs, spec), 1):
             runs = [(run.spec, run.trial.name) for run, _ in members]
             paths = tuple(path.absolute() for _, path in members)
-            seeds = ", ".join(str(run.trial.seed) for run, _ in members)
-            shown = label if len(members) == len(left[label]) else f"{label}, seeds {seeds}"
-            memory = pack_bytes(task, len(members), spec)
-            arguments = (runs, paths, spec.stop.diverged)
-            jobs.append(Job(shown, label, worker.train_runs, arguments, paths, memory))
+            shown = label if len(members) == len(left[label]) else f"{label}, part {number}"
+            work = worker.train_runs, (runs, paths, spec.stop.diverged), paths, "finished"
+            jobs.append(Job(shown, label, *work, pack_bytes(task, len(members), spec)))
         with self._setup(out / "study.toml", task) as setup:
-            for group in _groups(jobs, self._train(setup, jobs, needs, progress, end)):
-                for path in (path for _, path in left[group]):
-                    _await_visible(path, "finished")
-                yield group
+            yield from _groups(jobs, self._train(setup, jobs, needs, progress, end))
 
     def train_grid(
-        self,
-        spec: GridSpec,
-        task: Task,
-        folders: Mapping[str, Path],
-        progress: Progress,
-        end: float,
-        seconds: float,
-    ) -> Generator[str]:
-        needs = self.cluster.needs(spec.device)
+        self, spec: GridSpec, task: Task, folders: Mapping[str, Path], progress: Progress,
+        end: float, seconds: float,
+    ) -> Generator[str]:  # fmt: skip
+        needs, waiting = self.cluster.needs(spec.device), dict(folders)
         alone = bool(spec.search.halving)  # it compares all points
-        left = {n: search.unfinished_packs(spec, n, path, task) for n, path in folders.items()}
-        chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in left]
-        if not alone:
-            parts = {(name, i): pack for name, own in left.items() for i, pack in own}
-            chosen = [(name, pack) for (name, _), pack in self._split(parts, needs, spec)]
-        jobs = []
-        for name, pack in chosen:
-            label = name if pack is None else f"{name}, trials {pack[0]} to {pack[-1]}"
-            path = folders[name].absolute()
-            path = path if pack is None else search.pack_path(path, pack)
-            trials = spec.trials(name) if pack is None else len(pack)
-            memory = pack_bytes(task, trials, spec)
-            arguments = (spec, name, pack, path, seconds)
-            jobs.append(Job(label, name, worker.train_search, arguments, (path,), memory))
-        yield from (name for name in folders if not any(job.group == name for job in jobs))
         with self._setup(next(iter(folders.values())).parent / "grid.toml", task) as setup:
-            trained = self._train(setup, jobs, needs, progress, end)
-
-            def merged() -> Iterator[Job]:
-                for job in trained:
-                    _await_visible(job.paths[0], "seconds")
-                    if not alone:
-                        search.absorb_pack(folders[job.group], job.paths[0])
-                    yield job
-
-            yield from _groups(jobs, merged())
+            while waiting:  # Optuna proposes the next points when it knows the scores of the last
+                chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in waiting]
+                if not alone:
+                    left = {n: search.unfinished_packs(spec, n, waiting[n], task) for n in waiting}
+                    parts = {(name, i): pack for name, own in left.items() for i, pack in own}
+                    chosen = [(name, pack) for (name, _), pack in self._split(parts, needs, spec)]
+                jobs = []
+                for name, pack in chosen:
+                    label, path, trials = name, folders[name].absolute(), spec.trials(name)
+                    if pack is not None:
+                        label, trials = f"{name}, trials from {pack[0]}", len(pack)
+                        path = search.pack_path(path, pack)
+                    work = worker.train_search, (spec, name, pack, path, seconds)
+                    needed = pack_bytes(task, trials, spec)
+                    jobs.append(Job(label, name, *work, (path,), "seconds", needed))
+                trained = self._train(setup, jobs, needs, progress, end)
+                finished = [name for name in waiting if name not in dict(chosen)]
+                trained = trained if alone else _absorbed(folders, trained)
+                for name in itertools.chain(finished, _groups(jobs, trained)):
+                    if name in finished or alone or spec.search.method == "grid":
+                        del waiting[name]
+                        yield name
 
     def _split(
         self, packs: Mapping[T, Sequence[Any]], needs: Needs, spec: Plan
@@ -148,17 +131,15 @@ class Packs(Remote):
 
     @contextlib.contextmanager
     def _setup(self, plan: Path, task: Task) -> Iterator[worker.Setup]:
-        board = self.cluster.ray.remote(num_cpus=0, max_restarts=-1)(worker.Board).remote()
-        yield worker.Setup(
-            plan.absolute(), file_sha256(plan), task.fingerprint(), self.cluster.threads,
-            plugins.loaded_files(), self.track, board,
-        )  # fmt: skip
+        board = self.cluster.ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
+        known = task.fingerprint(), self.cluster.threads, worker.versions(), plugins.loaded_files()
+        yield worker.Setup(*known, plan.absolute(), file_sha256(plan), self.track, board)
         self.cluster.ray.kill(board)
 
     def _train(
         self, setup: worker.Setup, jobs: Sequence[Job], needs: Needs, progress: Progress, end: float
     ) -> Iterator[Job]:
-        """Train all jobs; yield each when it is finished."""
+        """Train all jobs; yield each when its results are visible."""
         ray, pending, losses = self.cluster.ray, dict[Any, Job](), Counter[str]()
         printed, finished = time.monotonic(), 0
 
@@ -177,6 +158,7 @@ class Packs(Remote):
                         job = pending.pop(ref)
                         self._rounds.pop(job.label, None)
                         if (lost := self._lost(ref)) is None:
+                            _await_visible(job)
                             finished += 1
                             progress.say(f"{job.label}: trained, {finished} of {len(jobs)}")
                             yield job
@@ -218,19 +200,14 @@ class Packs(Remote):
 
     def _relay(self, board: Any, progress: Progress) -> None:
         """Show the messages of workers."""
-        messages: list[tuple[str, str, Any]] = []
+        messages: list[tuple[str, Any]] = []
         with contextlib.suppress(self.cluster.ray.exceptions.RayError):
             messages = self.cluster.ray.get(board.take.remote(), timeout=LINE_SECONDS)
-        for label, kind, value in messages:
-            if kind == "round":
-                self._rounds[label] = value
-            elif kind == "say":
-                progress.say(f"{label}: {value}")
-            elif value[1] not in self._machines:
-                for other, host in self._machines.items():
-                    both = f"{host} ({', '.join(other)}) and {value[0]} ({', '.join(value[1])})"
-                    progress.say(f"workers differ, {both}: the last bits may differ")
-                self._machines[value[1]] = value[0]
+        for label, message in messages:
+            if isinstance(message, str):
+                progress.say(f"{label}: {message}")
+            else:
+                self._rounds[label] = message
 
     def _stop(self, board: Any, pending: list[Any]) -> None:
         """Let workers finish their round and write a checkpoint; a second Ctrl-C ends the wait.
@@ -269,9 +246,15 @@ def raise_remote(found: worker.RemoteError | None) -> None:
 def pack_bytes(task: Task, trials: int, spec: Plan) -> float:
     """Estimate the host memory of a pack, by which Ray places it."""
     protocol = task.protocol.with_options(spec.protocol)
-    data = sum(num_bytes(leaf) for leaf in leaves((task.train.examples, task.test)))
+    data = num_bytes((task.train.examples, task.test))
     clients = spec.federation.build().participation.most_clients(protocol.cohort, len(task.train))
     return PROCESS_BYTES + data + COPIES * trials * clients * task.model_bytes
+
+
+def _absorbed(folders: Mapping[str, Path], trained: Iterator[Job]) -> Iterator[Job]:
+    for job in trained:
+        search.absorb_pack(folders[job.group], job.paths[0])
+        yield job
 
 
 def _groups(jobs: Sequence[Job], finished: Iterator[Job]) -> Iterator[str]:
@@ -288,11 +271,11 @@ def _is_finished(directory: Path, fact: str = "finished") -> bool:
     return path.is_file() and fact in read_json(path)
 
 
-def _await_visible(directory: Path, fact: str) -> None:
-    """Wait for the manifest of a directory that another machine has finished."""
+def _await_visible(job: Job) -> None:
+    """Wait for the manifests of a job that another machine has finished."""
     end = time.monotonic() + SHOW_SECONDS
-    while not _is_finished(directory, fact):
+    while hidden := [path for path in job.paths if not _is_finished(path, job.fact)]:
         if time.monotonic() > end:
             remedy = "use a file system that all nodes share"
-            raise InputError(f"{directory} was trained but is not visible here: {remedy}")
+            raise InputError(f"{hidden[0]} was trained but is not visible here: {remedy}")
         time.sleep(WAIT_SECONDS)

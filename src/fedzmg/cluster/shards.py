@@ -91,7 +91,6 @@ class RemoteShards:
         memory = PROCESS_BYTES + num_bytes((task.train.examples, task.test))
         made = cluster.remote(ShardWorker, needs, memory)
         self._actors = [made.remote() for _ in range(number)]
-        self._kept: list[Any] = []
 
     def open(self, fresh: State, clients: int, places: Sequence[Path] | None) -> Sequence[Any]:
         absolute = places and [place.absolute() for place in places]
@@ -147,9 +146,7 @@ def train_run(
     if not spec.shards:
         remedy = "--set shards=8 cuts the population into 8 parts by client number"
         raise InputError(f"--on {cluster.on} trains a run in shards: {remedy}")
-    setup = worker.Setup(
-        directory, "", task.fingerprint(), cluster.threads, loaded_files(), None, None
-    )  # fmt: skip
+    setup = worker.Setup(task.fingerprint(), cluster.threads, worker.versions(), loaded_files())
     while True:
         shards = RemoteShards(cluster, setup, spec, task)
         try:

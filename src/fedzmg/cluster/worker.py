@@ -46,38 +46,17 @@ ORPHAN_SECONDS = 30.0
 class Setup(NamedTuple):
     """Settings of all workers of a training."""
 
-    plan: Path
-    """Plan in the shared directory of results."""
-    plan_sha256: str
-    """Hash of the plan; empty if there is none."""
     task_sha256: str
     threads: int
+    versions: str
     plugins: tuple[Path, ...]
-    track: str | None
-    board: Any
+    plan: Path = Path()
+    """Plan in the shared directory of results."""
+    plan_sha256: str = ""
+    """Hash of the plan; empty if there is none."""
+    track: str | None = None
+    board: Any = None
     """Ray actor that receives messages."""
-
-
-class Board:
-    """Messages of workers that the driver has not read yet, and its wish to stop."""
-
-    def __init__(self) -> None:
-        self._messages: list[tuple[str, str, Any]] = []
-        self._stops = False
-
-    def post(self, label: str, kind: str, value: Any) -> bool:
-        """Add a message; return True if the worker should stop."""
-        self._messages.append((label, kind, value))
-        return self._stops
-
-    def stop(self) -> None:
-        """Stop all workers after their rounds."""
-        self._stops = True
-
-    def take(self) -> list[tuple[str, str, Any]]:
-        """Return the messages since the last call."""
-        found, self._messages = self._messages, []
-        return found
 
 
 class Posts(Progress):
@@ -88,10 +67,10 @@ class Posts(Progress):
         self._rounds, self._posted = 0, -math.inf
         self._answer: Any = None
 
-    def post(self, kind: str, value: Any) -> None:
-        """Send a message and do not wait for it."""
+    def post(self, message: str | tuple[int, int] | None) -> None:
+        """Send a text, or rounds done and planned; do not wait for the answer."""
         if self._board is not None:
-            self._answer = self._board.post.remote(self.label, kind, value)
+            self._answer = self._board.post.remote(self.label, message)
 
     def is_stopping(self, seconds: float = 0.0) -> bool:
         """Tell whether the driver has answered that it wants to stop."""
@@ -104,18 +83,18 @@ class Posts(Progress):
 
     def begin(self, label: str, rounds: int, done: int) -> None:
         self._rounds = rounds
-        self.post("round", (done, rounds))
+        self.post((done, rounds))
 
     def advance(self, report: RoundReport) -> None:
         if time.monotonic() - self._posted > POST_SECONDS or report.round == self._rounds:
             self._posted = time.monotonic()
             stops = self.is_stopping()
-            self.post("round", (report.round, self._rounds))
+            self.post((report.round, self._rounds))
             if stops:
                 signal.raise_signal(signal.SIGINT)  # which waits for the checkpoint
 
     def say(self, text: str) -> None:
-        self.post("say", text)
+        self.post(text)
 
 
 class RemoteError(NamedTuple):
@@ -134,12 +113,15 @@ def reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
         try:
             torch.set_num_threads(setup.threads)
             host, progress = platform.node(), Posts(setup.board, label)
+            if versions() != setup.versions:
+                remedy = "install the same on every node"
+                raise InputError(f"{host} has {versions()}, the driver {setup.versions}: {remedy}")
             if setup.plan_sha256 and file_sha256(setup.plan) != setup.plan_sha256:
                 remedy = "choose an --out on a file system that all nodes share"
                 raise InputError(f"{host} does not see {setup.plan} as the driver does: {remedy}")
             for file in setup.plugins:
                 plugins.load(file)
-            progress.post("host", (host, machine_facts()))
+            progress.post(None)
             if not progress.is_stopping(ORPHAN_SECONDS):
                 work(setup, progress, *arguments)
         except KeyboardInterrupt:
@@ -156,12 +138,9 @@ def reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
 
 @reporting
 def train_runs(
-    setup: Setup,
-    progress: Posts,
-    runs: Sequence[tuple[RunSpec, str]],
-    paths: Sequence[Path],
+    setup: Setup, progress: Posts, runs: Sequence[tuple[RunSpec, str]], paths: Sequence[Path],
     stop_diverged: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Train the runs of a study that form a pack."""
     task = build_task(setup, runs[0][0])
     _await_orphans(paths)
@@ -176,14 +155,9 @@ def train_runs(
 
 @reporting
 def train_search(
-    setup: Setup,
-    progress: Posts,
-    spec: GridSpec,
-    name: str,
-    pack: list[int] | None,
-    path: Path,
+    setup: Setup, progress: Posts, spec: GridSpec, name: str, pack: list[int] | None, path: Path,
     seconds: float,
-) -> None:
+) -> None:  # fmt: skip
     """Train one pack of an algorithm's trials in a directory of its own; None: all, with scores."""
     whole, track = build_task(setup, spec), trackers.named(setup.track)
     _await_orphans([path])
@@ -203,11 +177,9 @@ def train_search(
             own.train(pack)
 
 
-def machine_facts() -> tuple[str, ...]:
-    """Describe what decides the last bits besides the settings."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    return tuple(filter(None, (f"fedzmg {__version__}", f"torch {torch.__version__}", cpu, gpu)))
+def versions() -> str:
+    """Describe the versions that every node must have; torch for GPUs and for CPUs are equal."""
+    return f"fedzmg {__version__}, torch {torch.__version__.partition('+')[0]}"
 
 
 _TASKS: dict[tuple[type, str, str, str], Task] = {}

@@ -24,12 +24,9 @@ from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes, row
 
-LINE_BYTES = {"run": 480, "grid": 260}
-"""Approximate size of a line of metrics.jsonl."""
-SECONDS = 2.0
-"""Time limit of all measurements, as far as it can be foreseen."""
-TRIALS = 8
-"""Maximum number of trials that are timed together on a GPU; on a CPU it is one."""
+LINE_BYTES = {"run": 480, "grid": 260}  # approximate size of a line of metrics.jsonl
+SECONDS = 2.0  # time limit of all measurements, as far as it can be foreseen
+TRIALS = 8  # maximum number of trials that are timed together on a GPU; on a CPU it is one
 STEPS, ROUNDS, TEST_EXAMPLES, BATCH = 2, 3, 200, 1000
 """Size of the measurement: local steps of each client, rounds, evaluated examples, and the batch
 size above which a batch that no client fills is not measured in full."""
@@ -38,7 +35,7 @@ size above which a batch that no client fills is not measured in full."""
 def estimate(spec: Spec) -> dict[str, Any]:
     """Check a specification and return its cost, ready for JSON.
 
-    ``rounds`` and ``evaluations`` are those of one trial, all other counts those of all trials.
+    ``rounds`` and ``evaluations`` are those of one trial to the end, other counts those of all.
     ``disk_bytes`` includes client memory if every client is visited. ``guard_bytes`` are uploads
     that ``federation.guard`` or an aggregator keeps in memory. ``missing`` is the command
     that downloads the data; without data, the later facts are None. ``steps`` depend on the
@@ -74,7 +71,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
         state = n * (2 * (1 + row.server_keeps) * model + memory)
         if isinstance(spec, GridSpec):  # one algorithm at a time
             during = max(during, state)
-            after += n * evaluations * LINE_BYTES["grid"]
+            after += trained / rounds * evaluations * LINE_BYTES["grid"]
         else:
             after += state + n * rounds * LINE_BYTES["run"]
     found: dict[str, Any] = {
@@ -83,6 +80,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
         "algorithms": len(counts),
         "trials": sum(n for _, n, _ in counts),
         "rounds": rounds,
+        "trial_rounds": sum(trained for _, _, trained in counts),
         "evaluations": evaluations,
         "bytes_down": round(down),
         "bytes_up": round(up),
@@ -99,10 +97,10 @@ def estimate(spec: Spec) -> dict[str, Any]:
     drawn = np.full(len(per_client), cohort / len(per_client))
     if participation.sampler == "examples" and not protocol.replacement:
         drawn = inclusion_probabilities(task.train.counts, protocol.cohort)
-    steps = sum(trained for _, _, trained in counts) * float(drawn @ per_client)
+    steps = found["trial_rounds"] * float(drawn @ per_client)
     task = choosing(task, spec) if isinstance(spec, GridSpec) else task
     task, trials = replace(task, protocol=protocol), [first] * min(TRIALS, counts[0][1])
-    evaluated = found["trials"] * evaluations * task.test.size
+    evaluated = round(found["trial_rounds"] / rounds * evaluations * task.test.size)
     return {**found, "steps": round(steps), **_timed(task, spec, trials, steps, evaluated)}
 
 

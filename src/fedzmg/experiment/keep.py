@@ -32,10 +32,8 @@ from fedzmg.storage.reading import read_file, walk
 
 _KINDS = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
 _OWN = (lock.NAME, lock.KEPT)
-_MARK = "unfinished"
-"""Part of the name of a copy that is being written."""
-_REPORT = "report"
-"""Directory of reports, which can be made again from the results."""
+_MARK = "unfinished"  # part of the name of a copy that is being written
+_REPORT = "report"  # directory of reports, which can be made again from the results
 
 
 class Kept(NamedTuple):
@@ -44,8 +42,7 @@ class Kept(NamedTuple):
     path: Path
     files: int
     bytes: int
-    bytes_before: int
-    """Size of the whole directory, with checkpoints."""
+    bytes_before: int  # size of the whole directory, with checkpoints
 
 
 def keep(source: Path, to: Path) -> Kept:

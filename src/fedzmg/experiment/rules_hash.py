@@ -31,8 +31,7 @@ from fedzmg.tasks import TASKS
 from fedzmg.tasks.task import Task
 from fedzmg.wrappers.parts import PartsClient, PartsServer
 
-FACT = "rules_sha256"
-"""Manifest key of the hash; older manifests lack it."""
+FACT = "rules_sha256"  # manifest key of the hash; older manifests lack it
 PLUGINS = "plugins"
 """Manifest key of files and hashes by name; there is none if all code is of this package."""
 

@@ -32,17 +32,13 @@ class Job(NamedTuple):
 
     run: ResolvedRun
     directory: RunDirectory | None = None
-    facts: Mapping[str, Any] | None = None
-    """Manifest of a run that has begun."""
+    facts: Mapping[str, Any] | None = None  # manifest of a run that has begun
     position: Position | None = None
-    done: int = 0
-    """Rounds that need not be repeated."""
-    complete: bool = False
-    """True if nothing is left to train."""
+    done: int = 0  # rounds that need not be repeated
+    complete: bool = False  # True if nothing is left to train
     records: Sequence[Record] = ()
     clients: tuple[ClientMetrics, ...] = ()
-    stopped: training.Stopped | None = None
-    """The decision to stop it early, if there is one."""
+    stopped: training.Stopped | None = None  # the decision to stop it early, if there is one
 
     @property
     def is_marked(self) -> bool:

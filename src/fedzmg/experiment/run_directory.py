@@ -46,10 +46,8 @@ class Position(NamedTuple):
     """The checkpoint that a run continues from."""
 
     checkpoint: Checkpoint
-    before: int
-    """Round of the checkpoint before this one."""
-    rejected: str = ""
-    """The reason why a newer checkpoint is not used."""
+    before: int  # round of the checkpoint before this one
+    rejected: str = ""  # the reason why a newer checkpoint is not used
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,10 @@ from fedzmg.storage.lock import Hold, hold
 from fedzmg.storage.reading import check_folder
 from fedzmg.tasks.task import Task
 
-CHECKPOINT_SHARE = 0.05
-"""Largest share of the time that writing checkpoints may take."""
+CHECKPOINT_SHARE = 0.05  # largest share of the time that writing checkpoints may take
 Why: TypeAlias = Literal["diverged", "halving"]
 STOPPED = "stopped.json"
-FORMAT = 1
-"""Format of ``stopped.json``, ``grid.json``, ``scores.json`` and ``study.json``."""
+FORMAT = 1  # format of ``stopped.json``, ``grid.json``, ``scores.json`` and ``study.json``
 ANOTHER = "choose another directory with --out"
 REMAKE = "remove it to make it again"
 
@@ -143,13 +141,10 @@ def checkpoint_interval(default: float, given: float | None = None) -> float:
 class Stopped(NamedTuple):
     """The decision to train a trial no further; it keeps its model and leaves its pack."""
 
-    round: int
-    """The last round that it trained; 0 if it never began."""
+    round: int  # the last round that it trained; 0 if it never began
     why: Why
-    words: str
-    """The reason in words."""
-    score: float | None = None
-    """Score of its point then, if it was compared with others."""
+    words: str  # the reason in words
+    score: float | None = None  # score of its point then, if it was compared with others
 
     def line(self) -> dict[str, Any]:
         """Return the decision ready for JSON."""
@@ -199,10 +194,8 @@ def read_stop(directory: Path) -> Stopped | None:
 class TrainingStorage(abc.ABC):
     """Stores the results of a training loop."""
 
-    path: Path | None
-    """Directory of the results; None if nothing is stored."""
-    keeps_models: bool = False
-    """True if the last checkpoint of a trial is a result."""
+    path: Path | None  # directory of the results; None if nothing is stored
+    keeps_models: bool = False  # True if the last checkpoint of a trial is a result
 
     @abc.abstractmethod
     def append(self, report: RoundReport) -> RoundReport:

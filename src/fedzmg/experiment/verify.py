@@ -17,8 +17,9 @@ from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
 from fedzmg.experiment import run_directory
 from fedzmg.experiment.grids.grid import choosing
+from fedzmg.experiment.grids.proposals import known_packs
 from fedzmg.experiment.grids.score import Stops, read_rows
-from fedzmg.experiment.grids.search import built, evaluated, packs, trials_of
+from fedzmg.experiment.grids.search import built, evaluated, trials_of
 from fedzmg.experiment.rules_hash import refuse_unloaded, say_changed
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec
@@ -52,14 +53,10 @@ class Verdict:
     """Result of verifying one run, or the grid of one algorithm."""
 
     name: str
-    rounds: int
-    """Rounds that were trained again and compared."""
-    first: int | None
-    """The first round with a difference."""
-    fields: tuple[str, ...]
-    """Fields that differ there, except times."""
-    size: float | None
-    """Largest absolute difference of metric and losses in all of these rounds."""
+    rounds: int  # rounds that were trained again and compared
+    first: int | None  # the first round with a difference
+    fields: tuple[str, ...]  # fields that differ there, except times
+    size: float | None  # largest absolute difference of metric and losses in all of these rounds
     facts: tuple[Fact, ...]
     note: str = ""
 
@@ -215,13 +212,13 @@ def _verify_grid(
         if len(logged) < wanted:
             notes.append(f"a grid logs only some rounds, here {', '.join(map(str, logged))}")
         stops = Stops(spec, name, task.metric, path / "stopped.jsonl").now
-        begun_trials = [i for i in range(len(trials)) if i not in stops or stops[i].round]
-        for pack in packs(spec, begun_trials):
+        for whole in known_packs(spec, name, path):
+            pack = [i for i in whole if i not in stops or stops[i].round]
             last = max((r for t, r in rows if t in pack and r <= wanted), default=0)
             if not last:
                 continue
             own = built(spec, name, task, [trials[i] for i in pack])
-            rounds, describes = _repeat([kept], spec, task, own, last, notes, pack[0])
+            rounds, describes = _repeat([kept], spec, task, own, last, notes, whole[0])
             now = now or describes  # the manifest is that of the first pack
             repeated |= {
                 (trial, record.round): json_words(trials[trial].line(trial, record))

@@ -18,12 +18,9 @@ from fedzmg.simulation.trial import Trial
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
-MOST_CLIENTS = 10_000
-"""Size of the sample of a larger population."""
-SHARE_OF_TRAINING = 3
-"""Examples used in training per example evaluated, at least."""
-FEW_EXAMPLES = 2_000
-"""Examples evaluated however short the training is."""
+MOST_CLIENTS = 10_000  # size of the sample of a larger population
+SHARE_OF_TRAINING = 3  # examples used in training per example evaluated, at least
+FEW_EXAMPLES = 2_000  # examples evaluated however short the training is
 
 Part = Literal["test", "training"]
 
@@ -33,12 +30,9 @@ class ClientMetrics:
     """Metric and loss of one model on each client's own examples."""
 
     round: int
-    part: Part
-    """Evaluated examples: test examples if the task has them by client."""
-    population: int
-    """Clients that hold such examples; ``clients`` may be a sample of them."""
-    clients: npt.NDArray[np.int64]
-    """Positions in the task's clients, ascending."""
+    part: Part  # evaluated examples: test examples if the task has them by client
+    population: int  # clients that hold such examples; ``clients`` may be a sample of them
+    clients: npt.NDArray[np.int64]  # positions in the task's clients, ascending
     examples: npt.NDArray[np.int64]
     metric: npt.NDArray[np.float64]
     loss: npt.NDArray[np.float64]
@@ -55,8 +49,7 @@ class Watched(NamedTuple):
     population: int
     clients: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    """Positions of their examples, client after client."""
+    positions: npt.NDArray[np.int64]  # positions of their examples, client after client
 
     @classmethod
     def of(cls, task: Task, *, everyone: bool = False) -> "Watched":
@@ -132,27 +125,20 @@ class Record(NamedTuple):
 
     round: int
     clients: int
-    dropped: int
-    """Uploads rejected: not finite, or an outlier under ``federation.guard``."""
+    dropped: int  # uploads rejected: not finite, or an outlier under ``federation.guard``
     steps: int
     train_loss: float
-    bytes_down: int
-    """Arrays sent to the cohort in this round."""
-    bytes_up: int
-    """Arrays received from it."""
-    bytes_up_bound: int
-    """The same, if whole numbers used no more bits than they need."""
+    bytes_down: int  # arrays sent to the cohort in this round
+    bytes_up: int  # arrays received from it
+    bytes_up_bound: int  # the same, if whole numbers used no more bits than they need
     scalar_bytes_down: int
     scalar_bytes_up: int
     """Steps, rounds, losses, learning rates and example counts, apart from the arrays."""
-    bytes_kept: int
-    """Bytes that each client keeps until it is sampled again."""
-    total_bytes_down: int
-    """Arrays and scalars of all rounds so far."""
+    bytes_kept: int  # bytes that each client keeps until it is sampled again
+    total_bytes_down: int  # arrays and scalars of all rounds so far
     total_bytes_up: int
     seconds: float
-    loss: float | None = None
-    """Evaluation loss; None in rounds without evaluation."""
+    loss: float | None = None  # evaluation loss; None in rounds without evaluation
     metric: float | None = None
     diverged: bool = False
     client_loss: tuple[float, ...] | None = None

@@ -23,8 +23,7 @@ from fedzmg.tree import State, Tree, leaves, tree_map
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Shares of a cohort at which its training losses are recorded."""
-EXAMPLE_COUNT = 8
-"""Bytes of the example count that weights a client's upload."""
+EXAMPLE_COUNT = 8  # bytes of the example count that weights a client's upload
 MOST_NAMED, LONGEST_NAME = 50, 100
 """Clients that a record names at most, and characters of a name: a line of a log is bounded."""
 
@@ -34,8 +33,7 @@ class Message(NamedTuple):
 
     arrays: int
     scalars: int
-    bound: int
-    """Arrays with whole numbers in as few bits as they need."""
+    bound: int  # arrays with whole numbers in as few bits as they need
 
     def times(self, messages: int) -> "Message":
         """Sum several messages of this size."""

@@ -22,8 +22,7 @@ from fedzmg.tree import State, Tree, named_leaves, refill, row, stack, tree_map
 from fedzmg.wrappers.parts import travelling
 from fedzmg.wrappers.wrapper import ServerWrapper
 
-DIVERGED_AFTER = 3
-"""Rounds in a row that lose every upload before a trial counts as diverged."""
+DIVERGED_AFTER = 3  # rounds in a row that lose every upload before a trial counts as diverged
 TOGETHER = 16
 """Trials whose updates are aggregated at once on a GPU, to bound memory. On a CPU it is one: a
 trial then gives the same bits alone and in a pack."""
@@ -35,10 +34,8 @@ class Snapshot(NamedTuple):
     params: Tree
     state: State
     alive: Tensor
-    lost: Tensor
-    """Rounds in a row that lost every upload."""
-    traffic: Tensor
-    """Bytes down and up of all rounds so far."""
+    lost: Tensor  # rounds in a row that lost every upload
+    traffic: Tensor  # bytes down and up of all rounds so far
     aggregator: State = ()
 
 
@@ -46,14 +43,12 @@ class ServerSide(NamedTuple):
     """Stages of a round that follow local training, for a pack of trials."""
 
     rule: PackedRule
-    aggregator: PackedRule | None
-    """Absent: the weighted mean."""
+    aggregator: PackedRule | None  # absent: the weighted mean
     by_examples: bool
     guard: bool
     seeds: Sequence[int]
     population: int
-    sends_own: bool
-    """Flag of a rule that sends another model than its parameters."""
+    sends_own: bool  # flag of a rule that sends another model than its parameters
 
     @classmethod
     def of(

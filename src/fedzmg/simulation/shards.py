@@ -33,8 +33,7 @@ Memories = list[tuple[list[tuple[int, int]], State]]
 class ShardPart(NamedTuple):
     """Result of a shard in a round."""
 
-    batches: list[ClientBatch]
-    """Clients, without the examples of their steps."""
+    batches: list[ClientBatch]  # clients, without the examples of their steps
     merged: MergedPart
 
 

@@ -27,8 +27,7 @@ class Trial:
 
     algorithm: Algorithm
     seed: int = 0
-    name: str = field(default="", compare=False)
-    """Name of a variant of the algorithm."""
+    name: str = field(default="", compare=False)  # name of a variant of the algorithm
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, Algorithm):
@@ -72,8 +71,7 @@ class PackedRule(NamedTuple):
     """Client or server rule that trials share, and the numbers in which they differ."""
 
     rule: Any
-    numbers: dict[str, Tensor]
-    """Hyper-parameters, one row per trial."""
+    numbers: dict[str, Tensor]  # hyper-parameters, one row per trial
 
     @classmethod
     def of(

@@ -66,12 +66,12 @@ def description(
 
 def estimate(data: Mapping[str, Any]) -> dict[str, str]:
     """Describe the cost of a specification by name."""
-    trials, rounds = data["trials"], data["rounds"]
     sizes = ("bytes_down", "bytes_up", "disk_bytes", "disk_bytes_after")
     down, up, disk, kept = (bytes_text(data[key]) for key in sizes)
     found = {
         data["kind"]: f"{data['task']}, {count_text(data['algorithms'], 'algorithm')}",
-        "trials": f"{trials:,}", "rounds": f"{rounds:,} each, {trials * rounds:,} in all",
+        "trials": f"{data['trials']:,}",
+        "rounds": f"{data['rounds']:,} each, {data['trial_rounds']:,} in all",
         "evaluations": f"{data['evaluations']:,} each",
         "steps": f"{data['steps']:,} local steps" if data["steps"] else "unknown without data",
         "traffic": f"{down} down, {up} up (simulated)",

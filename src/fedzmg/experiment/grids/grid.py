@@ -37,8 +37,7 @@ from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import tree_map
 
-CHECKPOINT_SECONDS = 60.0
-"""Less often than a run: a checkpoint holds all trials of a pack."""
+CHECKPOINT_SECONDS = 60.0  # less often than a run: a checkpoint holds all trials of a pack
 
 
 def run_grid(

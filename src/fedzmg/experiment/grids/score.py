@@ -19,8 +19,7 @@ from fedzmg.results.scores import rounds_to_threshold
 from fedzmg.storage.formats import append_log, log_lines
 from fedzmg.tasks.task import Task
 
-Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]
-"""Lines of a grid's log by trial and round."""
+Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]  # lines of a grid's log by trial and round
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -91,6 +90,7 @@ def score(
         }  # fmt: skip
 
     listed: list[dict[str, Any]] = []
+    tried = {trial // seeds for trial in (*(trial for trial, _ in rows), *stops)}
     for i, options in enumerate(points):
         trials = range(i * seeds, (i + 1) * seeds)
         mean, runs, diverged = scored(trials, "metric")
@@ -109,7 +109,7 @@ def score(
         "fixed": spec.fixed(name),
         "weights": spec.algorithms[name].weights,
         "axes": axes,
-        "points": listed,
+        "points": [p for i, p in enumerate(listed) if i in tried or spec.search.method == "grid"],
         "best": best("score"),
     }
     if spec.also_by_test:
@@ -117,7 +117,7 @@ def score(
     if spec.thresholds:
         found["soonest"] = soonest(spec, points, rows, higher_is_better=metric.higher_is_better)
     if spec.stop.diverged or spec.search.halving:
-        asked = spec.rounds * len(points) * seeds
+        asked = spec.rounds * spec.trials(name)
         found["stopped"] = {
             **dict(Counter[str](stop.why for stop in stops.values())),
             "rounds": asked - sum(spec.rounds - stop.round for stop in stops.values()),
@@ -182,8 +182,7 @@ class Stops:
     def __init__(self, spec: GridSpec, name: str, metric: Metric, path: Path) -> None:
         self._spec, self._metric, self._path = spec, metric, path
         self._facts = [{"seed": s, **point} for point in spec.points(name) for s in spec.seeds]
-        self.now: dict[int, Stopped] = {}
-        """Decisions by trial."""
+        self.now: dict[int, Stopped] = {}  # decisions by trial
         try:
             self._take(read_lines(path))
         except (KeyError, TypeError, ValueError) as error:
@@ -199,8 +198,8 @@ class Stops:
             append_log(self._path, lines)
             self._take(lines)
 
-    def halved(self, rows: Rows, round_: int) -> dict[int, Stopped]:
-        """Return the trials of points that do not continue after this round.
+    def halved(self, rows: Rows, firsts: Sequence[int], round_: int) -> dict[int, Stopped]:
+        """Return the trials of points, by their first ones, that do not continue after this round.
 
         The first seed of a point decides. Its other seeds, which never began, stop at round 0.
         """
@@ -209,8 +208,7 @@ class Stops:
             return {}
         seeds, sign = len(self._spec.seeds), 1 if self._metric.higher_is_better else -1
         # Without later decisions, rounds that are repeated after a crash are judged as before.
-        firsts, now = range(0, len(self._facts), seeds), self.now
-        left = [t for t in firsts if t not in now or now[t].round >= round_]
+        left = [t for t in firsts if t not in self.now or self.now[t].round >= round_]
         window = range(round_ - self._spec.last + 1, round_ + 1)
         scores = {t: statistics.fmean(rows[t, r]["metric"] for r in window) for t in left}
         # The sort is stable: the first of equals continue.
@@ -218,6 +216,7 @@ class Stops:
         words = f"not among the best {keep} of {len(order)} points after round {round_}"
         return {
             trial: Stopped(round_ * (trial == first), "halving", words, scores.get(first))
-            for first in {*firsts}.difference(order[:keep])
+            for first in firsts
+            if first not in order[:keep]
             for trial in range(first, first + seeds)
         }

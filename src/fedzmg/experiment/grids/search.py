@@ -13,7 +13,7 @@ import torch
 from fedzmg.data.federated import Examples
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.experiment import run_directory, training
-from fedzmg.experiment.grids import uploads
+from fedzmg.experiment.grids import proposals, uploads
 from fedzmg.experiment.grids.score import Stops, counted, read_rows, score
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec
@@ -56,16 +56,6 @@ class GridTrial(NamedTuple):
 def trials_of(spec: GridSpec, name: str) -> list[GridTrial]:
     """Return every point under every seed; the position of a trial is its number."""
     return [GridTrial(point, seed) for point in spec.points(name) for seed in spec.seeds]
-
-
-def packs(spec: GridSpec, trials: Sequence[int]) -> list[list[int]]:
-    """Group the numbers of trials that train together."""
-    if spec.search.halving:  # the first seeds decide which of the others train
-        first = [trial for trial in trials if trial % len(spec.seeds) == 0]
-        others = [trial for trial in trials if trial % len(spec.seeds)]
-        return [pack for pack in (first, others) if pack]
-    size = spec.together or max(len(trials), 1)
-    return [list(trials[i : i + size]) for i in range(0, len(trials), size)]
 
 
 def built(spec: GridSpec, name: str, task: Task, trials: Iterable[GridTrial]) -> list[Trial]:
@@ -124,8 +114,7 @@ class Search(training.TrainingStorage):
     end: float
     checkpoint_seconds: float
     held: Hold
-    reporting: Examples | None = None
-    """The other test examples, if they are evaluated as well."""
+    reporting: Examples | None = None  # the other test examples, if they are evaluated as well
 
     def __post_init__(self) -> None:
         self._rows = read_rows(self.path / "metrics.jsonl")
@@ -133,13 +122,13 @@ class Search(training.TrainingStorage):
         self._uploads = uploads.UploadLog(self.path)
         self._trials = trials_of(self.spec, self.name)
         self._pack: list[int] = []
-        self._active: list[int] = []
-        """Numbers of the simulation's trials."""
+        self._active: list[int] = []  # numbers of the simulation's trials
         self._checkpoint = self.path / CHECKPOINT
 
     def run(self) -> None:
         """Train pack after pack, then score."""
-        for pack in packs(self.spec, range(len(self._trials))):
+        own = self.spec, self.name, self.path, self.task, self._rows, self._stops.now
+        for pack in proposals.all_packs(*own):
             self.train(pack)
         with training.named_write_errors(self.path):
             unusual = self._uploads.by_point(len(self.spec.seeds))
@@ -158,8 +147,8 @@ class Search(training.TrainingStorage):
         stops, found = self._stops, dict[int, training.Stopped]()
         if self.spec.stop.diverged:
             found |= {self._active[i]: s for i, s in training.newly_diverged(report).items()}
-        if self._pack[0] == 0:
-            found = stops.halved(self._rows, report.round) | found
+        if self._pack[0] % len(self.spec.seeds) == 0:  # a pack of first seeds
+            found = stops.halved(self._rows, self._pack, report.round) | found
         stops.keep(found)
         # Decisions from before a crash take effect after the same round.
         due = {trial for trial, stopped in stops.now.items() if stopped.round == report.round}
@@ -297,11 +286,13 @@ def unfinished_packs(
     rows = read_rows(directory / "metrics.jsonl")
     stops = Stops(spec, name, task.metric, directory / "stopped.jsonl").now
     ends = {(i, r) for i, one in stops.items() for r in spec.logged() if r > one.round}
-    left = [
-        [i for i in pack if not all((i, r) in rows or (i, r) in ends for r in spec.logged())]
-        for pack in packs(spec, range(spec.trials(name)))
-    ]
-    return [(i, pack) for i, pack in enumerate(left) if pack]
+    rounds, logged, found = spec.logged(), rows.keys() | ends, list[tuple[int, list[int]]]()
+    for number, pack in enumerate(proposals.all_packs(spec, name, directory, task, rows, stops)):
+        if left := [i for i in pack if any((i, r) not in logged for r in rounds)]:
+            found.append((number, left))
+            if spec.search.method == "optuna":  # the next proposal needs their scores
+                break
+    return found
 
 
 def absorb_pack(directory: Path, pack: Path) -> None:

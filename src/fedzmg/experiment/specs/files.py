@@ -3,6 +3,7 @@
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 import itertools
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -41,7 +42,13 @@ class Search(Strict):
     """Successive halving, ``[[50, 16], [150, 4]]``: after round 50 only the best 16 points
     continue, after round 150 the best 4 of them, by the mean metric of the last rounds then. The
     first seed decides; the other seeds train the points that are left. A heuristic: a point that
-    begins slowly and would win is lost."""
+    begins slowly and would win is lost. With Optuna the points of a batch are compared."""
+    method: Literal["grid", "optuna"] = "grid"
+    """``grid`` trains every point, ``optuna`` those that Optuna proposes, batch after batch."""
+    budget: int = pydantic.Field(default=40, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes for each algorithm."""
+    batch: int = pydantic.Field(default=8, ge=1, le=MOST_TRIALS)
+    """Number of points that Optuna proposes at once, and that train together."""
 
 
 class GridSpec(Plan):
@@ -74,7 +81,7 @@ class GridSpec(Plan):
     """Values by option, such as ``client.lr``; by default the paper's learning rates of clients and
     servers. An algorithm without such an option has one axis less."""
     search: Search = Search()
-    """Successive halving; off by default."""
+    """Successive halving and Optuna; off by default."""
     eval_every: int = pydantic.Field(default=0, ge=0, le=COUNT)
     """Interval of further evaluations, for ``thresholds``; 0: none."""
     thresholds: list[float] = pydantic.Field(default=[], max_length=100)
@@ -95,13 +102,15 @@ class GridSpec(Plan):
             raise InputError(f"search.halving = {brief(rungs)}: expected {wanted} of points")
         if rungs and self.together:
             raise InputError("search.halving compares all points: leave out together")
+        if self.search.method == "optuna" and self.together:
+            raise InputError(f"together = {self.together}: with Optuna set search.batch instead")
         if bool(self.thresholds) != bool(self.eval_every):
             raise InputError("thresholds and eval_every: give both or none")
         return self
 
     def _unwritten(self) -> set[str]:
         unused = {key for key in ("eval_every", "thresholds") if not getattr(self, key)}
-        return super()._unwritten() | unused | (set() if self.search.halving else {"search"})
+        return super()._unwritten() | unused | ({"search"} if self.search == Search() else set())
 
     def logged(self) -> list[int]:
         """Return the rounds that are evaluated: those of scores, and every so many."""
@@ -117,21 +126,31 @@ class GridSpec(Plan):
 
     def packs(self) -> dict[str, int]:
         """Count the packs of every algorithm's trials."""
-        if self.search.halving:
-            return dict.fromkeys(self.algorithms, min(2, len(self.seeds)))
-        trials = {name: self.trials(name) for name in self.algorithms}
-        return {name: -(-n // (self.together or n)) for name, n in trials.items()}
+        each = min(2, len(self.seeds)) if self.search.halving else 1
+        together = self.together or MOST_TRIALS
+        if self.search.method == "optuna":
+            together = self.search.batch * len(self.seeds)
+        return {name: each * -(-self.trials(name) // together) for name in self.algorithms}
 
     def trials(self, name: str) -> int:
-        """Count an algorithm's trials: its points under every seed."""
-        return math.prod(map(len, self.axes_of(name).values())) * len(self.seeds)
+        """Count the trials that an algorithm trains: points under every seed."""
+        points = self._points(name)
+        few = min(points, self.search.budget) if self.search.method == "optuna" else points
+        return few * len(self.seeds)
+
+    def _points(self, name: str) -> int:
+        return math.prod(map(len, self.axes_of(name).values()))
 
     def trial_rounds(self, name: str) -> int:
         """Count the rounds of all of an algorithm's trials."""
-        points, total, done = self.trials(name) // len(self.seeds), 0, 0
-        for end, keep in self.search.halving:
-            total, points, done = total + points * (end - done), min(points, keep), end
-        return total + points * (self.rounds * len(self.seeds) - done)
+        left, total = self.trials(name) // len(self.seeds), 0
+        size = self.search.batch if self.search.method == "optuna" else left
+        for points in (min(size, left - i) for i in range(0, left, size)):
+            kept, done = points, 0
+            for end, keep in self.search.halving:
+                total, kept, done = total + kept * (end - done), min(kept, keep), end
+            total += kept * (self.rounds * len(self.seeds) - done)
+        return total
 
     def axes_of(self, name: str) -> Axes:
         """Return the axes whose option an algorithm has."""
@@ -162,7 +181,9 @@ class GridSpec(Plan):
             for key in axes or {}:
                 if key not in known:
                     raise unknown(what, key, numbers, f"fedzmg list {names[0]}")
-        if (trials := sum(map(self.trials, self.algorithms))) > MOST_TRIALS:
+        if self.search.method == "optuna" and find_spec("optuna") is None:
+            raise InputError("a search by Optuna needs the package: pip install 'fedzmg[optuna]'")
+        if (trials := sum(map(self._points, self.algorithms)) * len(self.seeds)) > MOST_TRIALS:
             remedy = f"shorten the axes or seeds to at most {MOST_TRIALS:,}"
             raise InputError(f"the grid has {trials:,} trials: {remedy}")
         if (lines := len(self.logged()) * max(map(self.trials, self.algorithms))) > MOST_PLANNED:

@@ -23,8 +23,7 @@ from fedzmg.tasks.protocol import LARGEST, Protocol
 from fedzmg.tasks.task import Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-COUNT = LARGEST["eval_every"]
-"""Largest interval in a file."""
+COUNT = LARGEST["eval_every"]  # largest interval in a file
 MOST_SHARDS = 100_000
 Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
 
@@ -183,8 +182,7 @@ class Experiment(Strict):
         return keys + [key for base in bases for key in known_options(base)]
 
 
-SIDES = ("client", "server", "parts")
-"""Tables of an algorithm's options."""
+SIDES = ("client", "server", "parts")  # tables of an algorithm's options
 
 
 def by_side(options: Mapping[str, Any]) -> dict[str, dict[str, Value]]:

@@ -11,8 +11,7 @@ from fedzmg.errors import InputError, brief, unknown
 from fedzmg.experiment.specs.run import SIDES, by_side
 
 EXAMPLE = '["fedavg", my_algorithm] or {"heavy": ("fedavg", {"client.momentum": 0.9})}'
-Chosen = Algorithm | AlgorithmInfo | str
-"""An algorithm, or the name of one."""
+Chosen = Algorithm | AlgorithmInfo | str  # an algorithm, or the name of one
 Algorithms = Chosen | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Mapping[str, Any]]]
 """Algorithms of a comparison: names and objects, or variants by names of your own."""
 
@@ -20,8 +19,7 @@ Algorithms = Chosen | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Map
 class NamedAlgorithms(NamedTuple):
     """Algorithms as a study or grid has them, and those that only the caller knows."""
 
-    table: dict[str, dict[str, Any]]
-    """Options by name, as in a file."""
+    table: dict[str, dict[str, Any]]  # options by name, as in a file
     objects: dict[str, Algorithm | AlgorithmInfo]
     """Algorithms that were passed as objects, by the name they have in this call."""
 

@@ -33,8 +33,7 @@ from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 
 RATES = "client.lr", "server.lr"
-MOST_RUNS = 16
-"""Largest pack of several algorithms: larger ones are hardly faster and take memory."""
+MOST_RUNS = 16  # largest pack of several algorithms: larger ones are hardly faster and take memory
 
 
 def run_study(

@@ -49,13 +49,14 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     values = list(axes.get(rows, [0.0])), list(axes[columns])
     worst, better = (-np.inf, max) if higher_is_better else (np.inf, min)
     size = [*map(len, values)]
-    found = Field(rows, columns, *values, np.full(size, worst), np.full(size, "x"), others)
+    found = Field(rows, columns, *values, np.full(size, worst), np.full(size, "~"), others)
     for point in entry["points"]:
         at, score = found.position(point["options"]), point["score"]
         mark = "x" if point["diverged"] else "_" if score is None and "stopped" in point else ""
         found.marks[at] = min(found.marks[at], mark)  # one trained point makes a cell
         if score is not None and not point["diverged"]:
             found.scores[at] = better(score, found.scores[at])
+    found.marks[found.marks == "~"] = ""
     return found
 
 
