@@ -59,21 +59,12 @@ class Diagnosis:
 
 
 def diagnose(
-    task: Task,
-    *,
-    params: Mapping[str, Tensor] | None = None,
-    round: int = 0,
-    clients: int = CLIENTS,
-    examples: int = EXAMPLES,
-    drifting: int = DRIFTING,
-    lr: float | None = None,
-    along: int = 0,
-    every: int | None = None,
-    seed: int = 0,
-    device: Device = "auto",
-    dtype: torch.dtype = torch.float32,
+    task: Task, *, params: Mapping[str, Tensor] | None = None, round: int = 0,
+    clients: int = CLIENTS, examples: int = EXAMPLES, drifting: int = DRIFTING,
+    lr: float | None = None, along: int = 0, every: int | None = None, seed: int = 0,
+    device: Device = "auto", dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] | None = None,
-) -> Diagnosis:
+) -> Diagnosis:  # fmt: skip
     """Measure what the zero-mean projection would do to a task's clients.
 
     Args:
@@ -186,11 +177,9 @@ def excerpt(
     for client in clients.tolist():
         drawn = stream(seed, "probe", "diagnose", client).permutation(data.counts[client])
         rows.append(data.offsets[client] + np.sort(drawn[:most_examples]))
-    part = FederatedData(
-        row(data.examples, torch.from_numpy(np.concatenate(rows))),
-        np.cumsum([0, *map(len, rows)], dtype=np.int64),
-        tuple(data.names[client] for client in clients.tolist()),
-    )
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    names = tuple(data.names[client] for client in clients.tolist())
+    part = FederatedData(row(data.examples, torch.from_numpy(np.concatenate(rows))), offsets, names)
     # Nothing is trained on this task: it may be smaller than a cohort.
     protocol = replace(task.protocol, cohort=1)
     return clients, replace(task, train=part, protocol=protocol, test_owners=None)

@@ -247,9 +247,8 @@ def _training(
         evaluated=evaluated[-1]["round"] if evaluated else None,
         metric=statistics.fmean(metrics) if metrics else None,
         seconds=statistics.fmean(recent) if recent else None,
-        why=str(early.get("words", "")),
-        **facts,
-    )
+        why=str(early.get("words", "")), **facts,
+    )  # fmt: skip
 
 
 def _is_alive(directory: Path) -> bool:
