@@ -22,9 +22,9 @@ ELSEWHERE = "choose another place with --out"
 REPORT = "report"
 
 
-def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:
+def check_place(directory: Path) -> None:
     """Raise InputError if a directory, which need not exist yet, cannot be written."""
-    with naming_errors(directory, remedy):
+    with naming_errors(directory, ELSEWHERE):
         whole = directory.absolute()
         existing = next(path for path in (whole, *whole.parents) if path.exists())
         tempfile.TemporaryFile(dir=existing).close()

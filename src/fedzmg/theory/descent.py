@@ -68,10 +68,10 @@ def setup(
     return generator, problem, start, theorems_schedule(problem)
 
 
-def marks(steps: int, count: int = 60) -> list[int]:
+def marks(steps: int) -> list[int]:
     """Choose ends of rounds to measure at, evenly spaced on a logarithmic axis."""
     rounds = steps // LOCAL_STEPS
-    return sorted({LOCAL_STEPS * round(rounds ** (i / (count - 1))) for i in range(count)})
+    return sorted({LOCAL_STEPS * round(rounds ** (i / 59)) for i in range(60)})
 
 
 class State(NamedTuple):
@@ -177,9 +177,7 @@ def expected_distances(
     return found
 
 
-def asymptotic_constant(
-    problem: Quadratics, rate: Schedule, basis: Tensor, deviation: float = DEVIATION
-) -> float:
+def asymptotic_constant(problem: Quadratics, rate: Schedule, basis: Tensor) -> float:
     """Compute the limit of ``t E |wbar_t - limit|^2`` in the span of ``basis``.
 
     With small steps the mean model follows ``x <- x - n_t (A x + noise)``. Its covariance
@@ -187,5 +185,5 @@ def asymptotic_constant(
     terms of the order ``1/t^2``.
     """
     values = torch.linalg.eigvalsh(basis.mT @ problem.mean_curvature @ basis)
-    noise = deviation**2 * float((problem.share**2).sum())
+    noise = DEVIATION**2 * float((problem.share**2).sum())
     return float((rate.beta**2 * noise / (2.0 * rate.beta * values - 1.0)).sum())
