@@ -135,9 +135,6 @@ def scheduled(total: int, every: int) -> range | list[int]:
 def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     """Read the directory of a ``spec.toml``; None, and a note, if there is nothing to show."""
     spec = read_toml(directory / "spec.toml")
-    for key in ("task", "algorithm", "seed"):
-        if key not in spec:
-            raise InputError(f"{directory / 'spec.toml'} lacks {key!r}: {RESTORE}")
     if not (directory / "manifest.json").is_file():
         notes.append(f"{shown} has no manifest.json and is left out")
         return None

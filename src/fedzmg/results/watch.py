@@ -119,9 +119,6 @@ class Watch:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._logs: dict[Path, tuple[Any, dict[Any, dict[str, Any]]]] = {}
-        if not directory.is_dir():
-            remedy = "give the directory of a command's work"
-            raise InputError(f"{directory} is not a directory; {remedy}")
 
     def look(self) -> list[Work]:
         found, owner = self._works(), read_owner(self.directory)

@@ -63,7 +63,7 @@ def _on_axes(entry: dict[str, Any]) -> dict[str, Any]:
 
 _STAGES = _table({}, participation=_table({}, sampler=str, schedule=list[list[int | str]]))
 _RUN = _table(
-    {}, task=str, algorithm=str, seed=Seed, weights=str, preset=dict[str, Value],
+    {"task": str, "algorithm": str, "seed": Seed}, weights=str, preset=dict[str, Value],
     protocol=_table({}, rounds=Round, cohort=Count, eval_every=Interval, threshold=Number),
     federation=_STAGES, client=dict[str, Value], server=dict[str, Value],
 )  # fmt: skip
