@@ -103,14 +103,13 @@ def describe(
     """Measure client heterogeneity: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
-    from fedzmg.report.exports import DESCRIPTION, write_description
-    from fedzmg.report.writing import staged
+    from fedzmg.report import exports, writing
     from fedzmg.results import paper
     from fedzmg.terminal import views
 
     title = _title(name)
     directory = out or Path("runs") / f"data-{title}"
-    common.check_output(directory, DESCRIPTION, "data describe")
+    common.check_output(directory, exports.DESCRIPTION, "data describe")
     columns = (client_column, label_column)
     shown = _population(name, split, partition, clients, seed, set_, cache, columns)
     if as_paper:
@@ -124,8 +123,8 @@ def describe(
     )  # fmt: skip
     part = split if _is_named(name) else None
     data = {**found, "split": part, "partition": shown.partition, "made": provenance()}
-    with staged(directory, "data describe") as folder:
-        write_description(data, paper.described(name), folder)
+    with writing.staged(directory, "data describe") as folder:
+        exports.write_description(data, paper.described(name), folder)
     view, figure = partial(views.description, data, paper.described(name)), "heterogeneity.png"
     common.show(data, view, as_json, directory, figure=directory / figure, files=directory)
     twin = paper.TWINS.get(name, name)
@@ -145,8 +144,7 @@ def show(
 ) -> None:  # fmt: skip
     """Show examples of some clients: a picture of images, the beginnings of texts."""
     from fedzmg.data.formats import is_table
-    from fedzmg.report import figures
-    from fedzmg.report.writing import staged
+    from fedzmg.report import figures, writing
 
     if is_table(name):
         raise InputError(f"{name}: a table has no pictures: use 'fedzmg data describe {name}'")
@@ -176,7 +174,7 @@ def show(
         [x[span][:columns] for span in spans.values()],
         [[shown.labels[label] for label in y[span][:columns]] for span in spans.values()],
     )
-    with staged(directory, "data show") as folder:
+    with writing.staged(directory, "data show") as folder:
         figures.save(picture, folder / "examples")
     common.print_path("figure", directory / "examples.png")
 

@@ -145,8 +145,7 @@ def diagnose(
 ) -> None:
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
-    from fedzmg.report import figures
-    from fedzmg.report.writing import staged
+    from fedzmg.report import figures, writing
     from fedzmg.storage.formats import write_json
     from fedzmg.terminal import views
 
@@ -163,7 +162,7 @@ def diagnose(
             progress=status.update,
         )  # fmt: skip
     data = found.as_dict()
-    with staged(directory, "diagnose") as folder:
+    with writing.staged(directory, "diagnose") as folder:
         write_json(folder / "diagnosis.json", data)
         figures.save(figures.diagnosis(data), folder / "diagnosis")
     figure = directory / "diagnosis.png"

@@ -27,20 +27,14 @@ class AlgorithmResult:
 
     label: str
     algorithm: str
-    finals: Mapping[int, float]
-    """Final metric of every seed that finished and did not diverge."""
+    finals: Mapping[int, float]  # final metric of every seed that finished and did not diverge
     mean: float | None
     sd: float | None
-    arrivals: Mapping[str, int | None]
-    """Round at which the mean curve reached the main threshold, by rule."""
-    arrivals_each: tuple[int | None, ...]
-    """Round at which every single run reached it, by the first rule."""
-    late: float | None
-    """Mean after the slowest algorithm reached the main threshold."""
-    evidence: FamilyTest | None
-    """Test of the reference minus this one, over the seeds that both have final values for."""
-    traffic: Mapping[str, float]
-    """Means over the longest runs, in bytes."""
+    arrivals: Mapping[str, int | None]  # round when the mean curve reached the main threshold
+    arrivals_each: tuple[int | None, ...]  # round when each run reached it, by the first rule
+    late: float | None  # mean after the slowest algorithm reached the main threshold
+    evidence: FamilyTest | None  # test of the reference minus this one, over the seeds of both
+    traffic: Mapping[str, float]  # means over the longest runs, in bytes
     seconds: float
     dropped: int
     diverged: int

@@ -35,15 +35,11 @@ Ending = Literal["finished", "stopped"]
 class TrackedRun(NamedTuple):
     """Description of a run before its first round."""
 
-    name: str
-    """Name within the directory, such as ``fedzmg/seed-0``."""
-    project: str
-    """Name of the directory of all runs."""
+    name: str  # name within the directory, such as fedzmg/seed-0
+    project: str  # name of the directory of all runs
     settings: Mapping[str, Any]
-    directory: Path
-    """Directory for this kind of tracker, shared by all runs."""
-    done: int
-    """Number of rounds that are not repeated; later ones supersede what was logged before."""
+    directory: Path  # for this kind of tracker, shared by all runs
+    done: int  # rounds that are not repeated; later ones supersede what was logged before
 
 
 class Tracker(Protocol):
@@ -287,8 +283,7 @@ class TrackerInfo(NamedTuple):
     """A factory of trackers, and modules that it needs."""
 
     make: Make
-    modules: tuple[str, ...] = ()
-    """Required modules, which the extra of the tracker's name installs."""
+    modules: tuple[str, ...] = ()  # required, installed by the extra of the tracker's name
 
 
 def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, TrackerInfo]:
