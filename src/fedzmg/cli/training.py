@@ -260,15 +260,13 @@ def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study")
     print_text(json.dumps(json_schema(kind), indent=1))
 
 
-def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
+def _read(file: Path, kind: str | None, settings: Texts) -> Any:
     from fedzmg.experiment.specs import files, strict
 
     return files.read(file, kind).with_settings(strict.parse_settings(settings or []))
 
 
-def prepare(
-    kind: str, file: Path, settings: list[str] | None, out: Path | None
-) -> "tuple[Any, Task, Path]":
+def prepare(kind: str, file: Path, settings: Texts, out: Path | None) -> "tuple[Any, Task, Path]":
     """Check everything that can be checked before anything is written."""
     from fedzmg import tasks
 
@@ -296,9 +294,7 @@ def _refuse_to_replace(directory: Path, spec: "StudySpec") -> None:
         raise InputError(f"{held}; name these too, or choose another directory with --out")
 
 
-def task_and_settings(
-    command: str, task: str, set_: list[str] | None
-) -> "tuple[Task, dict[str, Any]]":
+def task_and_settings(command: str, task: str, set_: Texts) -> "tuple[Task, dict[str, Any]]":
     """Build a named task with its preset's settings; return it with the other settings."""
     from fedzmg import tasks
     from fedzmg.experiment.specs.strict import parse_settings

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedzmg.plain_text import printable
 from fedzmg.report.tables import study
 from fedzmg.report.tables.clients import clients, own_models
 from fedzmg.report.tables.grids import best_points
-from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.heterogeneity import Report, client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
 from fedzmg.report.tables.uploads import grid_uploads, uploads
 from fedzmg.report.writing import check_place, refuse_foreign, replace_files, write
@@ -77,9 +77,7 @@ def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple
             yield f"tables/{name}.{suffix}", printable(make(table)).encode()
 
 
-def write_description(
-    report: Mapping[str, Any], paper: Mapping[str, Any] | None, folder: Path
-) -> None:
+def write_description(report: Report, paper: Report | None, folder: Path) -> None:
     """Write a heterogeneity report as JSON, a line per client as CSV, and the figure."""
     from fedzmg.report import figures
 

@@ -176,9 +176,7 @@ def planned(run: Run, labels: Mapping[str, tuple[str, str]]) -> Run:
     return replace(run, plan=plan, label=label)
 
 
-def studies(
-    runs: Iterable[Run], plans: Mapping[str, Mapping[str, Any]], notes: list[str]
-) -> list[Study]:
+def studies(runs: Iterable[Run], plans: Mapping[str, Any], notes: list[str]) -> list[Study]:
     """Group runs into studies, with plans by directory."""
     groups: dict[str, list[Run]] = {}
     for run in runs:

@@ -15,9 +15,7 @@ class UnusualClient(NamedTuple):
     rounds: tuple[int, ...]  # rounds of these uploads, ascending
     rejected: int
     flagged: int  # outliers that were merged
-    # Largest norm over the cohort's median, maybe infinite; of flagged uploads, if there are any:
-    # only these had an effect.
-    ratio: float
+    ratio: float  # largest norm over the cohort's median; of flagged uploads, if there are any
     worst: int
 
     def __str__(self) -> str:

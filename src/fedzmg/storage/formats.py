@@ -36,7 +36,7 @@ def read_json(
     path: Path, remedy: str = RESTORE, wanted: int | None = None, spec: Path | None = None
 ) -> dict[str, Any]:
     """Read a JSON object of a format and check its hashes, also of the ``spec`` it belongs to."""
-    values = _parsed(path, strict_json, "JSON", remedy)
+    values = _parsed(path, strict_json, "JSON", remedy, typed=False)
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
     if wanted is not None and values.get("format") != wanted:
@@ -148,9 +148,7 @@ json_words: Callable[[Any], Any] = partial(_strict, instead=str)  # words that f
 json_nulls: Callable[[Any], Any] = partial(_strict, instead=lambda _: None)
 
 
-def _parsed(
-    path: Path, parse: Callable[[str], T], kind: str, remedy: str, *, typed: bool = False
-) -> T:
+def _parsed(path: Path, parse: Callable[[str], T], kind: str, remedy: str, *, typed: bool) -> T:
     try:
         # Editors may add a BOM.
         return bounded(parse(read_file(path, typed=typed).decode("utf-8-sig")))

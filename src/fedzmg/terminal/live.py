@@ -73,9 +73,7 @@ class Display:
         self._trials: list[TrialState] = []
         self._unusual: list[tuple[int, Any, Any]] = []
         self._sign = 1
-        self._live = Live(
-            console=console, get_renderable=self._view, refresh_per_second=4, transient=True
-        )
+        self._live = Live(console=console, get_renderable=self._view, transient=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

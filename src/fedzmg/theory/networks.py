@@ -36,9 +36,7 @@ def trained(task: Task, rounds: int, name: str = "fedzmg", **options: Any) -> li
     simulate(
         quiet, [Trial.of(name, **options)], rounds=rounds, device="cpu", dtype=REAL,
         engine="vectorized",
-        observer=lambda report: models.append(
-            report.simulation.checkpoint(0).params().map(Tensor.clone)
-        ),
+        observer=lambda r: models.append(r.simulation.checkpoint(0).params().map(Tensor.clone)),
     )  # fmt: skip
     return models
 

@@ -89,9 +89,7 @@ def _interval(
     chart.tag(mark, label, ["{} ({} to {})".format(*texts)])
 
 
-def _row_chart(
-    title: str, caption: str, labels: Sequence[str], notes: Sequence[str]
-) -> tuple[Chart, Axes]:
+def _row_chart(title: str, caption: str, labels: list[str], notes: list[str]) -> tuple[Chart, Axes]:
     """Make a figure as high as its rows, which have names at the left and notes at the right."""
     names = [wrapped(label, LABEL_WIDTH) for label in labels]
     height = max(0.3, 0.25 + 0.15 * max(name.count("\n") for name in names))

@@ -62,9 +62,7 @@ COLUMNS = 4
 MOST_IN_ONE_PANEL = 10  # series up to which one panel has them all
 WIDE_LABEL = 28  # characters of a label beyond which a legend moves below the axes
 _LEGEND_ROWS = 22
-_SUPERSCRIPTS = str.maketrans(
-    "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
-)
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _Arguments = ParamSpec("_Arguments")
 _Drawn = TypeVar("_Drawn", "Chart", "Chart | None")
 
@@ -109,9 +107,7 @@ class Chart(Figure):
         format_axis(axes, metric)
         return axes
 
-    def small_panels(
-        self, titles: Sequence[str], xlabel: str, ylabel: str, metric: str
-    ) -> list[Axes]:
+    def small_panels(self, titles: list[str], xlabel: str, ylabel: str, metric: str) -> list[Axes]:
         """Add rows of panels with common axes."""
         number, rows = len(titles), -(-len(titles) // COLUMNS)
         grid = self.body.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).flat
