@@ -95,9 +95,8 @@ class Display:
         self._begun = self._printed = time.monotonic()
 
     def advance(self, report: Any) -> None:
-        simulation = report.simulation
-        self._round, higher = report.round, simulation.task.metric.higher_is_better
-        self._sign = 1 if higher else -1
+        simulation, self._round = report.simulation, report.round
+        self._sign = 1 if simulation.task.metric.higher_is_better else -1
         if len(self._trials) != len(report.records):
             named = zip(names(simulation.trials), report.records, strict=True)
             self._trials = [TrialState(*one) for one in named]
