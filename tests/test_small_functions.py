@@ -123,7 +123,7 @@ lr = 0.1
 """,
     "fedzmg.report.tables.grids": r"""
 >>> stopped_text({"diverged": 3, "halving": 4, "rounds": 30, "rounds_asked": 60})
-'3 diverged, 4 halving (heuristic); 50 % of the rounds trained'
+'3 diverged, 4 halving; 50 % of the rounds trained'
 """,
     "fedzmg.report.tables.table": r"""
 >>> print(to_markdown(Table.of("T", ("a", "b"), [("x", "1")])), end="")
@@ -180,8 +180,6 @@ x            12
 ('cifar100', 'mnist-by-writer (stand-in for EMNIST)')
 """,
     "fedzmg.results.reading": r"""
->>> family("fedadam:reddi"), family("fedzmg (lr 0.1)")
-('fedadam', 'fedzmg')
 >>> variants({"algorithms": ["fedavg"]})
 {'fedavg': {}}
 """,

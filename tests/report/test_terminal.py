@@ -27,7 +27,7 @@ from fedzmg.results.study_result import study_result
 from fedzmg.results.watch import State, Training, Work
 from fedzmg.tasks import TASKS
 from fedzmg.terminal import inspection, views
-from fedzmg.terminal.render import Terminal, print_line, render
+from fedzmg.terminal.render import print_line, render
 from fedzmg.terminal.views import prose
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -91,25 +91,6 @@ def test_names_are_folded_between_words_and_numbers_never(
     assert [word for word in words if word.isdigit()] == expected
     letters = [word for word in words if word.isalpha() and word != "name"]
     assert letters == " ".join(names).split() * len(blocks)
-
-
-@settings(max_examples=8)
-@given(st.text(max_size=40))
-def test_no_control_character_reaches_the_terminal(text: str) -> None:
-    hostile = f"[red]{text}\x1b]0;title\x07\x9b31m\u202e"
-    work = Work(hostile, "run", hostile, "accuracy", True,
-                (Training("a", "a", "done", 1, 1, True, label=hostile),), None)  # fmt: skip
-    table = Table("", hostile, (hostile, "n"), [[Cell(hostile), Cell(hostile)]], hostile)
-    file = io.StringIO()
-    console = Terminal(file=file, width=100, force_terminal=True, color_system=None)
-    console.print(render([table, hostile], 100))
-    console.print(inspection.screen([work], 100))
-    before = file.getvalue()
-    console.say(f"{hostile}\n\r\v\u2028")
-    shown = file.getvalue()
-    assert len(shown.removeprefix(before).splitlines()) == 1
-    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
-    assert "[red]" in shown
 
 
 def test_a_printed_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

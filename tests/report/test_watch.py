@@ -185,7 +185,7 @@ def test_grid_at_work(grid: Path) -> None:
 
 def test_nothing_there_and_just_begun(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a directory"):
-        Watch(tmp_path / "x")
+        Watch(tmp_path / "x").look()
     with pytest.raises(InputError, match="holds no run"):
         Watch(tmp_path).look()
     held(tmp_path)

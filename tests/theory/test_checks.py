@@ -60,7 +60,7 @@ def test_verdicts(name: str, found: dict[str, Finding]) -> None:
     assert all((finding.title, finding.claim, finding.setting))
     assert all(math.isfinite(one.measured) for one in finding.lines)
     if name in CHARTS:  # a renamed series would silently vanish from its figure
-        assert set(CHARTS[name].strokes) <= set(finding.series)
+        assert set(CHARTS[name]["strokes"]) <= set(finding.series)
 
 
 PREDICTED = [

@@ -37,8 +37,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except Interrupted as error:  # typer would reduce it to an exit code
-            done = f" after round {error.done} of {error.rounds}; nothing is lost"
-            _interrupted(f"{done},")
+            _interrupted(f" after round {error.done} of {error.rounds}; nothing is lost,")
 
 
 app = typer.Typer(
@@ -111,8 +110,7 @@ def main() -> None:
 
 
 def _interrupted(done: str = ";") -> NoReturn:
-    message = f"\nfedzmg: interrupted{done} run the same command again to continue"
-    print_text(message, err=True)
+    print_text(f"\nfedzmg: interrupted{done} run the same command again to continue", err=True)
     sys.exit(INTERRUPTED)
 
 

@@ -15,8 +15,7 @@ from fedzmg.errors import InputError
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
 INTERRUPTED = 130
-UNFINISHED = 75
-"""Exit code after the time limit: run the same command again."""
+UNFINISHED = 75  # exit code after the time limit: run the same command again
 DEVICES = "auto, cpu or cuda."
 ENGINES = "auto (measured), sequential, vectorized, compiled, cuda_graph or compiled_cuda_graph."
 
@@ -26,26 +25,25 @@ def opt(help: str, shown: str | bool = True, **more: Any) -> Any:
     return Option(help=help, show_default=shown, **more)
 
 
-def setting(help: str, metavar: str = "KEY=VALUE") -> Any:
-    """Declare the option ``--set``, which can be given several times."""
-    return Option("--set", metavar=metavar, help=help)
+def flag(name: str, help: str) -> Any:
+    """Declare an option without a value."""
+    return Option(name, help=help)
+
+
+def setting(help: str, metavar: str = "KEY=VALUE", name: str = "--set") -> Any:
+    """Declare an option that can be given several times."""
+    return Option(name, metavar=metavar, help=help)
 
 
 Texts = list[str] | None
-Json = Annotated[bool, Option("--json", help="Print JSON for a program to read.")]
+Json = Annotated[bool, flag("--json", "Print JSON for a program to read.")]
 Device = Annotated[str, opt(DEVICES)]
 Cache = Annotated[
     Path | None, opt("Data folder.", "$FEDZMG_DATA or the user's cache", metavar="DIR")
 ]
-
-
 Plugins = Annotated[
     Texts,
-    Option(
-        "--plugin",
-        metavar="FILE.py",
-        help="A file with algorithms, tasks, aggregators of your own.",
-    ),
+    setting("A file with algorithms, tasks, aggregators of your own.", "FILE.py", "--plugin"),
 ]
 
 
@@ -54,29 +52,24 @@ def with_plugins(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def loading(*args: Any, plugin: Texts = None, **given: Any) -> Any:
-        if plugin:
+        for file in plugin or ():
             from fedzmg import plugins
 
-            for file in plugin:
-                plugins.load(file)
+            plugins.load(file)
         return command(*args, **given)
 
     signature = inspect.signature(command, eval_str=True)
-    option = inspect.Parameter(
-        "plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugins
-    )
+    kind = inspect.Parameter.KEYWORD_ONLY
+    option = inspect.Parameter("plugin", kind, default=None, annotation=Plugins)
     parameters = [*signature.parameters.values(), option]
     loading.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return loading
 
 
 def show(
-    data: Mapping[str, Any],
-    view: Callable[[int], RenderableType],
-    as_json: bool,
-    directory: Path | None = None,
-    **paths: Path | str,
-) -> None:
+    data: Mapping[str, Any], view: Callable[[int], RenderableType], as_json: bool,
+    directory: Path | None = None, **paths: Path | str,
+) -> None:  # fmt: skip
     """Print data as JSON, or a view of it as wide as the terminal and the paths of its files."""
     if as_json:
         own = {} if directory is None else {"directory": str(directory)}

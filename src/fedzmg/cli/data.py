@@ -1,17 +1,15 @@
 """Commands of ``fedzmg data``: list, get, import, remove, path, describe and show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from fedzmg.cli import common
-from fedzmg.cli.common import Cache, Json, Texts, opt, setting
+from fedzmg.cli.common import Cache, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, check_names, unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
@@ -96,30 +94,22 @@ def describe(
     sample: Annotated[int | None, opt("Measure this many clients.", "all", min=2)] = None,
     entropy: Annotated[str | None, opt("Normalise by all 'classes' or those 'present'.")] = None,
     reference: Annotated[str | None, opt("KL from 'global' or from the 'pooled' sample.")] = None,
-    as_paper: Annotated[
-        bool, Option("--as-paper", help="Measure ten clients as in the paper.")
-    ] = False,
+    as_paper: Annotated[bool, flag("--as-paper", "Measure ten clients as in the paper.")] = False,
     client_column: Annotated[str | None, opt("Client column of a table.", "client")] = None,
     label_column: Annotated[str, opt("Label column of a table.")] = "label",
-    partition: PartitionName = None,
-    clients: Clients = None,
-    seed: Seed = 0,
-    set_: Settings = None,
-    cache: Cache = None,
-    out: Out = None,
-    as_json: Json = False,
-) -> None:
+    partition: PartitionName = None, clients: Clients = None, seed: Seed = 0,
+    set_: Settings = None, cache: Cache = None, out: Out = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Measure client heterogeneity: table, figure, CSV and JSON, beside the paper's table."""
     from fedzmg.data import heterogeneity
     from fedzmg.provenance import provenance
-    from fedzmg.report.exports import DESCRIPTION, write_description
-    from fedzmg.report.writing import staged
+    from fedzmg.report import exports, writing
     from fedzmg.results import paper
     from fedzmg.terminal import views
 
     title = _title(name)
     directory = out or Path("runs") / f"data-{title}"
-    common.check_output(directory, DESCRIPTION, "data describe")
+    common.check_output(directory, exports.DESCRIPTION, "data describe")
     columns = (client_column, label_column)
     shown = _population(name, split, partition, clients, seed, set_, cache, columns)
     if as_paper:
@@ -133,13 +123,12 @@ def describe(
     )  # fmt: skip
     part = split if _is_named(name) else None
     data = {**found, "split": part, "partition": shown.partition, "made": provenance()}
-    with staged(directory, "data describe") as folder:
-        write_description(data, paper.described(name), folder)
-    view = partial(views.description, data, paper.described(name))
-    files = {"figure": directory / "heterogeneity.png", "files": directory}
-    common.show(data, view, as_json, directory, **files)
-    twin = paper.twin(name)
-    if twin is not None and twin != name:
+    with writing.staged(directory, "data describe") as folder:
+        exports.write_description(data, paper.described(name), folder)
+    view, figure = partial(views.description, data, paper.described(name)), "heterogeneity.png"
+    common.show(data, view, as_json, directory, figure=directory / figure, files=directory)
+    twin = paper.TWINS.get(name, name)
+    if twin != name:
         print_line(f"The paper's column is about its own {twin}, not about {name}.", err=as_json)
     _print_notes(shown.notes, err=as_json)
 
@@ -150,26 +139,20 @@ def show(
     split: Split = "train",
     rows: Annotated[int, opt("Clients to show.", min=1, max=40)] = 6,
     columns: Annotated[int, opt("Examples of each.", min=1, max=40)] = 10,
-    partition: PartitionName = None,
-    clients: Clients = None,
-    seed: Seed = 0,
-    set_: Settings = None,
-    cache: Cache = None,
-    out: Out = None,
-) -> None:
+    partition: PartitionName = None, clients: Clients = None, seed: Seed = 0,
+    set_: Settings = None, cache: Cache = None, out: Out = None,
+) -> None:  # fmt: skip
     """Show examples of some clients: a picture of images, the beginnings of texts."""
     from fedzmg.data.formats import is_table
-    from fedzmg.report import figures
-    from fedzmg.report.writing import staged
+    from fedzmg.report import figures, writing
 
     if is_table(name):
         raise InputError(f"{name}: a table has no pictures: use 'fedzmg data describe {name}'")
     shown = _population(name, split, partition, clients, seed, set_, cache)
     owners = shown.columns.owners
     assert owners is not None
-    spans = {}  # rows of the file by client
-    for client in shown.names[:rows]:
-        spans[client] = slice(*owners.offsets[owners.names.index(client) :][:2])
+    starts = {name: owners.offsets[owners.names.index(name) :] for name in shown.names[:rows]}
+    spans = {client: slice(*start[:2]) for client, start in starts.items()}  # rows of the file
     if shown.unit == "characters":
         text = shown.columns.strings("text")
         for client, span in spans.items():
@@ -191,7 +174,7 @@ def show(
         [x[span][:columns] for span in spans.values()],
         [[shown.labels[label] for label in y[span][:columns]] for span in spans.values()],
     )
-    with staged(directory, "data show") as folder:
+    with writing.staged(directory, "data show") as folder:
         figures.save(picture, folder / "examples")
     common.print_path("figure", directory / "examples.png")
 
@@ -207,53 +190,44 @@ def _title(name: str) -> str:
 
 
 def _population(
-    name: str,
-    split: str,
-    partition: str | None,
-    clients: int | None,
-    seed: int,
-    settings: list[str] | None,
-    cache: Path | None,
-    table: tuple[str | None, str] = (None, "label"),
-) -> Population:
+    name: str, split: str, partition: str | None, clients: int | None, seed: int,
+    settings: Texts, cache: Path | None, table: tuple[str | None, str] = (None, "label"),
+) -> "Population":  # fmt: skip
     """Read a data set or a path and count what every client holds."""
-    from fedzmg.data import catalog
-    from fedzmg.data.formats import is_path, is_table, read_path
-    from fedzmg.data.heterogeneity import DEFAULT_PARTITIONS, embedded_columns, population
+    from fedzmg.data import catalog, formats, heterogeneity
     from fedzmg.data.sources import EMBEDDED, SOURCES, source
     from fedzmg.experiment.specs.strict import parse_settings
 
     named = _is_named(name)
-    if not named and not is_path(name):
-        known = [*SOURCES, *EMBEDDED]
-        raise unknown("data set, file or folder", name, known, "fedzmg data list")
-    if table != (None, "label") and (named or not is_table(name)):
+    if not named and not formats.is_path(name):
+        raise unknown("data set, file or folder", name, [*SOURCES, *EMBEDDED], "fedzmg data list")
+    if table != (None, "label") and (named or not formats.is_table(name)):
         raise InputError("--client-column and --label-column are for tables: leave them out")
     classes: int | None = None
     if not named:
         if split != "train":
             raise InputError(f"{name}: a path has no splits: leave out --split")
         client, label = table
-        columns = read_path(name, client or ("client" if partition is None else None), label)
+        client = client or ("client" if partition is None else None)
+        columns = formats.read_path(name, client, label)
     elif name in EMBEDDED:
-        columns, classes = embedded_columns(name, split), 10
+        columns, classes = heterogeneity.embedded_columns(name, split), 10
     else:
         splits = catalog.load(name, cache).splits
         check_names("split", [split], splits)
         columns, classes = splits[split], source(name).classes
     options: dict[str, Any] = {}
     if partition is not None:
-        options = {"name": partition, "clients": clients, "seed": seed}
-        options |= parse_settings(settings or [])
+        given = parse_settings(settings or [])
+        options = {"name": partition, "clients": clients, "seed": seed, **given}
     elif settings or clients:
         raise InputError("--set and --clients need a partition: add --partition NAME")
-    elif columns.owners is None and (name, split) in DEFAULT_PARTITIONS:
-        options = {**DEFAULT_PARTITIONS[name, split], "seed": seed}
-    return population(columns, classes=classes, partition=options or None)
+    elif columns.owners is None and (name, split) in heterogeneity.DEFAULT_PARTITIONS:
+        options = {**heterogeneity.DEFAULT_PARTITIONS[name, split], "seed": seed}
+    return heterogeneity.population(columns, classes=classes, partition=options or None)
 
 
 def _summary(name: str, cache: Path | None) -> dict[str, Any]:
-    """Summarise a data set as plain values."""
     from fedzmg.data import catalog
     from fedzmg.data.cache import root, size_of
     from fedzmg.data.sources import SOURCES
@@ -266,27 +240,19 @@ def _summary(name: str, cache: Path | None) -> dict[str, Any]:
         state, notes = "damaged", [str(error)]
     if found is not None:
         state, notes = "here", list(found.notes)
+    counts = (found or known).counts.items()
     return {
-        "title": known.title,
-        "citation": known.citation,
-        "terms": known.terms,
-        "state": state,
-        "counts": {
-            split: dict(zip(("clients", "examples"), numbers, strict=True))
-            for split, numbers in (found or known).counts.items()
-        },
+        **{key: getattr(known, key) for key in ("title", "citation", "terms")}, "state": state,
+        "counts": {k: dict(zip(("clients", "examples"), v, strict=True)) for k, v in counts},
         "classes": known.classes,
         "bytes": sum(size_of(root(cache) / part / name) for part in ("sets", "downloads")),
-        "fingerprint": found and found.fingerprint,
-        "path": found and str(found.path),
-        "notes": notes,
-        "addresses": [remote.url for remote in known.remotes],
+        "fingerprint": found and found.fingerprint, "path": found and str(found.path),
+        "notes": notes, "addresses": [remote.url for remote in known.remotes],
         "files": [form.files for form in known.forms],
-    }
+    }  # fmt: skip
 
 
-def _store(make: Callable[[Downloads], Dataset]) -> None:
-    """Make a data set and print its counts, notes and folder."""
+def _store(make: "Callable[[Downloads], Dataset]") -> None:
     from fedzmg.terminal.live import Downloads
 
     with Downloads(Terminal(stderr=True)) as progress:

@@ -1,14 +1,12 @@
 """Commands for algorithms of one's own: ``fedzmg check`` and ``fedzmg new``."""
 
-from __future__ import annotations
-
 import json
 import keyword
 import re
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument
@@ -38,9 +36,8 @@ def check(
     from fedzmg import testing
     from fedzmg.report.tables.table import Table
 
-    chosen = _chosen(target, algorithm)
     results = []
-    for entry in chosen:
+    for entry in _chosen(target, algorithm):
         result = testing.check(entry)
         results.append(result)
         if not as_json:
@@ -53,25 +50,22 @@ def check(
         raise SystemExit(1)
 
 
-def _chosen(target: str, name: str | None) -> list[Algorithm | AlgorithmInfo]:
+def _chosen(target: str, name: str | None) -> "list[Algorithm | AlgorithmInfo]":
     """Return the algorithms of a file, or a built-in one."""
     from fedzmg.algorithms import ALGORITHMS
-    from fedzmg.contract import Algorithm
 
     if target in ALGORITHMS and name is None:
         return [ALGORITHMS[target]]
     if not target.endswith(".py"):
         raise unknown("algorithm or file NAME.py", target, ALGORITHMS, "fedzmg list")
-    found = {
-        (entry if isinstance(entry, Algorithm) else entry.algorithm).name: entry
-        for entry in load_algorithms(Path(target))
-    }
+    listed: list[Any] = load_algorithms(Path(target))
+    found = {getattr(entry, "algorithm", entry).name: entry for entry in listed}
     if name is not None and name not in found:
         raise unknown(f"algorithm of {target}", name, found)
     return list(found.values()) if name is None else [found[name]]
 
 
-def load_algorithms(path: Path) -> list[Algorithm | AlgorithmInfo]:
+def load_algorithms(path: Path) -> "list[Algorithm | AlgorithmInfo]":
     """Load a plugin file and return its ``ALGORITHMS``."""
     from fedzmg import algorithms, plugins
     from fedzmg.contract import Algorithm

@@ -1,7 +1,5 @@
 """Commands that train nothing new: list, watch, diff, verify, report, keep and export."""
 
-from __future__ import annotations
-
 import json
 import time
 import webbrowser
@@ -14,7 +12,7 @@ from rich.live import Live
 from typer import Argument, Option
 
 from fedzmg.cli import common
-from fedzmg.cli.common import Json, opt
+from fedzmg.cli.common import Json, flag, opt
 from fedzmg.errors import unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
@@ -28,10 +26,10 @@ Directory = Annotated[
 
 def watch(
     directory: Directory,
-    once: Annotated[bool, Option("--once", help="Show the state once and end.")] = False,
+    once: Annotated[bool, flag("--once", "Show the state once and end.")] = False,
     every: Annotated[float, opt("Seconds between two looks.", min=0.1)] = 2.0,
     wait: Annotated[
-        bool, Option("--wait", help="Stay until all is trained, even if nothing runs.")
+        bool, flag("--wait", "Stay until all is trained, even if nothing runs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -65,7 +63,7 @@ def watch(
         raise SystemExit(common.INTERRUPTED) from None
 
 
-def _looks(found: Watch, every: float, once: bool, wait: bool) -> Iterator[list[Work]]:
+def _looks(found: "Watch", every: float, once: bool, wait: bool) -> "Iterator[list[Work]]":
     """Yield the state of work until it ends: all is complete, or no process is at work."""
     while True:
         works = found.look()
@@ -90,8 +88,7 @@ def diff(
     from fedzmg.results.diff import aspects, compare
     from fedzmg.terminal import inspection as views
 
-    asked = aspects(only)
-    found = compare(left, right)
+    asked, found = aspects(only), compare(left, right)
     common.show(found.as_dict(), lambda width: views.diff(found, asked, width), as_json)
     if found.differs(asked):
         raise SystemExit(1)
@@ -110,8 +107,7 @@ def verify(
     found = verify_runs(directory, rounds=rounds, runs=runs, say=partial(print_line, err=True))
     data = [verdict.as_dict() for verdict in found]
     good = all(verdict.reproduced for verdict in found)
-    shown = {"reproduced": good, "runs": data}
-    common.show(shown, lambda width: views.verify(data, width), as_json)
+    common.show({"reproduced": good, "runs": data}, partial(views.verify, data), as_json)
     if not good:
         raise SystemExit(1)
 
@@ -120,7 +116,7 @@ def list_(
     name: Annotated[str | None, Argument(help="Algorithm or task to describe.")] = None,
     task: Annotated[str | None, opt("Show costs in bytes for this task.")] = None,
     aggregators: Annotated[
-        bool, Option("--aggregators", help="List ways to merge updates, with their options.")
+        bool, flag("--aggregators", "List ways to merge updates, with their options.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -142,19 +138,16 @@ def list_(
         found = table.origins.get(name)
         return {} if found is None else {"origin": found.as_dict()}
 
+    def summary(task: Any) -> dict[str, Any]:
+        return {"summary": task.summary, "data": task.data or None, "missing": task.missing}
+
     assert trackers.TRACKERS in plugins.tables()  # once it is imported
     name, task = (None if text is None else plugins.load_reference(text) for text in (name, task))
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     if name is None:
         data = {
-            "algorithms": {
-                n: card(info, size) | origin(ALGORITHMS, n) for n, info in ALGORITHMS.items()
-            },
-            "tasks": {
-                n: {"summary": info.summary, "data": info.data or None, "missing": info.missing}
-                | origin(TASKS, n)
-                for n, info in TASKS.items()
-            },
+            "algorithms": {n: card(a, size) | origin(ALGORITHMS, n) for n, a in ALGORITHMS.items()},
+            "tasks": {n: summary(t) | origin(TASKS, n) for n, t in TASKS.items()},
             "installed": {table.kind: table.not_imported for table in plugins.tables()},
         }
         common.show(data, lambda width: views.tables(data, width), as_json)
@@ -165,8 +158,7 @@ def list_(
         data = card(ALGORITHMS[name], size) | origin(ALGORITHMS, name)
         common.show(data, lambda width: views.algorithm_card(data, width, task), as_json)
     else:
-        known = [*ALGORITHMS, *TASKS]
-        raise unknown("algorithm or task", name, known, "fedzmg list")
+        raise unknown("algorithm or task", name, [*ALGORITHMS, *TASKS], "fedzmg list")
 
 
 def report(
@@ -175,8 +167,8 @@ def report(
         Argument(metavar="DIR...", help="Runs, studies, grids, descriptions of data, or some."),
     ],
     out: Annotated[Path | None, opt("Directory to write to.", "DIR/report")] = None,
-    page_only: Annotated[bool, Option("--page-only", help="Write no tables and figures.")] = False,
-    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    page_only: Annotated[bool, flag("--page-only", "Write no tables and figures.")] = False,
+    open_: Annotated[bool, flag("--open", "Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
 
@@ -186,19 +178,18 @@ def report(
     from fedzmg.results import reading
     from fedzmg.results.study_result import study_result
 
-    material = reading.read(directories)
+    material, folder = reading.read(directories), out or directories[0] / "report"
     outcomes = [study_result(study) for study in material.studies]
-    folder = out or directories[0] / "report"
-    names, cleared = publish(material, outcomes, folder, page_only=page_only)
+    names, removed, edited = publish(material, outcomes, folder, page_only=page_only)
     common.print_path("page", folder / PAGE)
     for what in ("tables", "figures"):
         if count := sum(name.startswith(f"{what}/") for name in names):
             common.print_path(what, f"{folder / what} ({count} files)")
     common.say(*material.notes)
-    if cleared.removed:
-        common.say(f"{len(cleared.removed)} files of an earlier report there are removed")
-    for name in cleared.kept:
-        common.say(f"{name} of an earlier report was changed since and is left alone")
+    if removed:
+        common.say(f"{len(removed)} files of an earlier report there are removed")
+    changed = "of an earlier report was changed since and is left alone"
+    common.say(*(f"{name} {changed}" for name in edited))
     if open_:
         webbrowser.open((folder / PAGE).resolve().as_uri())
 

@@ -1,7 +1,5 @@
 """Commands that measure: ``fedzmg bench``, ``theory`` and ``diagnose``."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace
@@ -9,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from fedzmg.cli import common
-from fedzmg.cli.common import ENGINES, Device, Json, Texts, opt, setting
+from fedzmg.cli.common import ENGINES, Device, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
@@ -56,8 +54,7 @@ def bench(
     found = []
     for timing in measure_all(
         workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
-        engine.split(","), precision.split(","),
-        trials.split(","),
+        engine.split(","), precision.split(","), trials.split(","),
         rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
     ):  # fmt: skip
         found.append(timing)
@@ -72,13 +69,11 @@ def bench(
 
 def theory(
     checks: Annotated[Texts, Argument(help="T1 to T12, E1 to E9.", show_default="all")] = None,
-    plot: Annotated[bool, Option("--plot", help="Write figures as PNG and SVG.")] = False,
+    plot: Annotated[bool, flag("--plot", "Write figures as PNG and SVG.")] = False,
     out: Annotated[Path, opt("Directory for figures.")] = Path("runs/theory"),
     html: Annotated[Path | None, opt("Write a page with tables and figures to this file.")] = None,
-    quick: Annotated[
-        bool, Option("--quick", help="Fewer repetitions: faster and coarser.")
-    ] = False,
-    as_markdown: Annotated[bool, Option("--markdown", help="Print a Markdown table.")] = False,
+    quick: Annotated[bool, flag("--quick", "Fewer repetitions: faster and coarser.")] = False,
+    as_markdown: Annotated[bool, flag("--markdown", "Print a Markdown table.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim.
@@ -106,8 +101,7 @@ def theory(
         else:
             console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
-    # Before files: writing them may fail.
-    if as_json:
+    if as_json:  # before files: writing them may fail
         print_text(json.dumps({"findings": findings, "seconds": round(seconds, 3)}))
     elif as_markdown:
         print_text(markdown(findings).removesuffix("\n"))
@@ -151,14 +145,13 @@ def diagnose(
 ) -> None:
     """Measure whether the projection will help: table by layer, figure and a verdict."""
     from fedzmg.diagnose import diagnose as measure
-    from fedzmg.report import figures
-    from fedzmg.report.writing import staged
+    from fedzmg.report import figures, writing
     from fedzmg.storage.formats import write_json
     from fedzmg.terminal import views
 
     task, params, round_, own_seed = _subject(what, set_ or [])
     directory = out or Path("runs") / f"diagnose-{task.name}{f'-round-{round_}' if round_ else ''}"
-    files = ("diagnosis.json", "diagnosis.png", "diagnosis.svg")
+    files = [f"diagnosis.{suffix}" for suffix in ("json", "png", "svg")]
     common.check_output(directory, files, "diagnose")
     with Terminal(stderr=as_json).status("measuring") as status:
         found = measure(
@@ -169,20 +162,19 @@ def diagnose(
             progress=status.update,
         )  # fmt: skip
     data = found.as_dict()
-    with staged(directory, "diagnose") as folder:
+    with writing.staged(directory, "diagnose") as folder:
         write_json(folder / "diagnosis.json", data)
         figures.save(figures.diagnosis(data), folder / "diagnosis")
     figure = directory / "diagnosis.png"
     common.show(data, partial(views.diagnosis, data), as_json, directory, figure=figure)
 
 
-def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, int]:
+def _subject(what: str, settings: list[str]) -> "tuple[Task, Tree | None, int, int]":
     """Load task, model, round and seed of a task's name or a run directory."""
     from fedzmg import tasks
     from fedzmg.experiment.rules_hash import refuse_unloaded
     from fedzmg.experiment.run_directory import RunDirectory
-    from fedzmg.experiment.specs.run import RunSpec
-    from fedzmg.experiment.specs.strict import parse_settings
+    from fedzmg.experiment.specs import run, strict
     from fedzmg.plugins import load_reference
 
     params, round_ = None, 0
@@ -191,7 +183,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
         for text in settings:
             if not text.startswith(("preset.", "protocol.")):
                 raise InputError(f"--set {text}: expected preset.FIELD or protocol.FIELD=VALUE")
-        spec = RunSpec(task=what).with_settings(parse_settings(settings))
+        spec = run.RunSpec(task=what).with_settings(strict.parse_settings(settings))
     elif not Path(what).is_dir():
         raise unknown("task or run directory", what, tasks.TASKS, "fedzmg list")
     elif settings:
@@ -199,8 +191,7 @@ def _subject(what: str, settings: list[str]) -> tuple[Task, Tree | None, int, in
     else:
         directory = RunDirectory(Path(what))
         spec = directory.spec()
-        call = "fedzmg.diagnose.diagnose(task, params=...)"
-        refuse_unloaded(spec.task, [], directory.path, call)
+        refuse_unloaded(spec.task, [], directory.path, "fedzmg.diagnose.diagnose(task, params=...)")
         checkpoint = directory.checkpoint()
         if checkpoint is None:
             raise InputError(f"{what} has no checkpoint: train the run for a round or more")

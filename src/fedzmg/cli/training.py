@@ -1,7 +1,5 @@
 """Commands that train: ``run``, ``compare`` and ``study``; ``validate``, ``schema``."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -45,7 +43,6 @@ Minutes = Annotated[
     float | None,
     opt("End cleanly after so many minutes (exit code 75); the same command continues."),
 ]
-
 On = Annotated[
     str | None,
     opt("Train on a Ray cluster: ray (this machine), ray:N (N workers), auto or ray://HOST:PORT."),
@@ -53,7 +50,7 @@ On = Annotated[
 
 
 @contextlib.contextmanager
-def remote_of(on: str | None, track: str | None) -> Iterator[Packs | None]:
+def remote_of(on: str | None, track: str | None) -> "Iterator[Packs | None]":
     """Connect to a cluster, if one is named; trackers then run in its workers."""
     if on is None:
         yield None
@@ -71,9 +68,9 @@ def remote_of(on: str | None, track: str | None) -> Iterator[Packs | None]:
 
 @contextlib.contextmanager
 def progress_of(
-    task: Task, directory: Path, track: str | None, as_json: bool,
-    *packs: Mapping[str, int], naming: Naming | None = None,
-) -> Iterator[Tracking]:  # fmt: skip
+    task: "Task", directory: Path, track: str | None, as_json: bool,
+    *packs: Mapping[str, int], naming: "Naming | None" = None,
+) -> "Iterator[Tracking]":  # fmt: skip
     """Show rounds on the terminal and to trackers; report the time limit."""
     from fedzmg import trackers
     from fedzmg.experiment.training import TimeLimitReached
@@ -103,20 +100,17 @@ def after_results(directory: Path) -> Iterator[None]:
 
 
 def _train_study(
-    spec: StudySpec, task: Task, directory: Path, track: str | None, as_json: bool,
+    spec: "StudySpec", task: "Task", directory: Path, track: str | None, as_json: bool,
     on: str | None, **more: Any,
 ) -> None:  # fmt: skip
-    """Train a study and show its scores and curves."""
     from fedzmg.experiment.studies.study import run_study, study_packs
     from fedzmg.report import figures
     from fedzmg.terminal import views
 
     sizes = {label: len(names) for label, names in study_packs(spec, task).items()}
     packs, here = dict.fromkeys(sizes, 1), None if on else track
-    with (
-        remote_of(on, track) as remote,
-        progress_of(task, directory, here, as_json, packs, sizes) as progress,
-    ):
+    progress_shown = progress_of(task, directory, here, as_json, packs, sizes)
+    with remote_of(on, track) as remote, progress_shown as progress:
         result = run_study(spec, directory, task=task, progress=progress, remote=remote, **more)
     view, time = partial(views.study, result), sum(run.seconds for run in result.study.runs)
     paths: dict[str, Path | str] = {"time": f"{time:,.0f} s", "study": directory}
@@ -136,15 +130,10 @@ def compare(
     seeds: Annotated[
         int | None, opt("Paired seeds for each.", "3, or 2 for more than ten algorithms", min=1)
     ] = None,
-    rounds: Rounds = None,
-    set_: AlgorithmSettings = None,
-    engine: Annotated[str, opt(ENGINES)] = "auto",
-    device: Device = "auto",
-    out: Out = None,
-    on: On = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
+    rounds: Rounds = None, set_: AlgorithmSettings = None,
+    engine: Annotated[str, opt(ENGINES)] = "auto", device: Device = "auto",
+    out: Out = None, on: On = None, track: Track = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg.api import comparison_spec, numbered_seeds, tuning_notes, untuned
     from fedzmg.experiment.specs.variants import named_algorithms
@@ -157,8 +146,7 @@ def compare(
     )
     directory = out or default_directory(f"compare-{chosen.name}", spec)
     _refuse_to_replace(directory, spec)
-    notes = tuning_notes(chosen.name, untuned(spec), (), chosen.options)
-    common.say(*chosen.notes, *notes)
+    common.say(*chosen.notes, *tuning_notes(chosen.name, untuned(spec), (), chosen.options))
     _train_study(spec, chosen, directory, track, as_json, on, grow=True)
 
 
@@ -173,18 +161,14 @@ def run(
     set_: Annotated[Texts, setting("e.g. client.lr=0.03, protocol.cohort=5.")] = None,
     engine: Annotated[str | None, opt(ENGINES, "auto")] = None,
     device: Annotated[str | None, opt(DEVICES, "auto")] = None,
-    out: Out = None,
-    on: On = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
+    out: Out = None, on: On = None, track: Track = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Train one algorithm on one task, or the run of a spec file."""
     from fedzmg.api import tuning_notes
     from fedzmg.experiment.rules_hash import say_changed
     from fedzmg.experiment.run import run_pack
-    from fedzmg.experiment.specs import files as spec_files
+    from fedzmg.experiment.specs import files, strict
     from fedzmg.experiment.specs.run import RunSpec
-    from fedzmg.experiment.specs.strict import parse_settings
     from fedzmg.plugins import load_reference
     from fedzmg.storage.files import folder_name
 
@@ -192,11 +176,11 @@ def run(
         remedy = f"'fedzmg run {task}/spec.toml --out {task}' continues it"
         raise InputError(f"{task} is a run directory: {remedy}")
     from_file = task.endswith(".toml")
-    spec = spec_files.read(Path(task), "run") if from_file else RunSpec(task=load_reference(task))
+    spec = files.read(Path(task), "run") if from_file else RunSpec(task=load_reference(task))
     assert isinstance(spec, RunSpec)
-    settings = parse_settings(set_ or [])
-    chosen = settings.pop("algorithm", algorithm)
-    spec, left_out = spec.for_algorithm(str(chosen or spec.algorithm))
+    settings = strict.parse_settings(set_ or [])
+    chosen = settings.pop("algorithm", algorithm) or spec.algorithm
+    spec, left_out = spec.for_algorithm(str(chosen))
     if left_out:
         keys = ", ".join(left_out)
         common.say(f"{keys} of {task} left out: they were not chosen for {spec.algorithm}")
@@ -212,10 +196,8 @@ def run(
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or default_directory(name, spec)
     common.say(*built.notes, *notes)
-    with (
-        remote_of(on, track) as remote,
-        progress_of(built, directory, track, as_json) as progress,
-    ):
+    progress_shown = progress_of(built, directory, track, as_json)
+    with remote_of(on, track) as remote, progress_shown as progress:
         trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
         say_changed(trained, built, spec.federation.build(), directory, progress.say)
         if remote is None:
@@ -236,14 +218,9 @@ def run(
 
 
 def study(
-    file: File,
-    set_: Settings = None,
-    out: FileOut = None,
-    max_minutes: Minutes = None,
-    on: On = None,
-    track: Track = None,
-    as_json: Json = False,
-) -> None:
+    file: File, set_: Settings = None, out: FileOut = None, max_minutes: Minutes = None,
+    on: On = None, track: Track = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
     spec, task, directory = prepare("study", file, set_, out)
     _train_study(spec, task, directory, track, as_json, on, max_minutes=max_minutes)
@@ -283,17 +260,13 @@ def schema(kind: Annotated[str, Argument(help="grid, study or run.")] = "study")
     print_text(json.dumps(json_schema(kind), indent=1))
 
 
-def _read(file: Path, kind: str | None, settings: list[str] | None) -> Any:
-    from fedzmg.experiment.specs import files as spec_files
-    from fedzmg.experiment.specs.strict import parse_settings
+def _read(file: Path, kind: str | None, settings: Texts) -> Any:
+    from fedzmg.experiment.specs import files, strict
 
-    spec = spec_files.read(file, kind)
-    return spec.with_settings(parse_settings(settings or []))
+    return files.read(file, kind).with_settings(strict.parse_settings(settings or []))
 
 
-def prepare(
-    kind: str, file: Path, settings: list[str] | None, out: Path | None
-) -> tuple[Any, Task, Path]:
+def prepare(kind: str, file: Path, settings: Texts, out: Path | None) -> "tuple[Any, Task, Path]":
     """Check everything that can be checked before anything is written."""
     from fedzmg import tasks
 
@@ -308,7 +281,7 @@ def prepare(
     return spec, task, out or Path("runs") / file.stem
 
 
-def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
+def _refuse_to_replace(directory: Path, spec: "StudySpec") -> None:
     """Refuse a directory whose comparison has algorithms or seeds that this one lacks."""
     path = directory / "study.toml"
     if not path.is_file():
@@ -317,15 +290,11 @@ def _refuse_to_replace(directory: Path, spec: StudySpec) -> None:
     missing = [name for name in kept.algorithms if name not in spec.algorithms]
     missing += [f"seed {seed}" for seed in kept.seeds if seed not in spec.seeds]
     if missing:
-        raise InputError(
-            f"{directory} holds a comparison that also has {', '.join(missing)}; name these too, "
-            "or choose another directory with --out"
-        )
+        held = f"{directory} holds a comparison that also has {', '.join(missing)}"
+        raise InputError(f"{held}; name these too, or choose another directory with --out")
 
 
-def task_and_settings(
-    command: str, task: str, set_: list[str] | None
-) -> tuple[Task, dict[str, Any]]:
+def task_and_settings(command: str, task: str, set_: Texts) -> "tuple[Task, dict[str, Any]]":
     """Build a named task with its preset's settings; return it with the other settings."""
     from fedzmg import tasks
     from fedzmg.experiment.specs.strict import parse_settings
@@ -334,12 +303,12 @@ def task_and_settings(
         other = {"compare": "study", "tune": "grid"}[command]
         raise InputError(f"{task}: {command} takes a task, not a file; use 'fedzmg {other} {task}'")
     given = parse_settings(set_ or [])
-    preset = {k.removeprefix("preset."): v for k, v in given.items() if k.startswith("preset.")}
-    settings = {key: value for key, value in given.items() if not key.startswith("preset.")}
-    return tasks.get(task, preset), settings
+    of_preset = [key for key in given if key.startswith("preset.")]
+    preset = {key.removeprefix("preset."): given.pop(key) for key in of_preset}
+    return tasks.get(task, preset), given
 
 
-def default_directory(name: str, spec: Experiment) -> Path:
+def default_directory(name: str, spec: "Experiment") -> Path:
     """Return the default directory, which the same command finds again by a hash of settings."""
     from fedzmg.storage.files import folder_name
 

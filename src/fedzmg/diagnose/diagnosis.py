@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,8 @@ from fedzmg.tree import Tree, num_bytes, row, tree_map
 from fedzmg.wrappers.parts import pick, shown_trained
 
 CLIENTS, EXAMPLES, DRIFTING = 50, 256, 10
-LEARNING_RATE = 0.05
-"""Client learning rate for a task without a tuned one for FedAvg."""
-MEMORY = 128 * 2**20
-"""Memory limit for models and gradients of clients trained side by side, in bytes."""
+LEARNING_RATE = 0.05  # client learning rate for a task without a tuned one for FedAvg
+MEMORY = 128 * 2**20  # bytes for models and gradients of clients trained side by side
 MOST_CLIENTS = 8
 PASS_SIZE = 32
 
@@ -44,22 +43,16 @@ class Diagnosis:
     """Evidence for or against FedZMG's premise on a task."""
 
     task: str
-    total: int
-    """Number of the task's clients; ``clients`` names those that were measured."""
+    total: int  # number of the task's clients; ``clients`` names those that were measured
     clients: tuple[str, ...]
-    examples: int
-    """Largest number of examples per client."""
+    examples: int  # largest number of examples per client
     seed: int
     lr: float
-    drifting: int
-    """Number of clients whose local training was followed."""
-    inputs: float | None
-    """Share of the inputs' energy that is the mean of each example; None for token ids."""
+    drifting: int  # number of clients whose local training was followed
+    inputs: float | None  # mean's share of the inputs' energy; None for token ids
     points: tuple[Measurement, ...]
-    centred: Measurement | None
-    """First point with every input centred; None for token ids and for a trained model."""
-    verdict: Verdict
-    """Verdict on the first point."""
+    centred: Measurement | None  # first point, inputs centred; None: tokens, trained model
+    verdict: Verdict  # verdict on the first point
 
     def as_dict(self) -> dict[str, Any]:
         """Convert for JSON."""
@@ -67,21 +60,12 @@ class Diagnosis:
 
 
 def diagnose(
-    task: Task,
-    *,
-    params: Mapping[str, Tensor] | None = None,
-    round: int = 0,
-    clients: int = CLIENTS,
-    examples: int = EXAMPLES,
-    drifting: int = DRIFTING,
-    lr: float | None = None,
-    along: int = 0,
-    every: int | None = None,
-    seed: int = 0,
-    device: Device = "auto",
-    dtype: torch.dtype = torch.float32,
+    task: Task, *, params: Mapping[str, Tensor] | None = None, round: int = 0,
+    clients: int = CLIENTS, examples: int = EXAMPLES, drifting: int = DRIFTING,
+    lr: float | None = None, along: int = 0, every: int | None = None, seed: int = 0,
+    device: Device = "auto", dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] | None = None,
-) -> Diagnosis:
+) -> Diagnosis:  # fmt: skip
     """Measure what the zero-mean projection would do to a task's clients.
 
     Args:
@@ -120,12 +104,12 @@ def diagnose(
         raise InputError(f"along = {along}: training starts at the initial model; pass no params")
     if every is not None and not along:
         raise InputError(f"every = {every}: there is no training to measure; pass along too")
+    plain_rule, zero_mean = SGD(lr=rate), ZeroMean(SGD(lr=rate))
     say = progress or (lambda _: None)
     target = resolve_device(device)
     drawn, part = excerpt(task, clients, examples, seed)
     weights = task.train.counts[drawn].astype(np.float64)
-    shuffled = stream(seed, "probe", "diagnose", "drift").permutation(drawn)
-    followed = np.sort(shuffled[:drifting])
+    followed = np.sort(stream(seed, "probe", "diagnose", "drift").permutation(drawn)[:drifting])
     start = initial_params(task.model, task.init, seed)
     model = start if params is None else _matched(params, start, task)
     layout = in_order_of_use(task, start)
@@ -135,10 +119,8 @@ def diagnose(
         found = replace(measure(gradients(part, model, weights), layout), round=at)
         if len(followed) < 2:
             return found
-        plain, projected = (
-            spread_of(updates(task, model, followed, rule, seed), layout)
-            for rule in (SGD(lr=rate), ZeroMean(SGD(lr=rate)))
-        )
+        both = (updates(task, model, followed, rule, seed) for rule in (plain_rule, zero_mean))
+        plain, projected = (spread_of(own, layout) for own in both)
         if not all(map(math.isfinite, [*plain.values(), *projected.values()])):
             return found
         return replace(found, drift={key: Pair(plain[key], projected[key]) for key in plain})
@@ -196,11 +178,9 @@ def excerpt(
     for client in clients.tolist():
         drawn = stream(seed, "probe", "diagnose", client).permutation(data.counts[client])
         rows.append(data.offsets[client] + np.sort(drawn[:most_examples]))
-    part = FederatedData(
-        row(data.examples, torch.from_numpy(np.concatenate(rows))),
-        np.cumsum([0, *map(len, rows)], dtype=np.int64),
-        tuple(data.names[client] for client in clients.tolist()),
-    )
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    names = tuple(data.names[client] for client in clients.tolist())
+    part = FederatedData(row(data.examples, torch.from_numpy(np.concatenate(rows))), offsets, names)
     # Nothing is trained on this task: it may be smaller than a cohort.
     protocol = replace(task.protocol, cohort=1)
     return clients, replace(task, train=part, protocol=protocol, test_owners=None)
@@ -243,10 +223,8 @@ def _uploads(
         objective=replace(task.objective, model=task.model.to(device, dtype)),
         dtype=dtype, device=device, full_pass_size=PASS_SIZE,
     )  # fmt: skip
-    values = {
-        path: torch.tensor([value], dtype=dtype, device=device)
-        for path, value in numbers(fitted).items()
-    }
+    tensor = partial(torch.tensor, dtype=dtype, device=device)
+    values = {path: tensor([value]) for path, value in numbers(fitted).items()}
     own, memory = params.map(lambda leaf: leaf[None]), fitted.init_memory(params)
     sent = Broadcast(own, (), values, torch.ones(1, dtype=torch.int64, device=device))
     # Each client holds model, scratch, gradient and update at once.
@@ -261,8 +239,7 @@ def _uploads(
         for chunk in chunks:
             positions = first + np.array(chunk.batches)
             upload = chunk.outcomes.upload
-            found = pick(upload.average or upload.delta, trained)
-            yield row(found, chunk.rows), weights[positions]
+            yield row(pick(upload.average or upload.delta, trained), chunk.rows), weights[positions]
 
 
 def centred(task: Task) -> Task | None:

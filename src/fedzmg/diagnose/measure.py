@@ -19,12 +19,10 @@ from fedzmg.tree import Tree
 from fedzmg.wrappers.projection import projected_axes
 
 Floats = npt.NDArray[np.float64]
-Part = tuple[Tree, Floats]
-"""Gradients of some clients (first axis) and their weights."""
+Part = tuple[Tree, Floats]  # gradients of some clients (first axis) and their weights
 
 WHOLE = "whole model"
-ROUNDING = 1e-12
-"""Relative energies below this are rounding errors."""
+ROUNDING = 1e-12  # relative energies below this are rounding errors
 
 
 @dataclass(frozen=True)
@@ -66,23 +64,15 @@ class Layer:
     """Measurement of one projected weight, or of the whole model."""
 
     name: str
-    kind: str
-    """Type of the layer, such as ``Conv2d``."""
-    inputs: int
-    """Number of entries per mean; 0 for the whole model."""
+    kind: str  # type of the layer, such as ``Conv2d``
+    inputs: int  # number of entries per mean; 0 for the whole model
     parameters: int
-    energy: float | None
-    """This layer's share of all clients' gradient energy."""
-    share: ClientSpread
-    """Mean component's share of the energy of each client's gradient."""
-    forbidden: float | None
-    """Mean component's share of the averaged gradient, which is the loss gradient."""
-    lost: float | None
-    """Part of ``forbidden`` that no bias can replace; see :func:`measure`."""
-    distance: Pair
-    """Mean squared distance between the gradients of two clients."""
-    diversity: Pair
-    """``n sum |g_k|^2 / |sum g_k|^2``: 1 if all clients agree, n if they are orthogonal."""
+    energy: float | None  # this layer's share of all clients' gradient energy
+    share: ClientSpread  # mean component's share of the energy of each client's gradient
+    forbidden: float | None  # mean component's share of the loss gradient (averaged)
+    lost: float | None  # part of ``forbidden`` that no bias can replace; see :func:`measure`
+    distance: Pair  # mean squared distance between the gradients of two clients
+    diversity: Pair  # n sum |g_k|^2 / |sum g_k|^2: 1 if clients agree, n if orthogonal
     shares: tuple[float | None, ...]
 
 
@@ -118,13 +108,11 @@ def measure(parts: Iterable[Part], layout: Layout) -> Measurement:
     layers = []
     for name, info in layout.items():
         one = sums[name]
-        bias = sums.get(one.bias)
-        numbers = one.energies(weight, bias, embedding=info.layer == "Embedding")
+        numbers = one.energies(weight, sums.get(one.bias), embedding=info.layer == "Embedding")
         total = {key: value + numbers[key] for key, value in total.items()}
         if one.inputs:
-            shape = one.inputs, one.parameters
-            own = energies[name], removed[name], every
-            layers.append(_layer((name, info.layer), shape, *own, numbers))
+            names, shape = (name, info.layer), (one.inputs, one.parameters)
+            layers.append(_layer(names, shape, energies[name], removed[name], every, numbers))
     shape = 0, sum(one.parameters for one in sums.values())
     whole: Floats = np.sum(list(removed.values()), axis=0)
     return Measurement(tuple(layers), _layer((WHOLE, ""), shape, every, whole, every, total))
@@ -169,8 +157,7 @@ class _Sums:
         self.weighted_energy = 0.0
         self.energy: list[Tensor] = []
         self.mean_energy: list[Tensor] = []
-        self.sums: list[Any] = [0.0] * 4
-        """Gradients and their means, plain and weighted."""
+        self.sums: list[Any] = [0.0] * 4  # gradients and their means, plain and weighted
         self._fit = torch.zeros(2, dtype=torch.float64)
 
     def add(self, gradients: Tensor, share: Tensor, bias: Tensor | None) -> None:
@@ -208,30 +195,22 @@ class _Sums:
 
 
 def _layer(
-    names: tuple[str, str],
-    shape: tuple[int, int],
-    energy: Floats,
-    mean: Floats,
-    every: Floats,
+    names: tuple[str, str], shape: tuple[int, int], energy: Floats, mean: Floats, every: Floats,
     numbers: Mapping[str, float],
-) -> Layer:
+) -> Layer:  # fmt: skip
     clients = len(energy)
     shares = np.divide(mean, energy, out=np.full(clients, np.nan), where=energy > 0)
     left, sum_left = _left(energy, mean), float(_left(numbers["sum"], numbers["sum_mean"]))
+    both = (energy, numbers["sum"]), (left, sum_left)
     return Layer(
-        *names,
-        *shape,
-        energy=_ratio(float(energy.sum()), float(every.sum())),
+        *names, *shape, energy=_ratio(float(energy.sum()), float(every.sum())),
         share=ClientSpread.of(shares),
         forbidden=_ratio(numbers["loss_mean"], numbers["loss"]),
         lost=_ratio(numbers["lost"], numbers["loss"]),
-        distance=Pair(_distance(energy, numbers["sum"]), _distance(left, sum_left)),
-        diversity=Pair(
-            _ratio(clients * float(energy.sum()), numbers["sum"]),
-            _ratio(clients * float(left.sum()), sum_left),
-        ),
+        distance=Pair(*(_distance(own, whole) for own, whole in both)),
+        diversity=Pair(*(_ratio(clients * float(own.sum()), whole) for own, whole in both)),
         shares=tuple(None if np.isnan(one) else float(one) for one in shares),
-    )
+    )  # fmt: skip
 
 
 def _distance(energy: Floats, of_sum: float) -> float | None:

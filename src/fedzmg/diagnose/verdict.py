@@ -16,16 +16,11 @@ from fedzmg.results.formatting import NONE
 
 Expectation = Literal["gain", "little", "loss", "unclear"]
 
-LOST = 0.25
-"""Share of the loss gradient lost from which on a loss is expected."""
-SHARE = 0.5
-"""Mean share of the first layer's gradient from which on a gain is expected."""
-CENTRED = 0.01
-"""Mean share of the inputs' energy below which they count as centred."""
-ENOUGH = 6
-"""Number of clients below which only a clear change of diversity counts."""
-TIE = 0.1
-"""Relative change of diversity below which it is not clear."""
+LOST = 0.25  # share of the loss gradient lost from which on a loss is expected
+SHARE = 0.5  # mean share of the first layer's gradient from which on a gain is expected
+CENTRED = 0.01  # mean share of the inputs' energy below which they count as centred
+ENOUGH = 6  # number of clients below which only a clear change of diversity counts
+TIE = 0.1  # relative change of diversity below which it is not clear
 
 
 @dataclass(frozen=True)
@@ -47,11 +42,8 @@ def judge(
     moving = [layer for layer in found.layers if layer.inputs > 1]
     first, clients = (moving or frozen)[0], len(found.whole.shares)
     expect, summary = _expect(found, frozen, first, clients, inputs)
-    stuck = (
-        f"{layer.name} has one input per unit, so its gradient is its mean: projected, it stays "
-        "where it starts"
-        for layer in frozen
-    )
+    why = "has one input per unit, so its gradient is its mean: projected, it stays where it starts"
+    stuck = (f"{layer.name} {why}" for layer in frozen)
     return Verdict(expect, summary, (*stuck, *_evidence(found.whole, first, clients, centred)))
 
 
@@ -66,20 +58,16 @@ def _expect(
             "blocks it, or clients cancel): no verdict, look again after some training"
         )
     share, lost = first.share.mean, found.whole.lost or 0.0
-    # None if the projection leaves nothing of the first layer.
-    kept = first.diversity.kept
+    kept = first.diversity.kept  # None if the projection leaves nothing of the first layer
     clear = kept is not None and abs(kept - 1.0) >= TIE
+    forbids = f"the projection forbids {percent(lost)} of the loss gradient for good"
     if lost >= LOST and clients < ENOUGH and not clear:
-        return "unclear", (
-            f"the projection forbids {percent(lost)} of the loss gradient for good, and {clients} "
-            f"client{'s are' if clients > 1 else ' is'} too few to say whether that is signal: "
-            "no verdict, look at more or train with and without"
-        )
+        few = f"{clients} client{'s are' if clients > 1 else ' is'} too few to say whether that is"
+        remedy = "no verdict, look at more or train with and without"
+        return "unclear", f"{forbids}, and {few} signal: {remedy}"
     if lost >= LOST and (kept is None or kept > 1.0):
-        return "loss", (
-            f"the projection forbids {percent(lost)} of the loss gradient for good, which clients "
-            "agree on and no bias can make up for: expect a loss"
-        )
+        why = "which clients agree on and no bias can make up for"
+        return "loss", f"{forbids}, {why}: expect a loss"
     mean = f"{percent(share)} of the first layer's gradient ({first.name}) is its mean component"
     if clients == 1:
         return "unclear", f"{mean}, but one client does not speak for others: no verdict"

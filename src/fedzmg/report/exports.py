@@ -1,20 +1,18 @@
 """Files of reports and of descriptions of data; the same results give the same bytes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedzmg.plain_text import printable
 from fedzmg.report.tables import study
 from fedzmg.report.tables.clients import clients, own_models
 from fedzmg.report.tables.grids import best_points
-from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.heterogeneity import Report, client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
 from fedzmg.report.tables.uploads import grid_uploads, uploads
-from fedzmg.report.writing import Cleared, check_place, refuse_foreign, replace_files, write
+from fedzmg.report.writing import check_place, refuse_foreign, replace_files, write
 from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
 
@@ -34,23 +32,22 @@ _FORMATS: dict[str, Callable[[Table], str]] = {
 
 def publish(
     material: Material, results: Sequence[StudyResult], out: Path, *, page_only: bool = False
-) -> tuple[list[str], Cleared]:
-    """Write page, tables and figures in place of those of an earlier report; return their names."""
+) -> tuple[list[str], list[str], list[str]]:
+    """Replace an earlier report; return the names of files written, removed, and left as edited."""
     check_place(out)
     # Before the long work; the names of tables and figures are known only after it.
     refuse_foreign(out, [PAGE])
-    # matplotlib takes its time to load.
-    from fedzmg.report.figures import draw
+    from fedzmg.report.figures import draw  # matplotlib takes its time to load
     from fedzmg.report.html.page import render
 
     drawn = draw(material, results)
     files = {PAGE: render(material, results, drawn).encode()}
     if not page_only:
         files |= {**dict(tables(material, results)), **dict(figures(drawn))}
-    return list(files), replace_files(out, files)
+    return list(files), *replace_files(out, files)
 
 
-def figures(drawn: Mapping[str, Chart]) -> Iterator[tuple[str, bytes]]:
+def figures(drawn: Mapping[str, "Chart"]) -> Iterator[tuple[str, bytes]]:
     """Yield every figure as PNG, SVG and PDF: file name below ``figures``, and content."""
     from fedzmg.report.figures import FORMATS, rendered
 
@@ -80,9 +77,7 @@ def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple
             yield f"tables/{name}.{suffix}", printable(make(table)).encode()
 
 
-def write_description(
-    report: Mapping[str, Any], paper: Mapping[str, Any] | None, folder: Path
-) -> None:
+def write_description(report: Report, paper: Report | None, folder: Path) -> None:
     """Write a heterogeneity report as JSON, a line per client as CSV, and the figure."""
     from fedzmg.report import figures
 

@@ -12,7 +12,6 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from fedzmg.errors import InputError
 from fedzmg.storage.files import naming_errors, write_atomic
@@ -23,17 +22,9 @@ ELSEWHERE = "choose another place with --out"
 REPORT = "report"
 
 
-class Cleared(NamedTuple):
-    """Files of an earlier report that this one does not write."""
-
-    removed: tuple[str, ...]
-    kept: tuple[str, ...]
-    """Files that were edited since."""
-
-
-def check_place(directory: Path, remedy: str = ELSEWHERE) -> None:
+def check_place(directory: Path) -> None:
     """Raise InputError if a directory, which need not exist yet, cannot be written."""
-    with naming_errors(directory, remedy):
+    with naming_errors(directory, ELSEWHERE):
         whole = directory.absolute()
         existing = next(path for path in (whole, *whole.parents) if path.exists())
         tempfile.TemporaryFile(dir=existing).close()
@@ -65,22 +56,20 @@ def staged(out: Path, writer: str) -> Iterator[Path]:
     _write_all(out, files, writer)
 
 
-def replace_files(out: Path, files: Mapping[str, bytes]) -> Cleared:
-    """Write a report's files, unless one is foreign, and remove those of earlier reports only."""
+def replace_files(out: Path, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Write a report; return files of earlier ones only: removed, and kept as edited since."""
     before = _write_all(out, files, REPORT)
     stale = [name for name in before if name not in files]
     removed = [name for name in stale if _remove(out, name, before[name])]
     _write_list(out, {name: _hash(content) for name, content in files.items()}, REPORT)
-    kept = [name for name in stale if name not in removed and (out / name).exists()]
-    return Cleared(tuple(removed), tuple(kept))
+    return removed, [name for name in stale if name not in removed and (out / name).exists()]
 
 
 def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> dict[str, str]:
     """Write and list files; return the hashes of those that ``writer`` had listed before."""
     refuse_foreign(out, files, writer)
     before = _lists(out, writer)[writer]
-    # The list comes first: an interrupted command must leave it for the next one.
-    if files:
+    if files:  # the list comes first: an interrupted command must leave it for the next one
         _write_list(out, before | {name: _hash(own) for name, own in files.items()}, writer)
     for name, content in files.items():
         write(out / name, content)
@@ -124,6 +113,5 @@ def _hash(content: bytes) -> str:
 
 def _foreign(path: Path, writer: str) -> InputError:
     who = "report" if writer == REPORT else f"'fedzmg {writer}'"
-    return InputError(
-        f"no {who} wrote {path}, and one would replace it: move it away, or {ELSEWHERE}"
-    )
+    remedy = f"move it away, or {ELSEWHERE}"
+    return InputError(f"no {who} wrote {path}, and one would replace it: {remedy}")

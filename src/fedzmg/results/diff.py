@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from fedzmg.errors import InputError, check_names
+from fedzmg.results.formatting import options_text
 from fedzmg.results.runs import read_run
 from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
@@ -15,20 +16,17 @@ from fedzmg.storage.formats import flat, flat_facts, json_words, log_lines, read
 from fedzmg.storage.reading import walk
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
+# options: hyper-parameters of the algorithm; spec: all other settings; versions: of programs,
+# machine and execution path; data: fingerprints of task and data; runs: that only one side has.
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
-"""``options``: the algorithm and its hyper-parameters; ``spec``: all other settings;
-``versions``: of programs, machine and execution path; ``data``: fingerprints of task and data;
-``runs``: runs that only one side has."""
 
 OPTIONS = ("algorithm", "weights", "client", "server", "parts", "algorithms", "axes")
 DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
 TIME = "seconds"
+# Facts of a manifest about time and command, not about the training.
 NEVER_EQUAL = ("started", "finished", "engine_reason", "command", "logs", "spec_sha256", TIME)
-"""Facts of a manifest about time and command, not about the training."""
 CURVES = ("metric", "loss", "train_loss")
-
-Rows = Mapping[Any, Mapping[str, Any]]
-"""Lines of a log by round; in a grid, by trial and round."""
+Rows = Mapping[Any, Mapping[str, Any]]  # lines of a log by round; in a grid, by trial and round
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,7 @@ class Change:
     key: str
     left: Any
     right: Any
-    runs: tuple[str, ...]
-    """Pairs of runs that differ in it; empty for the studies themselves."""
+    runs: tuple[str, ...]  # pairs of runs that differ in it; empty for the studies themselves
 
 
 @dataclass(frozen=True)
@@ -48,15 +45,11 @@ class Curves:
     """Comparison of two logs, line by line."""
 
     name: str
-    shared: int
-    """Rounds that both have; in a grid, lines."""
+    shared: int  # rounds that both have; in a grid, lines
     rounds: tuple[int, int]
-    first: int | None
-    """First round with any difference except times."""
-    fields: tuple[str, ...]
-    """Fields that differ there."""
-    largest: Mapping[str, float]
-    """Largest absolute difference of metric and losses; inf if only one is finite."""
+    first: int | None  # first round with any difference except times
+    fields: tuple[str, ...]  # fields that differ there
+    largest: Mapping[str, float]  # absolute differences; inf if only one is finite
 
     @property
     def identical(self) -> bool:
@@ -69,15 +62,12 @@ class Scores:
     """Final metrics of one algorithm on both sides."""
 
     name: str
-    left: Mapping[str, float]
-    """Final metrics by seed, or by point of a grid; nan for a run that diverged."""
+    left: Mapping[str, float]  # by seed, or by point of a grid; nan: the run diverged
     right: Mapping[str, float]
-    test: PairedTest | None
-    """Test of left minus right over the seeds that finished on both sides."""
+    test: PairedTest | None  # test of left minus right over the seeds that finished on both sides
 
     @property
     def equal(self) -> bool:
-        """True if both sides have the same values."""
         return bool(json_words(self.left) == json_words(self.right))
 
 
@@ -108,7 +98,6 @@ class Difference:
     only_right: tuple[str, ...]
 
     def differs(self, aspects: Iterable[str] = ASPECTS) -> bool:
-        """Return True if there is a difference in one of these aspects."""
         found = {change.aspect for change in self.changes}
         found |= {"curves" for pair in self.curves if not pair.identical}
         found |= {"scores" for pair in self.scores if not pair.equal}
@@ -135,28 +124,23 @@ def compare(left: Path, right: Path) -> Difference:
     only_left, only_right = list(read(left)), list(read(right))
     pairs = _take_pairs(only_left, only_right)
     if not pairs:
-        raise InputError(
-            f"{left} and {right} have no run in common; give two runs, or studies that share "
-            "algorithms and seeds"
-        )
+        remedy = "give two runs, or studies that share algorithms and seeds"
+        raise InputError(f"{left} and {right} have no run in common; {remedy}")
     facts = pairs[0][0].manifest
-    plans = [
-        _unequal(*(flat(read_toml(side / name)) for side in (left, right)))
-        for name in ("study.toml", "grid.toml")
-        if (left / name).is_file() and (right / name).is_file()
-    ]
-    changes = [Change(_aspect(key), key, a, b, ()) for own in plans for key, a, b in own]
+    changes = []
+    for plan in ("study.toml", "grid.toml"):
+        if (left / plan).is_file() and (right / plan).is_file():
+            unequal = _unequal(*(flat(read_toml(side / plan)) for side in (left, right)))
+            changes += [Change(_aspect(key), key, a, b, ()) for key, a, b in unequal]
     return Difference(
-        left=str(left),
-        right=str(right),
-        metric=str(facts.get("metric", "metric")),
+        str(left), str(right), str(facts.get("metric", "metric")),
         higher_is_better=bool(facts.get("higher_is_better", True)),
         changes=(*changes, *_changes(pairs)),
         curves=tuple(compare_logs(a.name, a.rows, b.rows) for a, b in pairs),
         scores=tuple(_scores(pairs)),
         only_left=tuple(unit.name for unit in only_left),
         only_right=tuple(unit.name for unit in only_right),
-    )
+    )  # fmt: skip
 
 
 def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
@@ -182,16 +166,12 @@ def read(top: Path) -> Iterator[Unit]:
     """Read every run below a directory and every algorithm of a grid."""
     folders = sorted(walk(top))
     runs = [folder.path for folder in folders if "spec.toml" in folder.files]
-    searches = [
-        folder.path
-        for folder in folders
-        if "scores.json" in folder.files and (folder.path.parent / "grid.toml").is_file()
-    ]
+    searches = [folder.path for folder in folders if "scores.json" in folder.files]
+    searches = [path for path in searches if (path.parent / "grid.toml").is_file()]
     if not runs and not searches:
-        raise InputError(
-            f"{top} holds no run (spec.toml) and no scored grid (scores.json); give a directory "
-            "that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
-        )
+        remedy = "give a directory that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
+        what = "no run (spec.toml) and no scored grid (scores.json)"
+        raise InputError(f"{top} holds {what}; {remedy}")
     for directory in (*runs, *searches):
         inner = directory.relative_to(top).as_posix()
         path, name = directory / "manifest.json", top.resolve().name if inner == "." else inner
@@ -211,12 +191,10 @@ def _read_run(directory: Path, name: str, manifest: Mapping[str, Any]) -> Unit:
 
 
 def _read_search(directory: Path, name: str, manifest: Mapping[str, Any]) -> Unit:
-    scores = {
-        ", ".join(f"{key} {value:.6g}" for key, value in point["options"].items()): float(
-            math.nan if point["score"] is None else point["score"]
-        )
-        for point in read_json(directory / "scores.json").get("points", [])
-    }
+    scores = {}
+    for point in read_json(directory / "scores.json").get("points", []):
+        score = math.nan if point["score"] is None else float(point["score"])
+        scores[options_text(point["options"], 6)] = score
     log, keys = directory / "metrics.jsonl", ("trial", "round")
     rows = dict(log_lines(log, lambda row: (tuple(int(row[key]) for key in keys), _row(row))))
     return Unit(name, name, None, {}, manifest, rows, scores)
@@ -261,11 +239,9 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
         if not known or a.spec.get("algorithm") != b.spec.get("algorithm"):
             ignored.add(rules)
         listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
-        listed += [
-            ("data" if key in DATA else "versions", key, x, y)
-            for key, x, y in _unequal(flat_facts(a.manifest), flat_facts(b.manifest))
-            if key not in ignored
-        ]
+        for key, x, y in _unequal(flat_facts(a.manifest), flat_facts(b.manifest)):
+            if key not in ignored:
+                listed.append(("data" if key in DATA else "versions", key, x, y))
         for one in listed:
             same = json.dumps(one, sort_keys=True, default=str)
             found.setdefault(same, (*one, []))[-1].append(a.name)
@@ -295,10 +271,10 @@ def _scores(pairs: Sequence[tuple[Unit, Unit]]) -> Iterator[Scores]:
     for names, members in groups.items():
         left = {k: v for a, _ in members for k, v in a.finals.items()}
         right = {k: v for _, b in members for k, v in b.finals.items()}
-        # Points of a grid are not a sample of anything.
-        seeded = members[0][0].seed is not None
-        both = [(left[k], right[k]) for k in left if k in right and seeded]
+        both = [(left[k], right[k]) for k in left if k in right]
         both = [pair for pair in both if all(map(math.isfinite, pair))]
-        test = paired_t(*zip(*both, strict=True)) if len(both) > 1 else None
+        # Points of a grid are not a sample of anything.
+        tested = len(both) > 1 and members[0][0].seed is not None
+        test = paired_t(*zip(*both, strict=True)) if tested else None
         if left or right:
             yield Scores(", ".join(dict.fromkeys(names)), left, right, test)

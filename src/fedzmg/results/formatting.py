@@ -7,8 +7,7 @@ from typing import Any
 
 from fedzmg.plain_text import plain
 
-MINUS, NONE = "\u2212", "\u2013"
-"""A minus as wide as a plus, and the sign for a missing number."""
+MINUS, NONE = "\u2212", "\u2013"  # a minus as wide as a plus, and the sign for a missing number
 MIB = 2**20
 
 
@@ -84,6 +83,16 @@ def setting_text(value: Any) -> str:
 def count_text(number: int, what: str) -> str:
     """Format a count and its noun."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def options_text(options: Mapping[str, float], digits: int = 4) -> str:
+    """Format a point of a grid."""
+    return ", ".join(f"{key} {value:.{digits}g}" for key, value in options.items())
+
+
+def few_text(names: Sequence[str]) -> str:
+    """List the first three names."""
+    return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
 
 
 def slug(name: str) -> str:

@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 from fedzmg.data.heterogeneity import PAPER
 
 THRESHOLDS = (0.20, 0.33)
-TESTED = "fedzmg"
-"""The algorithm that the paper tests against the others."""
+TESTED = "fedzmg"  # the algorithm that the paper tests against the others
 SEEDS = 5
-PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}
-"""Settings of the paper that a study's protocol is compared with."""
-STAND_INS = ("mnist-by-writer", "chars74k", "shakespeare-by-role")
-"""Tasks with other data in the layout of the paper's."""
+PROTOCOL = {"rounds": 1000, "cohort": 10, "epochs": 4}  # compared with a study's protocol
+STAND_INS = ("mnist-by-writer", "chars74k", "shakespeare-by-role")  # other data, same layout
 
 
 class Dataset(NamedTuple):
@@ -29,8 +26,7 @@ class Dataset(NamedTuple):
     scores: Mapping[str, Sequence[float]]
     """By algorithm: index of the round at each threshold, and the mean accuracy after the slowest
     algorithm had reached the higher one."""
-    tests: Mapping[str, Sequence[float]]
-    """t and p of paired t-tests over five runs, FedZMG minus another algorithm."""
+    tests: Mapping[str, Sequence[float]]  # t and p, paired over five runs: FedZMG minus another
 
 
 _TABLE = Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
@@ -39,18 +35,13 @@ _TASKS = {
     **{name: name for name in _DATASETS}, "emnist10": "emnist62", "emnist10-head62": "emnist62",
     "mnist-by-writer": "emnist62", "chars74k": "emnist62", "shakespeare-by-role": "shakespeare",
 }  # fmt: skip
-_TWINS = {**_TASKS, "cifar100-tff": "cifar100", "plays": "shakespeare"}
+TWINS = {**_TASKS, "cifar100-tff": "cifar100", "plays": "shakespeare"}  # keys of PAPER
 COUNTERPARTS = {task: _DATASETS[name] for task, name in _TASKS.items()}
 
 
-def twin(name: str) -> str | None:
-    """Return the key of the paper's heterogeneity column for a data set, if there is one."""
-    return _TWINS.get(name)
-
-
 def described(name: str) -> Mapping[str, Any] | None:
-    """Return that column; None if the paper has nothing like the data set."""
-    return PAPER.get(_TWINS.get(name, ""))
+    """Return the paper's heterogeneity column; None if it has nothing like the data set."""
+    return PAPER.get(TWINS.get(name, ""))
 
 
 def shown(task: str) -> str:

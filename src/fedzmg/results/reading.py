@@ -17,7 +17,7 @@ from fedzmg.results import paper
 from fedzmg.results.formatting import slug
 from fedzmg.results.runs import Run, read_run
 from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import flat, read_json, read_toml
+from fedzmg.storage.formats import flat, read_json, read_or_empty, read_toml
 from fedzmg.storage.reading import walk
 
 _CONTENTS = ("grid.json", "heterogeneity.json")
@@ -27,19 +27,14 @@ _CONTENTS = ("grid.json", "heterogeneity.json")
 class Study:
     """Runs that may be compared with each other."""
 
-    name: str
-    """The task, and the remark or the facts that tell this study from others of it."""
+    name: str  # the task, and the remark or the facts that tell this study from others of it
     task: str
     metric: str
     higher_is_better: bool
-    thresholds: tuple[float, ...]
-    """Levels to be reached; the last is the main one."""
-    window: int
-    """Evaluations that are averaged on the way to a threshold."""
-    every_pair: bool
-    """True if every pair is tested, False if every algorithm is tested against the reference."""
-    members: Mapping[str, tuple[Run, ...]]
-    """Runs by label, reference first, in order of seeds."""
+    thresholds: tuple[float, ...]  # levels to be reached; the last is the main one
+    window: int  # evaluations that are averaged on the way to a threshold
+    every_pair: bool  # otherwise every algorithm is tested against the reference
+    members: Mapping[str, tuple[Run, ...]]  # runs by label, reference first, in order of seeds
     awaited: Mapping[str, int] = field(default_factory=dict)
     """Number of planned runs by label of which there is nothing to show yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -52,22 +47,18 @@ class Study:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs."""
         return [run for runs in self.members.values() for run in runs]
 
     @property
     def seeds(self) -> list[int]:
-        """All seeds in order."""
         return sorted({run.seed for run in self.runs})
 
     @property
     def threshold(self) -> float | None:
-        """The main level."""
         return self.thresholds[-1] if self.thresholds else None
 
     @property
     def protocol(self) -> Mapping[str, Any]:
-        """Protocol that all runs share."""
         return dict(self.runs[0].spec.get("protocol", {}))
 
     @property
@@ -79,41 +70,34 @@ class Study:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Labels that are tested against each other."""
         labels = list(self.members)
         if self.every_pair:
             return list(itertools.combinations(labels, 2))
         return [(self.reference, other) for other in labels[1:]]
 
     def only(self, labels: Iterable[str]) -> "Study":
-        """Return the same study with some of its algorithms."""
         return replace(self, members={label: self.members[label] for label in labels})
 
 
 class PlanFile(NamedTuple):
     """The file that a study or a grid was made from."""
 
-    kind: str
-    """``study`` or ``grid``."""
+    kind: str  # ``study`` or ``grid``
     shown: str
-    path: str
-    """The file relative to the working directory."""
+    path: str  # the file relative to the working directory
+    content: Mapping[str, Any]  # empty if it is damaged: its results are there
 
 
 class Material(NamedTuple):
     """Everything that a report is made of."""
 
     names: tuple[str, ...]
-    given: tuple[str, ...]
-    """The same as the user wrote them."""
+    given: tuple[str, ...]  # the same as the user wrote them
     studies: tuple[Study, ...]
-    grids: Mapping[str, Mapping[str, Any]]
-    """Content of every ``grid.json``, and its ``directory``, by the name for its files."""
-    heterogeneity: Mapping[str, Mapping[str, Any]]
-    """Content of every ``heterogeneity.json`` by the suffix for its files."""
+    grids: Mapping[str, Mapping[str, Any]]  # grid.json and its directory, by name for files
+    heterogeneity: Mapping[str, Mapping[str, Any]]  # heterogeneity.json by suffix for files
     plans: tuple[PlanFile, ...]
-    notes: tuple[str, ...]
-    """Runs that were left out, and why."""
+    notes: tuple[str, ...]  # runs that were left out, and why
 
 
 def read(tops: Sequence[Path]) -> Material:
@@ -131,11 +115,9 @@ def read(tops: Sequence[Path]) -> Material:
             made = ("tables", "figures") if "written.json" in held else ()  # of an earlier report
             below[:] = [name for name in below if name not in made]
             shown = (Path(name) / directory.relative_to(top)).as_posix()
-            files += [
-                PlanFile(kind, shown, (directory / f"{kind}.toml").as_posix())
-                for kind in ("grid", "study")
-                if f"{kind}.toml" in held
-            ]
+            for kind in (kind for kind in ("grid", "study") if f"{kind}.toml" in held):
+                plan = directory / f"{kind}.toml"
+                files.append(PlanFile(kind, shown, plan.as_posix(), read_or_empty(plan)))
             if "study.toml" in held:
                 where = directory.as_posix()
                 plans[where] = read_toml(directory / "study.toml")
@@ -148,11 +130,9 @@ def read(tops: Sequence[Path]) -> Material:
                 contents[file].append({**read_json(directory / file), "directory": shown})
             any_here |= not {"spec.toml", *_CONTENTS}.isdisjoint(held)
         if not any_here:
-            raise InputError(
-                f"{top} holds no run directory (spec.toml), grid.json or heterogeneity.json; "
-                "give a directory that 'fedzmg run', 'compare', 'study', 'grid' or "
-                "'data describe' wrote"
-            )
+            what = "no run directory (spec.toml), grid.json or heterogeneity.json"
+            writers = "'fedzmg run', 'compare', 'study', 'grid' or 'data describe'"
+            raise InputError(f"{top} holds {what}; give a directory that {writers} wrote")
     grids, described = contents.values()
     return Material(
         names,
@@ -176,11 +156,6 @@ def axes_of(data: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(axis for one in data["algorithms"].values() for axis in one["axes"]))
 
 
-def family(label: str) -> str:
-    """Return the family of a variant: the text before the colon or a remark."""
-    return label.partition(":")[0].partition(" (")[0]
-
-
 def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the algorithms of a plan by name; a user may have listed names only."""
     listed = plan.get("algorithms", {})
@@ -201,9 +176,7 @@ def planned(run: Run, labels: Mapping[str, tuple[str, str]]) -> Run:
     return replace(run, plan=plan, label=label)
 
 
-def studies(
-    runs: Iterable[Run], plans: Mapping[str, Mapping[str, Any]], notes: list[str]
-) -> list[Study]:
+def studies(runs: Iterable[Run], plans: Mapping[str, Any], notes: list[str]) -> list[Study]:
     """Group runs into studies, with plans by directory."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -229,17 +202,12 @@ def group_study(runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) 
     thresholds = plan.get("thresholds") or ([] if own is None else [own])
     missing = {label: len(plan.get("seeds", [])) - len(members.get(label, ())) for label in order}
     return Study(
-        name=", ".join(filter(None, [paper.shown(task), plan.get("label")])),
-        task=task,
-        metric=str(facts.get("metric", "metric")),
-        higher_is_better=higher,
+        name_of({**plan, "task": task}), task, str(facts.get("metric", "metric")), higher,
         thresholds=tuple(sorted(map(float, thresholds), reverse=not higher)),
-        window=int(plan.get("window", 4)),
-        every_pair=plan.get("tests") == "pairs",
+        window=int(plan.get("window", 4)), every_pair=plan.get("tests") == "pairs",
         members={label: members[label] for label in sorted(members, key=position)},
-        awaited={label: count for label, count in missing.items() if count > 0},
-        plan=plan,
-    )
+        awaited={label: count for label, count in missing.items() if count > 0}, plan=plan,
+    )  # fmt: skip
 
 
 def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]]:
@@ -250,9 +218,8 @@ def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]
         seeds = settings.setdefault(json.dumps(run.variant, sort_keys=True), {})
         kept = seeds.setdefault(run.seed, run)
         if kept is not run:
-            notes.append(
-                f"{run.shown} repeats {kept.shown} (same settings and seed): it is left out"
-            )
+            repeated = f"{run.shown} repeats {kept.shown}"
+            notes.append(f"{repeated} (same settings and seed): it is left out")
     members = {}
     for name, settings in by_algorithm.items():
         labels = _distinguished([name] * len(settings), [json.loads(text) for text in settings])

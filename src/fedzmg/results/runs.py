@@ -1,7 +1,5 @@
 """Runs as plain data, read from a run directory or taken from a history in memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,34 +23,25 @@ FORMAT = 1
 class Run:
     """One run, and its log by round in order; rounds count from 1."""
 
-    shown: str
-    """Path for display: name of the given directory and the path from there; empty in memory."""
-    path: str
-    """The directory relative to the working directory; empty in memory."""
+    shown: str  # path for display, from the given directory; empty in memory
+    path: str  # the directory relative to the working directory; empty in memory
     spec: Mapping[str, Any]
     manifest: Mapping[str, Any]
     dropped: Mapping[int, int]
     diverged: int | None
     metrics: Mapping[int, float]
-    moved: Mapping[int, int]
-    """Bytes that moved until each evaluation, arrays and scalars, both ways."""
-    traffic: Mapping[str, int]
-    """Sums over rounds; ``total`` counts arrays and scalars both ways, ``kept`` is per client."""
+    moved: Mapping[int, int]  # bytes moved until each evaluation, both ways, with scalars
+    traffic: Mapping[str, int]  # sums over rounds; total: both ways; kept: per client
     seconds: float
-    client_loss: tuple[Sequence[float] | None, ...] = ()
-    """Training losses over the clients of each round: least, 10 %, median, 90 %, most."""
+    client_loss: tuple[Sequence[float] | None, ...] = ()  # by round: least, 10, 50, 90 %, most
     steps: int = 0
-    plan: str = ""
-    """Directory of the study that the run belongs to, if any."""
+    plan: str = ""  # directory of the study that the run belongs to, if any
     label: str = ""
-    clients: ClientTable | None = None
-    """Metrics on single clients, if they were evaluated."""
-    unusual: tuple[UnusualClient, ...] = ()
-    """Clients whose uploads were rejected or flagged."""
+    clients: ClientTable | None = None  # metrics on single clients, if they were evaluated
+    unusual: tuple[UnusualClient, ...] = ()  # clients whose uploads were rejected or flagged
 
     @property
     def algorithm(self) -> str:
-        """Name of the algorithm."""
         return str(self.spec["algorithm"])
 
     @property
@@ -94,7 +83,7 @@ class Run:
         """Settings that distinguish runs of one algorithm, by dotted key."""
         keys = ("client", "server", "parts", "weights", "dtype", "precision")
         stages = {k: v for k, v in self.spec.get("federation", {}).items() if k != "participation"}
-        return flat({**{k: self.spec[k] for k in keys if k in self.spec}, "federation": stages})
+        return flat({k: self.spec[k] for k in keys if k in self.spec} | {"federation": stages})
 
     @property
     def participation(self) -> dict[str, Any]:
@@ -107,21 +96,16 @@ class Run:
         hashes = {name: self.manifest.get(name) for name in ("data_sha256", "task_sha256")}
         tables = {name: self.spec.get(name, {}) for name in ("preset", "protocol")}
         # Runs of other cohorts are not paired.
-        tables["participation"] = self.participation
-        return {"task": self.spec["task"], **tables, **hashes}
+        return {"task": self.spec["task"], **tables, "participation": self.participation, **hashes}
 
     @classmethod
-    def of_history(cls, history: History, label: str) -> Run:
-        """Make a run of a history in memory."""
+    def of_history(cls, history: "History", label: str) -> "Run":
         task, algorithm = history.task, history.trial.algorithm
         spec: dict[str, Any] = {
-            "task": task.name,
-            "algorithm": algorithm.name,
-            "seed": history.trial.seed,
-            "weights": algorithm.weights,
-            "preset": dict(task.preset),
+            "task": task.name, "algorithm": algorithm.name, "seed": history.trial.seed,
+            "weights": algorithm.weights, "preset": dict(task.preset),
             "protocol": dict(vars(task.protocol)),
-        }
+        }  # fmt: skip
         for key, value in algorithm.options().items():
             side, _, name = key.rpartition(".")
             if side and value is not None:
@@ -132,7 +116,7 @@ class Run:
         return cls("", "", spec, facts, **log, label=label, clients=clients)
 
 
-def client_table(found: Sequence[ClientMetrics]) -> ClientTable:
+def client_table(found: Sequence["ClientMetrics"]) -> ClientTable:
     """Make a table of evaluations of single clients."""
     last, rounds = found[-1], np.array([one.round for one in found])
     names = ("metric", "loss", "personal", "tuned")
@@ -151,14 +135,10 @@ def scheduled(total: int, every: int) -> range | list[int]:
 def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     """Read the directory of a ``spec.toml``; None, and a note, if there is nothing to show."""
     spec = read_toml(directory / "spec.toml")
-    for key in ("task", "algorithm", "seed"):
-        if key not in spec:
-            raise InputError(f"{directory / 'spec.toml'} lacks {key!r}: {RESTORE}")
     if not (directory / "manifest.json").is_file():
         notes.append(f"{shown} has no manifest.json and is left out")
         return None
-    manifest = read_manifest(directory, FORMAT)
-    log = read_log(directory / "metrics.jsonl")
+    manifest, log = read_manifest(directory, FORMAT), read_log(directory / "metrics.jsonl")
     if not log["dropped"]:
         notes.append(f"{shown} has no finished round yet")
         return None
@@ -182,6 +162,7 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     moved = {r: int(one[down]) + int(one[up]) for r, one in by_round.items()}
     losses = [one.get("client_loss") for one in records]
     sizes = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
+    unusual = ((r, o.get("rejected", ()), o.get("flagged", ())) for r, o in by_round.items())
     return {
         "dropped": {r: int(one["dropped"]) for r, one in by_round.items()},
         "diverged": next((r for r, one in by_round.items() if one.get("diverged")), None),
@@ -196,9 +177,5 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seconds": sum([float(one["seconds"]) for one in records]),
         "client_loss": tuple(None if one is None else tuple(map(float, one)) for one in losses),
         "steps": sum([int(one["steps"]) for one in records]),
-        "unusual": unusual_clients(
-            (r, one.get("rejected", ()), one.get("flagged", ()))
-            for r, one in by_round.items()
-            if "rejected" in one or "flagged" in one
-        ),
+        "unusual": unusual_clients(unusual),
     }

@@ -25,10 +25,8 @@ ThresholdRule: TypeAlias = Literal["rolling_mean", "rolling_min", "stays_above"]
 FinalRule: TypeAlias = Literal["full", "author"]
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
 FINAL_RULES: tuple[FinalRule, ...] = get_args(FinalRule)
-SHARES = np.linspace(0.0, 1.0, 101)
-"""Shares of clients at which sorted curves are evaluated."""
-MOST_LOSSES = 100
-"""Largest number of points of a loss curve; rounds are averaged because cohorts are small."""
+SHARES = np.linspace(0.0, 1.0, 101)  # shares of clients at which sorted curves are evaluated
+MOST_LOSSES = 100  # points of a loss curve; rounds are averaged as cohorts are small
 
 
 class Curve(NamedTuple):
@@ -36,12 +34,10 @@ class Curve(NamedTuple):
 
     rounds: NDArray[np.int64]
     mean: NDArray[np.float64]
-    spread: NDArray[np.float64] | None
-    """Sample standard deviation; None for a single run."""
+    spread: NDArray[np.float64] | None  # sample standard deviation; None for a single run
     mib: NDArray[np.float64]
     averaged: int
-    broke_off: bool
-    """True if every run diverged, so that the curve ends early."""
+    broke_off: bool  # True if every run diverged, so that the curve ends early
 
 
 class Bands(NamedTuple):
@@ -56,25 +52,17 @@ class Bands(NamedTuple):
 class Arrival(NamedTuple):
     """Rounds at which the runs of an algorithm reach a threshold; None is never."""
 
-    averaged: int | None
-    """Round for the curve averaged over runs."""
+    averaged: int | None  # round for the curve averaged over runs
     runs: list[int | None]
-    mean: float | None
-    """Mean over the runs that reached it."""
-    sd: float | None
-    """Sample standard deviation over them; None for fewer than two."""
+    mean: float | None  # mean over the runs that reached it
+    sd: float | None  # sample standard deviation over them; None for fewer than two
     never: int
 
 
 def rounds_to_threshold(
-    rounds: ArrayLike,
-    values: ArrayLike,
-    threshold: float,
-    *,
-    window: int = 4,
-    rule: ThresholdRule = "rolling_mean",
-    higher_is_better: bool = True,
-) -> int | None:
+    rounds: ArrayLike, values: ArrayLike, threshold: float, *, window: int = 4,
+    rule: ThresholdRule = "rolling_mean", higher_is_better: bool = True,
+) -> int | None:  # fmt: skip
     """Return the last round of the first window that reaches a threshold; None for never.
 
     A window is a number of consecutive evaluations, all of them finite. ``rolling_mean`` asks its
@@ -168,8 +156,7 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     lived = _lived(runs)
     chosen = [run for run in lived if run.complete] or lived or list(runs)
     end = min(run.diverged or math.inf for run in chosen)
-    curves = [{r: v for r, v in run.metrics.items() if r < end} for run in chosen]
-    shared, table = _table(curves)
+    shared, table = _table([{r: v for r, v in run.metrics.items() if r < end} for run in chosen])
     if not shared:
         return None
     mib = np.array([statistics.fmean(run.moved[r] for run in chosen) / MIB for r in shared])
@@ -200,12 +187,9 @@ def arrivals(
 ) -> Arrival:
     """Return rounds at which runs reach a threshold, averaged over those that did not diverge."""
     reach = partial(
-        rounds_to_threshold,
-        threshold=threshold,
-        window=study.window,
-        rule=rule,
+        rounds_to_threshold, threshold=threshold, window=study.window, rule=rule,
         higher_is_better=study.higher_is_better,
-    )
+    )  # fmt: skip
     settled = rule == "stays_above"
     curves = [{} if settled and run.diverged is not None else run.scored for run in runs]
     each = [reach(list(curve), list(curve.values())) if curve else None for curve in curves]
@@ -223,9 +207,7 @@ def late_means(
     members = {label: runs for label, runs in study.members.items() if _lived(runs)}
     if not members:
         return {}, "No late-stage mean: every run diverged."
-    reached = {
-        label: arrivals(study, runs, threshold, rule).averaged for label, runs in members.items()
-    }
+    reached = {k: arrivals(study, own, threshold, rule).averaged for k, own in members.items()}
     never = [label for label, round_ in reached.items() if round_ is None]
     if never:
         missing = ", ".join(never[:3]) + f" and {len(never) - 3} more" * (len(never) > 3)
@@ -239,23 +221,19 @@ def late_means(
     late = sorted(round_ for round_ in shared if round_ > slowest)
     if not late:
         return {}, "No late-stage mean: no shared evaluation follows the slowest arrival."
-    found = {
-        label: _mean(mean_curve(table[:, np.searchsorted(rounds, late)]))
-        for label, (rounds, table) in tables.items()
-    }
+    shown = {k: own[:, np.searchsorted(rounds, late)] for k, (rounds, own) in tables.items()}
+    found = {label: _mean(mean_curve(table)) for label, table in shown.items()}
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
 
 
 def client_tables(study: Study) -> dict[str, dict[int, ClientTable]]:
     """Return the clients by label and seed, of finished runs that evaluated them at their end."""
-    return {
-        label: {
-            run.seed: run.clients
-            for run in _lived(runs)
-            if run.complete and run.clients is not None and run.clients.rounds[-1] == run.done
-        }
-        for label, runs in study.members.items()
-    }
+    found: dict[str, dict[int, ClientTable]] = {label: {} for label in study.members}
+    for label, runs in study.members.items():
+        for run in filter(lambda run: run.complete, _lived(runs)):
+            if run.clients is not None and run.clients.rounds[-1] == run.done:
+                found[label][run.seed] = run.clients
+    return found
 
 
 def sorted_curves(runs: Sequence[ClientTable], *, higher_is_better: bool) -> NDArray[np.float64]:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.05
-MOST_FLIPPED_PAIRS = 20
-"""Largest number of pairs for which ``sign_flip`` enumerates all sign patterns."""
+MOST_FLIPPED_PAIRS = 20  # most pairs for which all sign patterns are enumerated
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,7 @@ class PairedTest:
     sd_difference: float
     t: float
     p: float
-    effect_size: float
-    """``d_z``, the mean difference in units of its standard deviation."""
+    effect_size: float  # ``d_z``, the mean difference in units of its standard deviation
     ci_low: float
     ci_high: float
 
@@ -37,12 +35,9 @@ class FamilyTest:
     second: str
     test: PairedTest
     p_holm: float
-    sign_flip: float | None
-    """Exact p-value of the sign-flip test; None for too many pairs."""
-    smallest_sign_flip: float
-    """Smallest p-value that so many pairs can give."""
-    seeds_needed: int | None
-    """Seeds that find an effect of this size with power 0.8; None if there is no effect."""
+    sign_flip: float | None  # exact p-value of the sign-flip test; None for too many pairs
+    smallest_sign_flip: float  # smallest p-value that so many pairs can give
+    seeds_needed: int | None  # to find an effect of this size with power 0.8; None: no effect
 
     @property
     def significant(self) -> bool:
@@ -83,7 +78,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty_like(p)
     scaled = np.minimum(1.0, p[order] * np.arange(len(p), 0, -1))
     adjusted[order] = np.maximum.accumulate(scaled)
-    return [float(one) for one in adjusted]
+    return list(map(float, adjusted))
 
 
 def family(

@@ -1,7 +1,5 @@
 """The result of a study: scores and tests of runs, from which all tables and files are made."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedzmg.errors import InputError
 from fedzmg.plain_text import plain, printable
 from fedzmg.results import scores
-from fedzmg.results.formatting import MIB, aligned, count_text, value_text
+from fedzmg.results.formatting import MIB, aligned, count_text, few_text, value_text
 from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import FINAL_RULES, RULES, Curve, ThresholdRule, arrivals
@@ -29,20 +27,14 @@ class AlgorithmResult:
 
     label: str
     algorithm: str
-    finals: Mapping[int, float]
-    """Final metric of every seed that finished and did not diverge."""
+    finals: Mapping[int, float]  # final metric of every seed that finished and did not diverge
     mean: float | None
     sd: float | None
-    arrivals: Mapping[str, int | None]
-    """Round at which the mean curve reached the main threshold, by rule."""
-    arrivals_each: tuple[int | None, ...]
-    """Round at which every single run reached it, by the first rule."""
-    late: float | None
-    """Mean after the slowest algorithm reached the main threshold."""
-    evidence: FamilyTest | None
-    """Test of the reference minus this one, over the seeds that both have final values for."""
-    traffic: Mapping[str, float]
-    """Means over the longest runs, in bytes."""
+    arrivals: Mapping[str, int | None]  # round when the mean curve reached the main threshold
+    arrivals_each: tuple[int | None, ...]  # round when each run reached it, by the first rule
+    late: float | None  # mean after the slowest algorithm reached the main threshold
+    evidence: FamilyTest | None  # test of the reference minus this one, over the seeds of both
+    traffic: Mapping[str, float]  # means over the longest runs, in bytes
     seconds: float
     dropped: int
     diverged: int
@@ -92,13 +84,13 @@ class StudyResult:
     tests: tuple[FamilyTest, ...]
     """The whole family, over which Holm's correction goes."""
     notes: tuple[str, ...]
-    histories: Mapping[str, Sequence[History]] = field(default_factory=dict)
+    histories: "Mapping[str, Sequence[History]]" = field(default_factory=dict)
     """Histories by label, for runs of this process; empty for runs read from disk."""
 
     @classmethod
     def from_histories(
-        cls, histories: Mapping[str, Sequence[History]], plan: Mapping[str, Any] | None = None
-    ) -> StudyResult:
+        cls, histories: "Mapping[str, Sequence[History]]", plan: Mapping[str, Any] | None = None
+    ) -> "StudyResult":
         """Compute the result of histories by label, reference first, as in a ``study.toml``."""
         seeds = {label: [h.trial.seed for h in runs] for label, runs in histories.items()}
         if not seeds or not all(seeds.values()):
@@ -125,22 +117,18 @@ class StudyResult:
         return {k: scores.scored_table(runs) for k, runs in self.study.members.items()}
 
     def __repr__(self) -> str:
-        finals = ", ".join(
-            f"{score.label} " + ("diverged" if score.mean is None else f"{score.mean:.4g}")
-            for score in self.scores
-        )
+        means = {s.label: "diverged" if s.mean is None else f"{s.mean:.4g}" for s in self.scores}
+        finals = ", ".join(f"{label} {mean}" for label, mean in means.items())
         return plain(f"<StudyResult on {self.study.task!r}, {self._over()}: {finals}>")
 
     def __str__(self) -> str:
         """Show a short table, reference first; :meth:`as_dict` has all numbers."""
         study, rows = self.study, self.scores
         goal = "threshold" if study.threshold is None else f"{study.threshold:g}"
-        reached = [row.arrivals[RULES[0]] for row in rows]
+        means, reached = [row.mean for row in rows], [row.arrivals[RULES[0]] for row in rows]
         columns = {
             "algorithm": [row.label for row in rows],
-            f"final {study.metric}": [
-                "diverged" if row.mean is None else f"{row.mean:.4f}" for row in rows
-            ],
+            f"final {study.metric}": ["diverged" if m is None else f"{m:.4f}" for m in means],
             "sd": ["" if row.sd is None else f"{row.sd:.4f}" for row in rows],
             f"rounds to {goal}": ["never" if one is None else str(one) for one in reached],
             "diff.": [f"{row.test.mean_difference:+.4f}" if row.test else "" for row in rows],
@@ -165,19 +153,13 @@ class StudyResult:
         study = self.study
         protocol, plan = study.protocol, study.plan
         return {
-            "format": FORMAT,
-            "task": study.task,
-            "label": str(plan.get("label") or ""),
-            "metric": study.metric,
-            "higher_is_better": study.higher_is_better,
-            "rates": plan.get("rates"),
-            "preset": study.runs[0].spec.get("preset", {}),
-            "seeds": study.seeds,
-            "rounds": protocol.get("rounds"),
+            "format": FORMAT, "task": study.task, "label": str(plan.get("label") or ""),
+            "metric": study.metric, "higher_is_better": study.higher_is_better,
+            "rates": plan.get("rates"), "preset": study.runs[0].spec.get("preset", {}),
+            "seeds": study.seeds, "rounds": protocol.get("rounds"),
             "eval_every": protocol.get("eval_every"),
             **({"participation": dict(study.participation)} if study.participation else {}),
-            "window": study.window,
-            "precision": plan.get("precision"),
+            "window": study.window, "precision": plan.get("precision"),
             "reference": study.reference,
             "complete": not study.awaited and not any(score.unfinished for score in self.scores),
             "algorithms": {score.label: self._algorithm(score) for score in self.scores},
@@ -186,13 +168,11 @@ class StudyResult:
                 for level in study.thresholds
             ],
             "tests": {
-                "score": "final, full",
-                "family": "pairs" if study.every_pair else "reference",
+                "score": "final, full", "family": "pairs" if study.every_pair else "reference",
                 "pairs": [asdict(test) for test in self.tests],
             },
-            "curves": self.curves,
-            "notes": list(self.notes),
-        }
+            "curves": self.curves, "notes": list(self.notes),
+        }  # fmt: skip
 
     def _algorithm(self, score: AlgorithmResult) -> dict[str, Any]:
         from fedzmg.algorithms import ALGORITHMS
@@ -217,11 +197,8 @@ class StudyResult:
                 run.done if run.diverged is not None and run.done < (run.asked or 0) else None
                 for run in runs
             ],
-            "unfinished": score.unfinished,
-            "dropped": score.dropped,
-            "steps": longest.steps,
-            "traffic": dict(score.traffic),
-            "metric_per_mib": score.per_mib,
+            "unfinished": score.unfinished, "dropped": score.dropped, "steps": longest.steps,
+            "traffic": dict(score.traffic), "metric_per_mib": score.per_mib,
             "seconds": sum(run.seconds for run in runs),
             "inferred": ALGORITHMS[name].inferred if name in ALGORITHMS.data else "",
         }  # fmt: skip
@@ -235,7 +212,7 @@ class StudyResult:
 
 
 def study_result(
-    study: Study, histories: Mapping[str, Sequence[History]] | None = None
+    study: Study, histories: "Mapping[str, Sequence[History]] | None" = None
 ) -> StudyResult:
     """Compute the result of a study."""
     ends = {label: scores.finals(runs) for label, runs in study.members.items()}
@@ -248,39 +225,29 @@ def study_result(
 
 
 def _score(
-    study: Study,
-    label: str,
-    ends: Mapping[int, float],
-    tests: Sequence[FamilyTest],
+    study: Study, label: str, ends: Mapping[int, float], tests: Sequence[FamilyTest],
     late: Mapping[str, float],
-) -> AlgorithmResult:
+) -> AlgorithmResult:  # fmt: skip
     runs, level = study.members[label], study.threshold
     mean, sd = scores.mean_and_sd(ends.values())
     # Unfinished and stopped runs have not moved all their bytes.
     longest = [run for run in runs if run.done == max(other.done for other in runs)]
     reached = {} if level is None else {rule: arrivals(study, runs, level, rule) for rule in RULES}
+    pair = (study.reference, label)
     return AlgorithmResult(
-        label=label,
-        algorithm=runs[0].algorithm,
-        finals=ends,
-        mean=mean,
-        sd=sd,
+        label, runs[0].algorithm, ends, mean, sd,
         arrivals={rule: reached[rule].averaged if reached else None for rule in RULES},
         arrivals_each=tuple(reached[RULES[0]].runs) if reached else (None,) * len(runs),
         late=late.get(label),
-        evidence=next(
-            (one for one in tests if (one.first, one.second) == (study.reference, label)), None
-        ),
-        traffic={
-            name: statistics.fmean(run.traffic[name] for run in longest) for name in runs[0].traffic
-        },
+        evidence=next((one for one in tests if (one.first, one.second) == pair), None),
+        traffic={key: statistics.fmean(r.traffic[key] for r in longest) for key in runs[0].traffic},
         seconds=statistics.fmean(run.seconds for run in longest),
         dropped=sum(sum(run.dropped.values()) for run in runs),
         diverged=sum(run.complete and run.seed not in ends for run in runs),
         unfinished=sum(not run.complete for run in runs),
         curve=scores.drawn_curve(runs),
         runs=len(runs),
-    )
+    )  # fmt: skip
 
 
 def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
@@ -296,20 +263,14 @@ def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[st
     for label, runs in study.members.items():
         lost = [str(run.seed) for run in runs if run.complete and run.seed not in ends[label]]
         if lost:
-            yield (
-                f"{label}: {len(lost)} of {len(runs)} runs diverged (seed {', '.join(lost)}) and "
-                "are left out of means and tests."
-            )
+            which = f"{len(lost)} of {len(runs)} runs diverged (seed {', '.join(lost)})"
+            yield f"{label}: {which} and are left out of means and tests."
         if unusual := sorted({client.name for run in runs for client in run.unusual}):
-            names = ", ".join(unusual[:3]) + ", ..." * (len(unusual) > 3)
-            clients = count_text(len(unusual), "client")
-            yield f"{label}: uploads of {clients} were rejected or flagged ({names})."
-        states = [
-            f"seed {run.seed} at round {run.done} of {run.asked or '?'}"
-            for run in runs
-            if not run.complete
-        ]
-        if states:
+            clients = f"{count_text(len(unusual), 'client')} were rejected or flagged"
+            yield f"{label}: uploads of {clients} ({few_text(unusual)})."
+        left = [run for run in runs if not run.complete]
+        if left:
+            states = [f"seed {one.seed} at round {one.done} of {one.asked or '?'}" for one in left]
             yield f"{label} is not finished ({', '.join(states)}): no final value for it."
         if ends[label] and reference and set(ends[label]) != reference:
             shared = count_text(len(reference & set(ends[label])), "finished seed")

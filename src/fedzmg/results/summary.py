@@ -19,10 +19,8 @@ def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> lis
     border = _on_the_border(result.study, grids)
     if border:
         named = listed([f"{label} ({', '.join(axes)})" for label, axes in border.items()])
-        sentences.append(
-            f"The learning rates of {named} lie on the border of the grid that chose them: a wider "
-            "grid may do better."
-        )
+        where = "lie on the border of the grid that chose them: a wider grid may do better"
+        sentences.append(f"The learning rates of {named} {where}.")
     awaited = sum(result.study.awaited.values())
     total = len(result.study.runs) + awaited
     counts = {
@@ -65,10 +63,8 @@ def _leader(result: StudyResult) -> Iterator[str]:
     if best.label != study.reference and best.test is not None:
         lead = points_text(best.test.mean_difference, study.metric)
         verdict = "significant" if best.significant else "not significant"
-        yield (
-            f"Its lead of {lead} over the reference {study.reference} is {verdict} ({how}; "
-            f"p = {p_text(best.adjusted)})."
-        )
+        over, how = f"the reference {study.reference}", f"{how}; p = {p_text(best.adjusted)}"
+        yield f"Its lead of {lead} over {over} is {verdict} ({how})."
     elif best.label == study.reference and tested:
         won = sum(score.significant for score in tested)
         against = f"against {others[0].label} p = {p_text(others[0].adjusted)}"

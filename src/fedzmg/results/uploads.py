@@ -5,21 +5,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedzmg.results.formatting import count_text
+from fedzmg.results.formatting import count_text, few_text
 
 
 class UnusualClient(NamedTuple):
     """A client with uploads that are not finite, or outliers of their cohorts."""
 
     name: str
-    rounds: tuple[int, ...]
-    """Rounds of these uploads, ascending."""
+    rounds: tuple[int, ...]  # rounds of these uploads, ascending
     rejected: int
-    flagged: int
-    """Outliers that were merged."""
-    ratio: float
-    """Largest norm over the median of the cohort; infinite if not finite. Of flagged uploads, if
-    there are any: only these had an effect."""
+    flagged: int  # outliers that were merged
+    ratio: float  # largest norm over the cohort's median; of flagged uploads, if there are any
     worst: int
 
     def __str__(self) -> str:
@@ -28,8 +24,7 @@ class UnusualClient(NamedTuple):
         often = f" in {len(self.rounds)} rounds" * (len(self.rounds) > 1)
         remedy = "; federation.guard = true rejects such updates" * (self.flagged > 0)
         what = f"{' or '.join(fates)}{often}{remedy}"
-        size = ratio_text(self.ratio)
-        return f"client {self.name}: update {size} in round {self.worst} ({what})"
+        return f"client {self.name}: update {ratio_text(self.ratio)} in round {self.worst} ({what})"
 
 
 def ratio_text(ratio: float | None) -> str:
@@ -53,12 +48,11 @@ def grid_warning(name: str, entry: Mapping[str, Any]) -> str:
     flagged = [(point, one) for point, one in found if one["action"] == "flagged"]
     shown = flagged or found
     clients = list(dict.fromkeys(one["client"] for _, one in shown))
-    names = ", ".join(clients[:3]) + ", ..." * (len(clients) > 3)
     action = "flagged" if flagged else "rejected"
     number = len({id(point) for point, _ in shown})
     chosen = ", including the best" * any(point["options"] == best for point, _ in shown)
     worst = max((one for _, one in shown), key=lambda one: one["ratio"] or math.inf)
-    who = f"uploads of {count_text(len(clients), 'client')} ({names})"
+    who = f"uploads of {count_text(len(clients), 'client')} ({few_text(clients)})"
     where = f"{number} of {len(entry['points'])} points of {name}{chosen}"
     remedy = "; federation.guard = true rejects such updates" * bool(flagged)
     largest = f"{ratio_text(worst['ratio'])} in round {worst['round']}"

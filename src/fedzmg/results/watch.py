@@ -15,7 +15,7 @@ from fedzmg.errors import InputError
 from fedzmg.results.reading import variants
 from fedzmg.storage.checkpoint import checkpointed
 from fedzmg.storage.files import compressed, folder_name
-from fedzmg.storage.formats import flat, json_nulls, log_lines, read_json, read_toml
+from fedzmg.storage.formats import flat, json_nulls, log_lines, read_or_empty, read_toml
 from fedzmg.storage.lock import Owner, read_owner
 from fedzmg.storage.reading import check_folder, walk
 
@@ -29,23 +29,17 @@ MANIFESTS = {"run": "manifest.json", "grid": "*/manifest.json", "study": "*/*/ma
 class Training(NamedTuple):
     """One run of a study, or trial of a grid."""
 
-    name: str
-    """Name for programs; it begins with ``group``."""
-    group: str
-    """Name of its algorithm in the study or grid."""
+    name: str  # name for programs; it begins with ``group``
+    group: str  # name of its algorithm in the study or grid
     state: State
     round: int
     rounds: int
-    ended: bool
-    """True if no further round will be trained; a diverged run may still be trained."""
+    ended: bool  # True if no further round will be trained; a diverged run may still be trained
     evaluated: int | None = None
-    metric: float | None = None
-    """Metric after the round ``evaluated``; in a grid, mean over the rounds that score."""
-    seconds: float | None = None
-    """Time of a round, divided by the number of runs that train together."""
+    metric: float | None = None  # after the round evaluated; in a grid, mean of scoring rounds
+    seconds: float | None = None  # time of a round over the number of runs in the pack
     why: str = ""
-    label: str = ""
-    """Label of its algorithm in tables and figures."""
+    label: str = ""  # label of its algorithm in tables and figures
 
     @property
     def shown(self) -> str:
@@ -72,8 +66,7 @@ class Work(NamedTuple):
     higher_is_better: bool
     trainings: tuple[Training, ...]
     owner: Owner | None
-    command: str = ""
-    """Command line that started it, if known."""
+    command: str = ""  # command line that started it, if known
 
     @property
     def alive(self) -> bool:
@@ -82,17 +75,13 @@ class Work(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """True if every training has ended."""
         return bool(self.trainings) and all(one.ended for one in self.trainings)
 
     @property
     def best(self) -> Training | None:
         """The training with the best last metric, diverged ones excluded."""
-        found = [
-            one
-            for one in self.trainings
-            if one.metric is not None and one.state != "diverged" and math.isfinite(one.metric)
-        ]
+        found = [one for one in self.trainings if one.state != "diverged"]
+        found = [one for one in found if one.metric is not None and math.isfinite(one.metric)]
         sign = 1 if self.higher_is_better else -1
         return max(found, key=lambda one: sign * (one.metric or 0.0), default=None)
 
@@ -116,15 +105,12 @@ class Work(NamedTuple):
         """Return everything for JSON; non-finite numbers become null."""
         best = self.best
         return {
-            **{key: getattr(self, key) for key in self._fields[:5]},
-            "complete": self.complete,
+            **{key: getattr(self, key) for key in self._fields[:5]}, "complete": self.complete,
             "lock": self.owner and {**asdict(self.owner), "gone": not self.alive},
-            "command": self.command,
-            "rounds_per_second": self.rate,
-            "seconds_left": self.seconds_left,
-            "best": None if best is None else best.name,
+            "command": self.command, "rounds_per_second": self.rate,
+            "seconds_left": self.seconds_left, "best": None if best is None else best.name,
             "trainings": [one.as_dict() for one in self.trainings],
-        }
+        }  # fmt: skip
 
 
 class Watch:
@@ -133,19 +119,13 @@ class Watch:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._logs: dict[Path, tuple[Any, dict[Any, dict[str, Any]]]] = {}
-        if not directory.is_dir():
-            raise InputError(
-                f"{directory} is not a directory; give the directory of a command's work"
-            )
 
     def look(self) -> list[Work]:
-        """Return the work in the directory as it is now."""
         found, owner = self._works(), read_owner(self.directory)
         if not found and owner is None:
-            raise InputError(
-                f"{self.directory} holds no run (spec.toml), study (study.toml) or grid "
-                "(grid.toml); give the directory that a command shows at its end, or its --out"
-            )
+            what = "no run (spec.toml), study (study.toml) or grid (grid.toml)"
+            remedy = "give the directory that a command shows at its end, or its --out"
+            raise InputError(f"{self.directory} holds {what}; {remedy}")
         return found or [Work(str(self.directory), "starting", "", "metric", True, (), owner)]
 
     def unfinished(self) -> list[str]:
@@ -165,33 +145,26 @@ class Watch:
         return found
 
     def _work(self, directory: Path, kind: Kind) -> Work:
-        manifests = map(_json_or_empty, sorted(directory.glob(MANIFESTS[kind])))
+        manifests = map(read_or_empty, sorted(directory.glob(MANIFESTS[kind])))
         facts: Mapping[str, Any] = next(filter(None, manifests), {})
         plan = read_toml(directory / PLANS[kind])
-        # A run may be held as part of a study.
-        whole = directory.resolve()
+        whole = directory.resolve()  # a run may be held as part of a study
         holders = [whole, *whole.parents[:2]] if kind == "run" else [whole]
         owners = list(filter(None, map(read_owner, holders)))
         alive = [owner for owner in owners if not owner.is_gone]
         read = self._grid if kind == "grid" else self._runs
         return Work(
-            directory=str(directory),
-            kind=kind,
-            task=str(plan.get("task", "")),
-            metric=str(facts.get("metric", "metric")),
+            str(directory), kind, str(plan.get("task", "")), str(facts.get("metric", "metric")),
             higher_is_better=bool(facts.get("higher_is_better", True)),
-            trainings=tuple(read(directory, plan)),
-            owner=next(iter(alive or owners), None),
+            trainings=tuple(read(directory, plan)), owner=next(iter(alive or owners), None),
             command=str(facts.get("command") or ""),
-        )
+        )  # fmt: skip
 
     def _runs(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe a run, or the runs of a study, which may not exist yet."""
         rounds, seeds, found = plan.get("rounds", 0), plan.get("seeds", []), variants(plan)
-        jobs = [
-            (directory / folder_name(group) / f"seed-{seed}", group, seed)
-            for group, seed in itertools.product(found, seeds)
-        ]
+        names = itertools.product(found, seeds)
+        jobs = [(directory / folder_name(name) / f"seed-{s}", name, s) for name, s in names]
         if (directory / PLANS["run"]).is_file():
             rounds = plan.get("protocol", {}).get("rounds", 0)
             jobs = [(directory, str(plan.get("algorithm", "")), plan.get("seed", 0))]
@@ -199,7 +172,7 @@ class Watch:
         for path, group, seed in jobs:
             rows = list(self._log(path / "metrics.jsonl", "round").values())
             last = max((row["round"] for row in rows), default=0)
-            early = _json_or_empty(path / "stopped.json")
+            early = read_or_empty(path / "stopped.json")
             early = early if last >= early.get("round", math.inf) else {}
             begun = bool(rows) or (path / "spec.toml").is_file()
             yield _training(
@@ -219,12 +192,9 @@ class Watch:
             for line in self._log(path / "metrics.jsonl", "trial", "round").values():
                 rows.setdefault(line["trial"], []).append(line)
             begun, members = checkpointed(path / "checkpoint.safetensors")
-            lasts = [
-                max([begun * (i in members), *(row["round"] for row in own)])
-                for i, own in rows.items()
-            ]
-            stops = self._log(path / "stopped.jsonl", "trial")
-            early = {i: stop for (i,), stop in stops.items()}
+            seen = {i: max((row["round"] for row in own), default=0) for i, own in rows.items()}
+            lasts = [max(begun * (i in members), last) for i, last in seen.items()]
+            early = {i: stop for (i,), stop in self._log(path / "stopped.jsonl", "trial").items()}
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
             pack = next((i // size for i, end in enumerate(ended) if not end), None)
@@ -258,14 +228,9 @@ def _row(keys: Sequence[str], row: Mapping[str, Any]) -> tuple[Any, dict[str, An
 
 
 def _training(
-    rows: Sequence[Mapping[str, Any]],
-    early: Mapping[str, Any],
-    *,
-    running: bool,
-    waiting: bool,
-    counted: float = math.inf,
-    **facts: Any,
-) -> Training:
+    rows: Sequence[Mapping[str, Any]], early: Mapping[str, Any], *, running: bool, waiting: bool,
+    counted: float = math.inf, **facts: Any,
+) -> Training:  # fmt: skip
     """Describe a training by its log; a grid scores by the mean over rounds after ``counted``."""
     evaluated = [row for row in rows if row.get("metric") is not None]
     scored = [row for row in evaluated if row["round"] > counted]
@@ -282,22 +247,13 @@ def _training(
         evaluated=evaluated[-1]["round"] if evaluated else None,
         metric=statistics.fmean(metrics) if metrics else None,
         seconds=statistics.fmean(recent) if recent else None,
-        why=str(early.get("words", "")),
-        **facts,
-    )
+        why=str(early.get("words", "")), **facts,
+    )  # fmt: skip
 
 
 def _is_alive(directory: Path) -> bool:
     owner = read_owner(directory)
     return owner is not None and not owner.is_gone
-
-
-def _json_or_empty(path: Path) -> dict[str, Any]:
-    """Read a file that may be missing, or be about to be replaced."""
-    try:
-        return read_json(path)
-    except InputError:
-        return {}
 
 
 def _points(group: str, variant: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:

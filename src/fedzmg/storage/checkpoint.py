@@ -30,14 +30,10 @@ class StoredCheckpoint(NamedTuple):
     """State of trials after a round."""
 
     round: int
-    previous: int
-    """Round of the checkpoint before this one."""
-    tensors: Mapping[int, Mapping[str, Tensor]]
-    """Named tensors by trial; a stopped trial has none."""
-    logs: Mapping[str, str]
-    """Marks of the logs that belong to it, by name; see ``log_marks``."""
-    memory: Mapping[int, str]
-    """Mark of the client memory by trial; empty without one."""
+    previous: int  # round of the checkpoint before this one
+    tensors: Mapping[int, Mapping[str, Tensor]]  # named tensors by trial; a stopped trial has none
+    logs: Mapping[str, str]  # marks of the logs that belong to it, by name; see ``log_marks``
+    memory: Mapping[int, str]  # mark of the client memory by trial; empty without one
 
 
 def write_checkpoint(
@@ -50,14 +46,10 @@ def write_checkpoint(
         for name, tensor in named.items()
     }
     metadata = {
-        "format": str(FORMAT),
-        "round": str(checkpoint.round),
-        "previous": str(checkpoint.previous),
-        "binding": binding,
-        "logs": json.dumps(checkpoint.logs),
-        "memory": json.dumps(checkpoint.memory),
-        **UNSEALED,
-    }
+        "format": str(FORMAT), "round": str(checkpoint.round),
+        "previous": str(checkpoint.previous), "binding": binding,
+        "logs": json.dumps(checkpoint.logs), "memory": json.dumps(checkpoint.memory), **UNSEALED,
+    }  # fmt: skip
     with replacing(path, keep) as temporary:
         try:
             # Straight to the file: a second copy of a pack may not fit into memory.

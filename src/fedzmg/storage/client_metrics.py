@@ -15,23 +15,18 @@ from fedzmg.storage.reading import check_file
 
 CLIENTS = "clients.safetensors"
 FORMAT = 1
-
-
 Part = Literal["test", "training"]
 
 
 class ClientTable(NamedTuple):
     """Metric and loss on each client's own examples, by round."""
 
-    part: Part
-    """Kind of examples that are evaluated."""
-    population: int
-    """Number of clients with such examples; those listed may be a sample."""
+    part: Part  # kind of examples that are evaluated
+    population: int  # number of clients with such examples; those listed may be a sample
     clients: NDArray[np.int64]
     examples: NDArray[np.int64]
     rounds: NDArray[np.int64]
-    metric: NDArray[np.float64]
-    """Evaluations x clients."""
+    metric: NDArray[np.float64]  # evaluations x clients
     loss: NDArray[np.float64]
     personal: NDArray[np.float64] | None = None
     tuned: NDArray[np.float64] | None = None
@@ -39,8 +34,7 @@ class ClientTable(NamedTuple):
 
 _WHOLE = ("client", "examples", "round")
 _NAMES = (*_WHOLE, "metric", "loss")
-_OPTIONAL = ("personal", "tuned")
-"""Names of a table's arrays in the file."""
+_OPTIONAL = ("personal", "tuned")  # names of a table's arrays in the file
 
 
 def write_clients(directory: Path, table: ClientTable) -> None:
@@ -73,8 +67,8 @@ def read_clients(directory: Path) -> ClientTable | None:
                 raise ValueError("it belongs to another run")
         kinds = {name: np.int64 if name in _WHOLE else np.float64 for name in names}
         tensors = {name: tensors[name].astype(kind) for name, kind in kinds.items()}
-        values = [tensors.get(name) for name in (*_NAMES, *_OPTIONAL)]
-        found = ClientTable(facts["part"], int(facts["population"]), *values)  # type: ignore[arg-type]
+        values: list[Any] = [tensors.get(name) for name in (*_NAMES, *_OPTIONAL)]
+        found = ClientTable(facts["part"], int(facts["population"]), *values)
         shape = len(found.rounds), len(found.clients)
         same = found.examples.shape == found.clients.shape == shape[1:]
         same &= found.rounds.shape == shape[:1] and found.part in get_args(Part)

@@ -12,8 +12,7 @@ from typing_extensions import TypedDict  # pydantic asks for it before Python 3.
 from fedzmg.errors import InputError
 from fedzmg.storage.reading import MOST_LINES
 
-MOST_POINTS, MOST_ALGORITHMS = 100_000, 1000
-"""Largest number of points, runs or trials, and of algorithms."""
+MOST_POINTS, MOST_ALGORITHMS = 100_000, 1000  # points: also runs or trials
 
 Value: TypeAlias = bool | int | float | str
 Number: TypeAlias = Annotated[float, pydantic.Field(allow_inf_nan=False)]
@@ -64,7 +63,7 @@ def _on_axes(entry: dict[str, Any]) -> dict[str, Any]:
 
 _STAGES = _table({}, participation=_table({}, sampler=str, schedule=list[list[int | str]]))
 _RUN = _table(
-    {}, task=str, algorithm=str, seed=Seed, weights=str, preset=dict[str, Value],
+    {"task": str, "algorithm": str, "seed": Seed}, weights=str, preset=dict[str, Value],
     protocol=_table({}, rounds=Round, cohort=Count, eval_every=Interval, threshold=Number),
     federation=_STAGES, client=dict[str, Value], server=dict[str, Value],
 )  # fmt: skip

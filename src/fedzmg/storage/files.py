@@ -16,21 +16,16 @@ from fedzmg.errors import InputError
 from fedzmg.storage.reading import read_file, read_gzip
 
 BLOCK = 1 << 20
-UNSEALED = {"sha256": "0" * 64}
-"""Field of a safetensors header whose place the hash of the file will take."""
+UNSEALED = {"sha256": "0" * 64}  # field of a safetensors header, replaced by the hash
+LEFTOVER_SECONDS = 60.0  # age at which a temporary file surely has no writer any more
 _FIGURE = re.compile(r"\.(png|svg)\.")
-fences: list[Callable[[Path], None]] = []
-"""Checks before every write to a file; each raises an error if this process must not write it."""
+fences: list[Callable[[Path], None]] = []  # checks before every write; an error forbids it
 
 
 def check_fences(path: Path) -> None:
     """Check that no other process has taken over the directory of a file."""
     for check in fences:
         check(path)
-
-
-LEFTOVER_SECONDS = 60.0
-"""Age at which a temporary file has no writer any more, without a lock that says so."""
 
 
 def folder_name(name: str) -> str:
@@ -40,13 +35,10 @@ def folder_name(name: str) -> str:
 
 def log_bytes(path: Path) -> bytes:
     """Read a log, plain or compressed as ``NAME.gz``; a missing log is empty."""
-    packed = compressed(path)
+    where, read = (path, read_file) if path.exists() else (compressed(path), read_gzip)
     try:
-        if path.exists():
-            return read_file(path)
-        return read_gzip(packed) if packed.exists() else b""
+        return read(where) if where.exists() else b""
     except (OSError, EOFError, zlib.error) as error:
-        where = path if path.exists() else packed
         raise InputError(f"{where} cannot be read ({error}): restore or remove it") from None
 
 

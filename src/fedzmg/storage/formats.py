@@ -6,6 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +17,7 @@ from fedzmg.storage.reading import bounded, parse_lines, read_file, split_lines,
 
 T = TypeVar("T")
 
-CONTENT, SPEC = "content_sha256", "spec_sha256"
-"""Fields of a JSON file: the hash of its other fields, and of the specification it belongs to."""
+CONTENT, SPEC = "content_sha256", "spec_sha256"  # hash of the other fields, and of the spec
 
 RESTORE = "restore or remove it"
 _BLOCK = 1000
@@ -36,20 +36,26 @@ def read_json(
     path: Path, remedy: str = RESTORE, wanted: int | None = None, spec: Path | None = None
 ) -> dict[str, Any]:
     """Read a JSON object of a format and check its hashes, also of the ``spec`` it belongs to."""
-    values = _parsed(path, strict_json, "JSON", remedy)
+    values = _parsed(path, strict_json, "JSON", remedy, typed=False)
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold a JSON object: {remedy}")
     if wanted is not None and values.get("format") != wanted:
-        raise InputError(
-            f"{path} has format {values.get('format')!r}, this version reads {wanted}: use the "
-            "version that wrote it"
-        )
+        found = f"{path} has format {values.get('format')!r}"
+        raise InputError(f"{found}, this version reads {wanted}: use the version that wrote it")
     if CONTENT in values and values.pop(CONTENT) != _content_hash(values):
         raise InputError(f"{path} is damaged, its hash is wrong: {remedy}")
     if spec is not None and SPEC in values and values.pop(SPEC) != file_sha256(spec):
         raise InputError(f"{path} does not belong to {spec}: {remedy}")
     check_fields(path, values, remedy)
     return values
+
+
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """Read a TOML or JSON file; one that is missing, damaged or being replaced counts as empty."""
+    try:
+        return read_toml(path) if path.suffix == ".toml" else read_json(path)
+    except InputError:
+        return {}
 
 
 def read_manifest(directory: Path, wanted: int) -> dict[str, Any]:
@@ -129,17 +135,8 @@ def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in manifest.items() if key not in plugins} | flat(plugins)
 
 
-def json_words(value: Any) -> Any:
-    """Prepare values for strict JSON: numbers that are not finite become words for ``float``."""
-    return _strict(value, str)
-
-
-def json_nulls(value: Any) -> Any:
-    """Prepare values for strict JSON: numbers that are not finite become null."""
-    return _strict(value, lambda _: None)
-
-
 def _strict(value: Any, instead: Callable[[float], Any]) -> Any:
+    """Prepare values for strict JSON, which has no numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: _strict(inner, instead) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -147,15 +144,16 @@ def _strict(value: Any, instead: Callable[[float], Any]) -> Any:
     return instead(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parsed(
-    path: Path, parse: Callable[[str], T], kind: str, remedy: str, *, typed: bool = False
-) -> T:
+json_words: Callable[[Any], Any] = partial(_strict, instead=str)  # words that float() reads
+json_nulls: Callable[[Any], Any] = partial(_strict, instead=lambda _: None)
+
+
+def _parsed(path: Path, parse: Callable[[str], T], kind: str, remedy: str, *, typed: bool) -> T:
     try:
         # Editors may add a BOM.
         return bounded(parse(read_file(path, typed=typed).decode("utf-8-sig")))
     except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror}; check that it exists and is readable"
-        ) from None
+        reason = f"{error.strerror}; check that it exists and is readable"
+        raise InputError(f"cannot read {path}: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid {kind} ({error}): {remedy}") from None

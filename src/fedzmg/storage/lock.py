@@ -28,26 +28,17 @@ from fedzmg.storage.files import fences, remove_leftovers, renew, write_atomic
 from fedzmg.storage.reading import read_file, strict_json
 
 NAME = "lock.json"
+IF_GONE = f"if it is certainly gone, remove {NAME} there"
 GUARD = ".lock.guard"
-KEPT = "kept.json"
-"""Marker of a kept copy, which has no checkpoints to continue from."""
-
+KEPT = "kept.json"  # marker of a kept copy, which has no checkpoints to continue from
 HEARTBEAT_SECONDS = 10.0
-WATCH_SECONDS = 90.0
-"""Time without a heartbeat until a process on another machine counts as gone.
-
-Network file systems may show a change only after a minute.
-"""
-SIZE = 1024
-"""Size of a lock file, the same after every heartbeat."""
-IN_PLACE = "memory.*"
-"""Files that are written in place: those of client memory."""
-
-Time: TypeAlias = Annotated[float, pydantic.Field(gt=-1e11, lt=1e11)]
+WATCH_SECONDS = 90.0  # without a heartbeat; network file systems may be a minute late
+SIZE = 1024  # size of a lock file, the same after every heartbeat
+IN_PLACE = "memory.*"  # files that are written in place: those of client memory
 
 GUARD_SECONDS = 30.0
-BIRTH_SECONDS = 2.0
-"""Tolerance of a process's start time, which follows corrections of the clock."""
+BIRTH_SECONDS = 2.0  # tolerance of a process's start time, which follows corrections of the clock
+Time: TypeAlias = Annotated[float, pydantic.Field(gt=-1e11, lt=1e11)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={"strict": True})
@@ -57,23 +48,17 @@ class Owner:
     user: str
     host: str
     pid: int
-    process: str
-    """Start time of the process, which tells reused process ids apart."""
-    machine: str
-    """Boot time and process namespace: process ids are comparable within one."""
+    process: str  # start time of the process, which tells reused process ids apart
+    machine: str  # boot time and process namespace: process ids are comparable within one
     started: Time
-    heartbeat: Time
-    """Time of the last heartbeat by the clock of that machine, for display."""
-    token: str = ""
-    """Random fencing token of this hold."""
+    heartbeat: Time  # time of the last heartbeat by the clock of that machine, for display
+    token: str = ""  # random fencing token of this hold
 
     @classmethod
     def of_this_process(cls) -> "Owner":
-        """Describe this process."""
-        now, process = time.time(), psutil.Process()
-        user, birth, token = process.username(), process.create_time(), secrets.token_hex(8)
-        host, machine = socket.gethostname(), _machine()
-        return cls(user, host, process.pid, str(birth), machine, now, now, token)
+        now, process, host = time.time(), psutil.Process(), socket.gethostname()
+        user, birth, token = process.username(), str(process.create_time()), secrets.token_hex(8)
+        return cls(user, host, process.pid, birth, _machine(), now, now, token)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -116,10 +101,9 @@ class Hold:
         around = None if written is None else written.absolute().parents
         for path in self._files:
             if (around is None or path in around) and not self._is_ours(path):
-                raise InputError(
-                    f"the lock of {path} was removed or taken over: this process stops; run the "
-                    "same command again when no other process uses the directory"
-                )
+                stops = f"the lock of {path} was removed or taken over: this process stops"
+                remedy = "run the same command again when no other process uses the directory"
+                raise InputError(f"{stops}; {remedy}")
 
     def take(self, path: Path, silent: Mapping[Path, Owner], say: Callable[[str], None]) -> None:
         """Lock one more directory and create it if it is missing."""
@@ -139,10 +123,8 @@ class Hold:
         except Timeout:
             raise InputError(f"another process is locking {path} right now: try again") from None
         except (OSError, NotImplementedError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(
-                f"cannot write the run directory {path}: {reason}; choose another one with --out"
-            ) from None
+            reason = f"{getattr(error, 'strerror', None) or error}; choose another one with --out"
+            raise InputError(f"cannot write the run directory {path}: {reason}") from None
 
     def _take_over(self, path: Path, silent: Owner | None, say: Callable[[str], None]) -> None:
         remove_leftovers(path, NAME)
@@ -195,10 +177,9 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
     try:
         for path in paths:
             if any((parent / KEPT).is_file() for parent in (path, *path.parents)):
-                raise InputError(
-                    f"{path} belongs to a kept copy, which has no checkpoints to continue from: "
-                    "read it with 'fedzmg report', or choose another directory with --out"
-                )
+                copy = f"{path} belongs to a kept copy, which has no checkpoints to continue from"
+                remedy = "read it with 'fedzmg report', or choose another directory with --out"
+                raise InputError(f"{copy}: {remedy}")
         silent = _watch(paths, say)
         fences.append(held.check)
         for path in paths:
@@ -222,10 +203,8 @@ def _watch(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, Owne
     if not silent:
         return {}
     path, owner = next(iter(silent.items()))
-    say(
-        f"{path} is locked by {owner}: waiting {WATCH_SECONDS:.0f} s for its heartbeat; if it is "
-        f"certainly gone, remove {NAME} there"
-    )
+    waiting = f"waiting {WATCH_SECONDS:.0f} s for its heartbeat"
+    say(f"{path} is locked by {owner}: {waiting}; {IF_GONE}")
     end = time.monotonic() + WATCH_SECONDS
     while silent and time.monotonic() < end:
         time.sleep(min(1.0, WATCH_SECONDS / 20))
@@ -239,10 +218,8 @@ def _watch(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, Owne
 
 
 def _in_use(path: Path, owner: Owner) -> InputError:
-    return InputError(
-        f"{path} is in use by {owner}: wait for it, stop it or choose another directory with "
-        f"--out; if it is certainly gone, remove {NAME} there"
-    )
+    remedy = "wait for it, stop it or choose another directory with --out"
+    return InputError(f"{path} is in use by {owner}: {remedy}; {IF_GONE}")
 
 
 def read_owner(path: Path) -> Owner | None:

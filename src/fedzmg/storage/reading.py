@@ -18,28 +18,21 @@ T = TypeVar("T")
 MIB = 2**20
 LIMITS = {".toml": 4 * MIB, ".json": 64 * MIB, ".jsonl": 256 * MIB, ".gz": 256 * MIB}
 """Largest size by suffix in bytes, of a log also after decompression."""
-OTHER_LIMIT = 512 * MIB
-"""Largest size of other files, such as figures and tables of clients."""
-MOST_LINES = 1_000_000
-"""Largest number of lines in a log, and of rounds and trials."""
-MOST_PLANNED = MOST_LINES // 2
-"""Largest number of lines that a plan may need: a resumed training writes some of them twice."""
-LONGEST_LINE, MOST_FIELDS, LARGEST = 128 * 1024, 100, 10**100
-"""Longest line of a log in bytes, its most fields, and the bound of its integers."""
+OTHER_LIMIT = 512 * MIB  # largest size of other files, such as figures and tables of clients
+MOST_LINES = 1_000_000  # largest number of lines in a log, and of rounds and trials
+MOST_PLANNED = MOST_LINES // 2  # of a plan: a resumed training writes some lines twice
+LONGEST_LINE, MOST_FIELDS, LARGEST = 128 * 1024, 100, 10**100  # of a log; LARGEST: of integers
 MOST_LISTS = 10 * MOST_LINES
 _HUGE, _DIGITS = b"0" * 25, bytes.maketrans(b"123456789", b"000000000")
-MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32
-"""Largest number of files and directories in a folder of results, and its greatest depth."""
-SKIPPED = ("tracking",)
-"""Directories of other programs, which may hold links."""
+MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32  # of a folder of results
+SKIPPED = ("tracking",)  # directories of other programs, which may hold links
 
 
 class Folder(NamedTuple):
     """A directory of results and the names in it, sorted."""
 
     path: Path
-    folders: list[str]
-    """Names of directories; one that is removed from the list is not entered."""
+    folders: list[str]  # names of directories; one that is removed from the list is not entered
     files: list[str]
 
 
@@ -71,17 +64,16 @@ def walk(top: Path) -> Iterator[Folder]:
                 remedy = "give a run, a study, a grid or a directory of some"
                 raise InputError(f"{path} is not a directory; {remedy}") from None
             raise InputError(f"cannot read {path}: {error.strerror}; check it") from None
-        for names in (found.folders, found.files):
-            names.sort()
+        found.folders.sort()
+        found.files.sort()
         yield found
         left += [(path / name, level + 1) for name in reversed(found.folders)]
 
 
 def check_folder(top: Path) -> None:
     """Refuse a folder of results with links, pipes, devices or too many files, if it exists."""
-    if top.is_dir():
-        for _ in walk(top):
-            pass
+    for _ in walk(top) if top.is_dir() else ():
+        pass
 
 
 def files_below(top: Path, name: str) -> list[Path]:
@@ -120,17 +112,17 @@ def read_file(path: Path, *, typed: bool = False) -> bytes:
     """Read a regular file of bounded size; a path that a user ``typed`` may be a link or a pipe."""
     limit = LIMITS.get(path.suffix, OTHER_LIMIT)
     with _opened(path, limit, typed=typed) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise _too_large(path, limit)
-    return content
+        return _within(file, path, limit)
 
 
 def read_gzip(path: Path) -> bytes:
     """Read and decompress a file; damage raises ``OSError``, ``EOFError`` or ``zlib.error``."""
-    limit = LIMITS[".gz"]
     with gzip.GzipFile(fileobj=io.BytesIO(read_file(path))) as file:
-        content = file.read(limit + 1)
+        return _within(file, path, LIMITS[".gz"])
+
+
+def _within(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> bytes:
+    content = file.read(limit + 1)
     if len(content) > limit:
         raise _too_large(path, limit)
     return content
@@ -150,16 +142,22 @@ _STRICT = json.JSONDecoder(parse_constant=_not_json)
 
 def bounded(values: T) -> T:
     """Return the content of a file; ``ValueError`` if it is too deep or has a huge integer."""
-    level: list[Any] = [values] if isinstance(values, dict | list) else []
-    for _ in range(MOST_LEVELS):
+    for depth, _ in enumerate(_levels(values)):
+        if depth == MOST_LEVELS:
+            raise ValueError(f"it is nested more than {MOST_LEVELS} times")
+    return values
+
+
+def _levels(values: Any) -> Iterator[list[Any]]:
+    """Yield the tables and lists of each level; ``ValueError`` for a huge integer."""
+    level = [values] if isinstance(values, dict | list) else []
+    while level:
+        yield level
         parts = [part.values() if isinstance(part, dict) else part for part in level]
         inner = [one for part in parts for one in part if not isinstance(one, str)]
         if any(type(one) is int and abs(one) >= LARGEST for one in inner):
             raise ValueError(f"an integer has more than {len(str(LARGEST)) - 1} digits")
         level = [one for one in inner if isinstance(one, dict | list)]
-        if not level:
-            return values
-    raise ValueError(f"it is nested more than {MOST_LEVELS} times")
 
 
 def split_lines(content: bytes, path: Path) -> list[bytes]:
@@ -190,16 +188,9 @@ def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 def _is_flat(line: dict[str, Any]) -> bool:
     """Return whether a line holds simple values, and lists or tables of these or of pairs."""
-    level: list[Any] = [line]
-    for most in (MOST_FIELDS, MOST_FIELDS, 2):
-        if any(len(part) > most for part in level):
-            return False
-        parts = [part.values() if isinstance(part, dict) else part for part in level]
-        inner = [one for part in parts for one in part]
-        if any(type(one) is int and abs(one) >= LARGEST for one in inner):
-            return False
-        level = [one for one in inner if type(one) in (list, dict)]
-    return not level
+    most = (MOST_FIELDS, MOST_FIELDS, 2)
+    levels = enumerate(_levels(line))
+    return all(i < len(most) and max(map(len, level)) <= most[i] for i, level in levels)
 
 
 def _refused(path: Path, *, is_link: bool) -> InputError:

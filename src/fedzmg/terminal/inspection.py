@@ -11,14 +11,13 @@ from typing import Any, get_args
 from rich.console import RenderableType
 
 from fedzmg.provenance import PYTHON
-from fedzmg.report.tables.table import Cell, Table
+from fedzmg.report.tables.table import Cell, Table, words
 from fedzmg.results.diff import ASPECTS, CURVES, Change, Difference
 from fedzmg.results.formatting import NONE, duration, signed_text, value_text
 from fedzmg.results.watch import State, Training, Work
 from fedzmg.terminal.render import bold, render
 
-MOST_RUNS = 30
-"""Runs that are shown one by one; more of them are grouped by algorithm."""
+MOST_RUNS = 30  # runs that are shown one by one; more of them are grouped by algorithm
 FIRST: tuple[State, ...] = ("running", "interrupted", "diverged", "stopped", "done", "waiting")
 """Row priority when the terminal is too short."""
 
@@ -38,8 +37,8 @@ def diff(found: Difference, asked: Collection[str], width: int) -> RenderableTyp
         parts += [f"only in {side}: {', '.join(names)}" for side, names in sides.items() if names]
     unequal = [a for a in ASPECTS if a in asked and found.differs([a])]
     equal = [a for a in ASPECTS if a in asked and a not in unequal]
-    verdict = [f"they differ in {', '.join(unequal)}"] if unequal else []
-    verdict += [f"no difference in {', '.join(equal)}"] if equal else []
+    both = {"they differ in": unequal, "no difference in": equal}
+    verdict = [f"{what} {', '.join(names)}" for what, names in both.items() if names]
     return render([*parts, "; ".join(verdict)], width)
 
 
@@ -52,13 +51,9 @@ def _changes(found: Difference, changes: Sequence[Change]) -> Table:
     return Table("", "settings and environment", ("what", "A", "B", "runs"), rows)
 
 
-def _words(text: str) -> Cell:
-    return Cell(text, None, "words")
-
-
 def _value(value: Any) -> Cell:
     text = "-" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return _words(text[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else text)
+    return words(text[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else text)
 
 
 def _curves(found: Difference) -> Iterator[Table | str]:
@@ -72,7 +67,7 @@ def _curves(found: Difference) -> Iterator[Table | str]:
             pair.name, " and ".join(map(str, dict.fromkeys(pair.rounds))),
             "none as far as both go" if pair.first is None else f"round {pair.first}",
             *(f"{pair.largest[name]:.3g}" if name in pair.largest else "-" for name in CURVES),
-         )), _words(", ".join(pair.fields))]
+         )), words(", ".join(pair.fields))]
         for pair in unequal
     ]  # fmt: skip
     heads = ("run", "lines", "first difference", f"most in {found.metric}", "in loss",
@@ -91,8 +86,7 @@ def _scores(found: Difference) -> Table:
             tested = [f"{pair.test.p:.3g}", signed_text(pair.test.effect_size), str(pair.test.n)]
         rows.append([pair.name, *means, value_text(gap, metric, signed=True), *tested])
     heads = ("algorithm", "A", "B", "difference", "p", "d_z", "pairs")
-    title = f"final {metric}, means over seeds (of a grid: its best point)"
-    return Table.of(title, heads, rows)
+    return Table.of(f"final {metric}, means over seeds (of a grid: its best point)", heads, rows)
 
 
 def _mean(found: Difference, values: Mapping[str, float]) -> float | None:
@@ -114,7 +108,7 @@ def verify(verdicts: Sequence[Mapping[str, Any]], width: int) -> RenderableType:
         reproduced = "bit for bit" if one["reproduced"] else "no"
         rows.append([
             *map(Cell, (one["name"], reproduced, str(one["rounds"]), *first)),
-            _words(", ".join(one["fields"])), _words(one["note"]),
+            words(", ".join(one["fields"])), words(one["note"]),
         ])  # fmt: skip
     heads = ("run", "reproduced", "rounds", "first difference", "at most", "differs first in",
              "note")  # fmt: skip
@@ -136,10 +130,8 @@ def _facts(failed: Sequence[Mapping[str, Any]]) -> Table | str:
             found.setdefault(row, []).append(one["name"])
     if not found:
         return "versions, machine and execution path are unchanged"
-    rows = [
-        [*row, "all" if len(runs) == len(failed) else ", ".join(runs)]
-        for row, runs in found.items()
-    ]
+    names = ("all" if len(runs) == len(failed) else ", ".join(runs) for runs in found.values())
+    rows = [[*row, name] for row, name in zip(found, names, strict=True)]
     return Table.of("changed facts", ("fact", "recorded", "here", "runs"), rows, words=4)
 
 
@@ -169,8 +161,7 @@ def _table(work: Work) -> Table:
         rows.append([
             Cell(first.shown if each else first.label),
             Cell(first.state, None, first.state) if each else Cell(states(own)),
-            Cell(f"{_rounds(own)} / {first.rounds}"), Cell(_metric(work, shown)),
-            Cell(remark, None, "words"),
+            Cell(f"{_rounds(own)} / {first.rounds}"), Cell(_metric(work, shown)), words(remark),
         ])  # fmt: skip
     heads = ("run", "state", "round", work.metric, "why")
     if not each:

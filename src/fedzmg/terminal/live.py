@@ -20,8 +20,7 @@ from fedzmg.results.uploads import unusual_clients
 from fedzmg.terminal.render import Terminal, bold
 
 LINE_SECONDS = 5.0
-MOST_LINES = 8
-"""Trials that get a line each; of more trials only the best are shown."""
+MOST_LINES = 8  # trials that get a line each; of more trials only the best are shown
 BEST_SHOWN = 3
 
 
@@ -64,22 +63,17 @@ class Display:
     """Live view of packs of trials in a terminal, else a plain line now and then."""
 
     def __init__(
-        self,
-        console: Terminal,
-        metric: str,
-        packs: Mapping[str, int] | None = None,
+        self, console: Terminal, metric: str, packs: Mapping[str, int] | None = None,
         sizes: Mapping[str, int] | None = None,
-    ) -> None:
-        self._console, self._metric = console, metric
+    ) -> None:  # fmt: skip
+        self._console, self._metric, self.say = console, metric, console.say
         self._to_come, self._sizes = dict(packs or {}), dict(sizes or {})
         self._label, self._rounds, self._round, self._first = "", 0, 0, 0
         self._begun = self._printed = 0.0
         self._trials: list[TrialState] = []
         self._unusual: list[tuple[int, Any, Any]] = []
         self._sign = 1
-        self._live = Live(
-            console=console, get_renderable=self._view, refresh_per_second=4, transient=True
-        )
+        self._live = Live(console=console, get_renderable=self._view, transient=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -94,18 +88,15 @@ class Display:
         """Start a pack, of which ``done`` rounds are trained already."""
         self._leave()
         self._label, self._rounds, self._round, self._first = label, rounds, done, done
-        left = self._to_come.get(label, 1)
-        self._to_come[label] = 0 if done == rounds else max(left - 1, 0)
+        self._to_come[label] = 0 if done == rounds else max(self._to_come.get(label, 1) - 1, 0)
         if done:
             state = "complete already" if done == rounds else f"continues after round {done}"
             self.say(f"{label}: {state}")
         self._begun = self._printed = time.monotonic()
 
     def advance(self, report: Any) -> None:
-        """Show a finished round."""
-        simulation = report.simulation
-        self._round, higher = report.round, simulation.task.metric.higher_is_better
-        self._sign = 1 if higher else -1
+        simulation, self._round = report.simulation, report.round
+        self._sign = 1 if simulation.task.metric.higher_is_better else -1
         if len(self._trials) != len(report.records):
             named = zip(names(simulation.trials), report.records, strict=True)
             self._trials = [TrialState(*one) for one in named]
@@ -120,10 +111,6 @@ class Display:
         if due and not self._console.is_terminal:
             self._printed = time.monotonic()
             self.say(self._line())
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self._console.say(text)
 
     def _leave(self) -> None:
         """Leave one line of a pack that has ended, and of each client with unusual uploads."""
@@ -196,8 +183,7 @@ class Display:
         if self._trials:
             parts.append(Text(f"  {plain(', '.join(self._summary()))}", overflow="ellipsis"))
         table = Table.grid("", padding=(0, 2))
-        # Only names are shortened in a narrow terminal.
-        for least in (8, 24):
+        for least in (8, 24):  # only names are shortened in a narrow terminal
             table.add_column(justify="right", no_wrap=True, min_width=least)
         few = len(self._trials) <= MOST_LINES
         for seen in self._trials if few else self._ranked()[:BEST_SHOWN]:
@@ -232,7 +218,7 @@ class Downloads:
         name = TextColumn("{task.description:<24}", markup=False)
         columns = (name, BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._console, self._printed = console, 0.0
+        self._console, self._printed, self.say = console, 0.0, console.say
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -245,8 +231,7 @@ class Downloads:
 
     def begin(self, what: str, total: int | None) -> None:
         """Start a piece of work of ``total`` bytes, or of unknown size."""
-        current = [(bar.description, bar.total) for bar in self._bars.tasks[-1:]]
-        if (plain(what), total) in current:
+        if (plain(what), total) in [(bar.description, bar.total) for bar in self._bars.tasks[-1:]]:
             return  # another attempt at the same piece
         self._finish()
         self._bars.add_task(plain(what), total=total)
@@ -255,17 +240,12 @@ class Downloads:
             self.say(what if total is None else f"{what}: {bytes_text(total)}")
 
     def advance(self, done: int) -> None:
-        """Show that so many bytes are done."""
         bar = self._bars.tasks[-1]
         self._bars.update(bar.id, completed=done)
         if not self._console.is_terminal and time.monotonic() - self._printed > LINE_SECONDS:
             self._printed = time.monotonic()
             whole = "" if bar.total is None else f" of {bytes_text(bar.total)}"
             self.say(f"{bar.description}: {bytes_text(done)}{whole}")
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self._console.say(text)
 
     def _finish(self) -> None:
         for bar in self._bars.tasks[-1:]:

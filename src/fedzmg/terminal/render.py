@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import typer
-from rich import box
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
@@ -20,8 +20,7 @@ _STYLES = {
     "interrupted": "yellow", "done": "dim",
 }  # fmt: skip
 _NARROWEST, _GAP = 10, 2
-_LONG_TEXT = 16
-"""Least width of a column of long texts."""
+_LONG_TEXT = 16  # least width of a column of long texts
 
 
 def render(parts: Iterable[Table | RenderableType | None], width: int) -> Group:
@@ -123,9 +122,7 @@ def _fits(columns: Sequence[_Column], width: int) -> bool:
 
 
 def _block(columns: Sequence[_Column], width: int) -> RichTable:
-    out = RichTable(
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0)
-    )
+    out = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
     widths = _widths(columns, width - _GAP * (len(columns) - 1))
     for column, room in zip(columns, widths, strict=True):
         justify = "left" if column.is_text else "right"

@@ -24,6 +24,11 @@ _VERDICTS = {
     "holds": "green", "fails": "yellow", "not": "bold red",
     "gain": "bold green", "little": "bold", "loss": "bold yellow", "unclear": "bold",
 }  # fmt: skip
+_COSTS = {
+    "down": "travels to a client, every round", "up": "travels back",
+    "client_keeps": "kept by a client between rounds",
+    "server_keeps": "kept by the server besides the model",
+}  # fmt: skip
 _LAYERS = (
     "energy: share of clients' gradient energy. mean: share of it that is the mean over the "
     "inputs, ± sd over clients. forbidden: the same of the loss gradient; lost: what of that no "
@@ -34,13 +39,11 @@ _LAYERS = (
 
 def study(result: StudyResult, width: int) -> RenderableType:
     """Show scores, thresholds, paired tests and notes of a study or comparison."""
-    parts: list[Any] = [scores(result), thresholds(result), paired_tests(result)]
-    parts.append(own_models(result))
+    tables = [scores(result), thresholds(result), paired_tests(result), own_models(result)]
     names = dict.fromkeys(score.algorithm for score in result.scores)
     own = [name for name in names if name in ALGORITHMS.data and ALGORITHMS[name].inferred]
-    parts += result.notes
-    parts += [f"Partly inferred, see 'fedzmg list NAME': {', '.join(own)}."] if own else []
-    return render(parts, width)
+    inferred = f"Partly inferred, see 'fedzmg list NAME': {', '.join(own)}." if own else None
+    return render([*tables, *result.notes, inferred], width)
 
 
 def grid(data: Mapping[str, Any], width: int) -> RenderableType:
@@ -63,20 +66,17 @@ def description(
 
 def estimate(data: Mapping[str, Any]) -> dict[str, str]:
     """Describe the cost of a specification by name."""
-    trials, rounds = data["trials"], data["rounds"]
-    down, up, disk, kept = (
-        bytes_text(data[key])
-        for key in ("bytes_down", "bytes_up", "disk_bytes", "disk_bytes_after")
-    )
+    sizes = ("bytes_down", "bytes_up", "disk_bytes", "disk_bytes_after")
+    down, up, disk, kept = (bytes_text(data[key]) for key in sizes)
     found = {
         data["kind"]: f"{data['task']}, {count_text(data['algorithms'], 'algorithm')}",
-        "trials": f"{trials:,}",
-        "rounds": f"{rounds:,} each, {data['trial_rounds']:,} in all",
+        "trials": f"{data['trials']:,}",
+        "rounds": f"{data['rounds']:,} each, {data['trial_rounds']:,} in all",
         "evaluations": f"{data['evaluations']:,} each",
         "steps": f"{data['steps']:,} local steps" if data["steps"] else "unknown without data",
         "traffic": f"{down} down, {up} up (simulated)",
         "disk": f"{disk} at most while it runs, {kept} after",
-    }
+    }  # fmt: skip
     if data.get("guard_bytes"):
         found["memory"] = f"{bytes_text(data['guard_bytes'])} of uploads are kept in a round"
     if data["missing"]:
@@ -123,15 +123,10 @@ def _workload(timing: Mapping[str, Any]) -> str:
 def finding(found: Finding, width: int) -> RenderableType:
     """Show a check of the theory: claim, setting, verdict and numbers."""
     style = _VERDICTS[found["verdict"].split()[0]]
-    parts: list[Any] = [
-        bold(f"{found['id']}  {found['title']}"),
-        f"claim    {found['claim']}",
-        f"setting  {found['setting']}",
-        Text.assemble("verdict  ", (found["verdict"], style)),
-        "",
-        finding_table(found),
-    ]
-    return render(parts, width)
+    head, verdict = bold(f"{found['id']}  {found['title']}"), (found["verdict"], style)
+    facts = [f"claim    {found['claim']}", f"setting  {found['setting']}"]
+    table = finding_table(found)
+    return render([head, *facts, Text.assemble("verdict  ", verdict), "", table], width)
 
 
 def findings_summary(findings: Sequence[Finding], seconds: float) -> str:
@@ -156,8 +151,7 @@ def diagnosis(data: Mapping[str, Any], width: int) -> RenderableType:
         along = [[own[0]["name"], *(percent(o["share"]["mean"]) for o in own)] for own in layers]
         title = "Mean component along plain FedAvg by round, mean over clients"
         parts.append(Table.of(title, heads, along))
-    style = _VERDICTS[verdict["expect"]]
-    parts.append(Text.assemble("verdict  ", (verdict["summary"], style)))
+    parts.append(Text.assemble("verdict  ", (verdict["summary"], _VERDICTS[verdict["expect"]])))
     return render([*parts, *(f"  - {line}" for line in verdict["evidence"])], width)
 
 
@@ -180,10 +174,7 @@ def _layers(data: Mapping[str, Any]) -> Table:
             percent(ratio(point["drift"].get(name))),
             *([percent(centred[name]["share"]["mean"])] if centred else []),
         ])  # fmt: skip
-    who = f"{len(data['clients']):,} clients"
-    if len(data["clients"]) != data["total"]:
-        who = f"{len(data['clients']):,} of {data['total']:,} clients (seed {data['seed']})"
-    return Table.of(f"{data['task']}, {when(point)}: {who}", heads, cells)
+    return Table.of(f"{data['task']}, {when(point)}: {who(data)}", heads, cells)
 
 
 def tables(data: Mapping[str, Any], width: int) -> RenderableType:
@@ -196,29 +187,21 @@ def tables(data: Mapping[str, Any], width: int) -> RenderableType:
         (name, _source(one | {"source": one["summary"]}), one["missing"])
         for name, one in data["tasks"].items()
     ]
-    installed = [
-        (name, kind, package)
-        for kind, own in data.get("installed", {}).items()
-        for name, package in own.items()
-    ]
-    parts = [
-        Table.of("Algorithms", ("name", "what it is", "source"), algorithms, words=3),
-        Table.of("Tasks", ("name", "what it is", "data to get first"), tasks, words=3),
-    ]
-    if installed:
-        heads = ("name", "what it is", "package")
-        parts.append(Table.of("Installed, not imported yet", heads, installed, words=3))
-    return render(parts, width)
+    installed = []
+    for kind, own in data.get("installed", {}).items():
+        installed += [(name, kind, package) for name, package in own.items()]
+    tables = [("Algorithms", "source", algorithms), ("Tasks", "data to get first", tasks)]
+    tables += [("Installed, not imported yet", "package", installed)] if installed else []
+    heads = ("name", "what it is")
+    return render([Table.of(title, (*heads, last), own, 3) for title, last, own in tables], width)
 
 
 def aggregators(data: Mapping[str, Any], width: int) -> RenderableType:
     """Show the aggregators of ``fedzmg list --aggregators --json``."""
     rows = [(name, one["summary"], one["source"]) for name, one in data.items()]
-    options = [
-        (f"{name}: {o['key']}", "absent" if o["default"] is None else str(o["default"]), o["doc"])
-        for name, one in data.items()
-        for o in one["options"]
-    ]
+    options = []
+    for name, one in data.items():
+        options += [(f"{name}: {o['key']}", _default(o), o["doc"]) for o in one["options"]]
     parts = [
         Table.of("Aggregators (--set federation.aggregator=NAME)",
                  ("name", "what it is", "source"), rows, words=3),
@@ -226,6 +209,10 @@ def aggregators(data: Mapping[str, Any], width: int) -> RenderableType:
                  ("key", "default", "what it is"), options, words=3),
     ]  # fmt: skip
     return render(parts, width)
+
+
+def _default(option: Mapping[str, Any]) -> str:
+    return "absent" if option["default"] is None else str(option["default"])
 
 
 def _source(card: Mapping[str, Any]) -> str:
@@ -237,18 +224,10 @@ def _source(card: Mapping[str, Any]) -> str:
 
 def algorithm_card(data: Mapping[str, Any], width: int, task: str | None = None) -> RenderableType:
     """Show the card that :func:`fedzmg.algorithms.options` makes."""
-    options = [
-        (o["key"], "absent" if o["default"] is None else str(o["default"]), o["range"], o["doc"])
-        for o in data["options"]
-    ]
+    options = [(o["key"], _default(o), o["range"], o["doc"]) for o in data["options"]]
     heads = ("key", "default", "range", "what it is")
     costs = []
-    for name, what in {
-        "down": "travels to a client, every round",
-        "up": "travels back",
-        "client_keeps": "kept by a client between rounds",
-        "server_keeps": "kept by the server besides the model",
-    }.items():
+    for name, what in _COSTS.items():
         size = [bytes_text(data["costs"][f"{name}_bytes"])] if task else []
         costs.append([what, f"{data['costs'][name]:g}", *size])
     split = any(option["key"].startswith("parts.") for option in data["options"])
@@ -300,14 +279,11 @@ def data_sets(found: Mapping[str, Mapping[str, Any]], width: int) -> RenderableT
     """Show the data sets of ``fedzmg data list --json``."""
     rows = []
     for name, one in found.items():
-        # Equal numbers of all splits are shown once.
-        numbers = [
-            " / ".join(dict.fromkeys(
-                "" if split[what] is None else f"{split[what]:,}"
-                for split in one["counts"].values()
-            ))
-            for what in ("clients", "examples")
-        ]  # fmt: skip
+        numbers = []
+        for what in ("clients", "examples"):
+            counts = (split[what] for split in one["counts"].values())
+            texts = ("" if count is None else f"{count:,}" for count in counts)
+            numbers.append(" / ".join(dict.fromkeys(texts)))  # equal numbers once
         size = bytes_text(one["bytes"]) if one["state"] == "here" else one["state"]
         rows.append((name, one["title"], *numbers, size))
     heads = ("name", "what it is", "clients", "examples", "here")

@@ -11,27 +11,22 @@ from threading import Lock
 
 import torch
 
-from fedzmg.errors import unknown
+from fedzmg.errors import check_names
 from fedzmg.theory import convergence, extensions, lemmas, networks  # noqa: F401
 from fedzmg.theory.finding import FULL, QUICK, REGISTERED, Check, Finding, Size, Value
 
 __all__ = ["CHECKS", "FULL", "QUICK", "Finding", "Size", "Value", "resolve", "run"]
 
-CHECKS: dict[str, Check] = {
-    name: REGISTERED[name]
-    for name in sorted(REGISTERED, key=lambda name: (name[0] == "E", int(name[1:])))
-}
-
-_MODEL_LOCK = Lock()
-"""Held by checks that build models: a model's test run must not see others draw random numbers."""
+_ORDER = sorted(REGISTERED, key=lambda name: (name[0] == "E", int(name[1:])))
+CHECKS: dict[str, Check] = {name: REGISTERED[name] for name in _ORDER}
+_MODEL_LOCK = Lock()  # a model's test run must not see others draw random numbers
 
 
 def resolve(names: Sequence[str]) -> list[str]:
     """Return the named checks, in any case; all of them without a name."""
-    for name in names:
-        if name.upper() not in CHECKS:
-            raise unknown("check", name, CHECKS, "fedzmg theory --help")
-    return list(dict.fromkeys(name.upper() for name in names)) or list(CHECKS)
+    found = dict.fromkeys(name.upper() for name in names)
+    check_names("check", found, CHECKS, "fedzmg theory --help")
+    return list(found or CHECKS)
 
 
 def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
@@ -42,8 +37,7 @@ def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
         with _MODEL_LOCK if check.__module__ == networks.__name__ else nullcontext():
             return check(size)
 
-    # The matrices are too small for threads within an operation.
-    before = torch.get_num_threads()
+    before = torch.get_num_threads()  # the matrices are too small for threads within an operation
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(2)
     try:

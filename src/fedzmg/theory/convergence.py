@@ -72,8 +72,7 @@ def _one_step(size: Size, found: Finding) -> None:
     counts = []
     for offset in (0.0, 1.0):
         violated = torch.zeros(2, size.problems, dtype=torch.bool)
-        start = problem.optimum + zero_sum + offset
-        for state in descent.descend(problem, start, rate, steps=300):
+        for state in descent.descend(problem, problem.optimum + zero_sum + offset, rate, steps=300):
             left, right, kept = _lemma(problem, state, rate(state.step - 1))
             violated |= left > torch.stack([right, right - kept]) + 1e-12
         counts.append(violated.sum(1).tolist())
@@ -133,12 +132,10 @@ def _rate(size: Size, found: Finding) -> None:
 @check("T6", "Condition on the start, and the limit without it")
 def _violated_condition(size: Size, found: Finding) -> None:
     """E |w_t - w*|^2 <= delta/(gamma + t), as the theorem states without a condition on w_0."""
-    found.remedy = (
-        f"{ON_THE_HYPERPLANE}in general the limit is the minimiser on the hyperplane of w_0"
-    )
-    found.setting = (
-        f"{SETTING}, {size.repetitions} repetitions, T = {size.steps:,}; 1'(w_0 - w*) = 12"
-    )
+    limit = "in general the limit is the minimiser on the hyperplane of w_0"
+    found.remedy = f"{ON_THE_HYPERPLANE}{limit}"
+    length = f"{size.repetitions} repetitions, T = {size.steps:,}"
+    found.setting = f"{SETTING}, {length}; 1'(w_0 - w*) = 12"
     run = paired_run(6, 1.0, size)
     problem = run.problem
     far = square(problem.constrained_optimum(run.start) - problem.optimum)
@@ -184,9 +181,8 @@ def _weight_decay(size: Size, found: Finding) -> None:
 @check("T8", "Drift within a round")
 def _drift(size: Size, found: Finding) -> None:
     """Projection shortens the distances between the clients' models."""
-    found.remedy = (
-        "for the first step of a round, and for any number if every A_k maps 1 to a multiple of 1"
-    )
+    always = "for any number if every A_k maps 1 to a multiple of 1"
+    found.remedy = f"for the first step of a round, and {always}"
     rate, steps, shift = 0.05, 20, 3.0
     found.setting = (
         f"8 clients, d = 12, one round of {steps} steps of {rate}, intensity shift {shift:g}; "
@@ -198,10 +194,9 @@ def _drift(size: Size, found: Finding) -> None:
     moves = (shift * normal(generator, *still.share.shape))[:, None].expand_as(still.centre)
     # A shift of the gradients themselves: A_k (w - c_k) + u_k 1.
     pushes = -torch.linalg.solve(still.curvature, moves)
-    problems = {"no shift": still} | {
-        name: Quadratics(still.curvature, still.centre + moved, still.share)
-        for name, moved in (("shifted optima", moves), ("shifted gradients", pushes))
-    }
+    problems = {"no shift": still}
+    for name, moved in (("shifted optima", moves), ("shifted gradients", pushes)):
+        problems[name] = Quadratics(still.curvature, still.centre + moved, still.share)
     start, spreads = torch.zeros(still.dims, dtype=REAL), {}
     for name, problem in problems.items():
         last = descent.final_state(
@@ -221,9 +216,8 @@ def _drift(size: Size, found: Finding) -> None:
               spreads["shifted gradients"][1], 1e-9, "relative")  # fmt: skip
     # In long rounds on few, badly conditioned coordinates clients reach their own optima. Those
     # on a line may lie farther apart than those in the plane.
-    hard = [
-        Quadratics.draw(generator, 2, dims=2, eigenvalues=(0.05, 4.0)) for _ in range(size.problems)
-    ]
+    extremes, many = (0.05, 4.0), range(size.problems)
+    hard = [Quadratics.draw(generator, 2, dims=2, eigenvalues=extremes) for _ in many]
     stretch = 0.05 + 3.95 * torch.rand(size.problems, 2, 1, 1, generator=generator, dtype=REAL)
     round_ = [Quadratics(a * eye(2), p.centre, p.share) for a, p in zip(stretch, hard, strict=True)]
 
@@ -275,15 +269,11 @@ def _logistic(size: Size, found: Finding) -> None:
         optimum, limit = (problem.optimum(start, b) for b in (eye(problem.dims), basis))
         least, inner = float(problem.value(optimum)), float(problem.value(limit))
         schedule = Schedule(2.0 / problem.l2, max(8.0 * problem.smoothness / problem.l2, 6.0))
-        states = descent.descend(
-            problem, start, schedule, steps=steps, projections=(kernel_only, descent.identity)
-        )
-        seen = [
-            (state.step, *(float(problem.value(one[0])) for one in state.server))
-            for state in states
-            if state.step in watched
-        ]
-        t, zmg, avg = np.array(seen).T
+        methods = (kernel_only, descent.identity)
+        states = descent.descend(problem, start, schedule, steps=steps, projections=methods)
+        seen = [(float(s.step), *s.server) for s in states if s.step in watched]
+        t, *ends = zip(*seen, strict=True)
+        zmg, avg = (np.array([float(problem.value(one[0])) for one in own]) for own in ends)
         found.zero(f"{name}F(w_T) - F*", zmg[-1] - least, 1e-4, stated=True)
         found.zero(f"{name}F(w_T) - F(w_c)", zmg[-1] - inner, tolerance)
         found.add(f"{name}F(w_T) - F*, by Newton's method", inner - least, zmg[-1] - least,
@@ -291,7 +281,7 @@ def _logistic(size: Size, found: Finding) -> None:
         found.zero(f"{name}FedAvg: F(w_T) - F*", avg[-1] - least, tolerance)
         if problem is plain:
             found.series = {
-                "FedZMG to F*": (t.tolist(), (zmg - least).tolist()),
-                "FedZMG to F(w_c)": (t.tolist(), np.maximum(zmg - inner, 1e-16).tolist()),
-                "FedAvg to F*": (t.tolist(), np.maximum(avg - least, 1e-16).tolist()),
+                "FedZMG to F*": (t, (zmg - least).tolist()),
+                "FedZMG to F(w_c)": (t, np.maximum(zmg - inner, 1e-16).tolist()),
+                "FedAvg to F*": (t, np.maximum(avg - least, 1e-16).tolist()),
             }

@@ -68,10 +68,10 @@ def setup(
     return generator, problem, start, theorems_schedule(problem)
 
 
-def marks(steps: int, count: int = 60) -> list[int]:
+def marks(steps: int) -> list[int]:
     """Choose ends of rounds to measure at, evenly spaced on a logarithmic axis."""
     rounds = steps // LOCAL_STEPS
-    return sorted({LOCAL_STEPS * round(rounds ** (i / (count - 1))) for i in range(count)})
+    return sorted({LOCAL_STEPS * round(rounds ** (i / 59)) for i in range(60)})
 
 
 class State(NamedTuple):
@@ -97,20 +97,11 @@ def isotropic(seed: int, *shape: int, deviation: float = DEVIATION) -> Noise:
 
 
 def descend(
-    problem: Quadratics | Logistic,
-    start: Tensor,
-    rate: Callable[[int], float],
-    *,
-    steps: int,
-    projections: Sequence[Projection] = (),
-    local_steps: int = LOCAL_STEPS,
-    repetitions: int = 1,
-    noise: Noise | None = None,
-    decay: float = 0.0,
-    momentum: float = 0.0,
-    server_rate: float = 1.0,
+    problem: Quadratics | Logistic, start: Tensor, rate: Callable[[int], float], *, steps: int,
+    projections: Sequence[Projection] = (), local_steps: int = LOCAL_STEPS, repetitions: int = 1,
+    noise: Noise | None = None, decay: float = 0.0, momentum: float = 0.0, server_rate: float = 1.0,
     cohort: Callable[[], Tensor] | None = None,
-) -> Iterator[State]:
+) -> Iterator[State]:  # fmt: skip
     """Run local steps, averaging models every ``local_steps``.
 
     There is a method per projection, all with the same noise; zero mean by default. ``rate`` is the
@@ -156,14 +147,9 @@ def averages(problem: Quadratics, state: State) -> list[Tensor]:
 
 
 def expected_distances(
-    problem: Quadratics,
-    start: Tensor,
-    rate: Callable[[int], float],
-    *,
-    steps: int,
-    projections: Sequence[Projection],
-    deviation: float = DEVIATION,
-) -> dict[int, list[float]]:
+    problem: Quadratics, start: Tensor, rate: Callable[[int], float], *, steps: int,
+    projections: Sequence[Projection], deviation: float = DEVIATION,
+) -> dict[int, list[float]]:  # fmt: skip
     """Compute ``E |wbar_t - w*|^2`` after every round exactly, for each projection."""
     # Steps are linear in the model and in the noise: mean and covariance obey a recursion.
     clients, dims = problem.centre.shape
@@ -191,9 +177,7 @@ def expected_distances(
     return found
 
 
-def asymptotic_constant(
-    problem: Quadratics, rate: Schedule, basis: Tensor, deviation: float = DEVIATION
-) -> float:
+def asymptotic_constant(problem: Quadratics, rate: Schedule, basis: Tensor) -> float:
     """Compute the limit of ``t E |wbar_t - limit|^2`` in the span of ``basis``.
 
     With small steps the mean model follows ``x <- x - n_t (A x + noise)``. Its covariance
@@ -201,5 +185,5 @@ def asymptotic_constant(
     terms of the order ``1/t^2``.
     """
     values = torch.linalg.eigvalsh(basis.mT @ problem.mean_curvature @ basis)
-    noise = deviation**2 * float((problem.share**2).sum())
+    noise = DEVIATION**2 * float((problem.share**2).sum())
     return float((rate.beta**2 * noise / (2.0 * rate.beta * values - 1.0)).sum())

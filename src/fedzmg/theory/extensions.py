@@ -105,10 +105,8 @@ def _momentum(size: Size, found: Finding) -> None:
 @check("E4", "Partial participation")
 def _participation(size: Size, found: Finding) -> None:
     """With renormalised weights the limit is that of full participation."""
-    found.remedy = (
-        "for clients of equal size; otherwise the limit is that of the weights a client has on "
-        "average over cohorts"
-    )
+    average = "the weights a client has on average over cohorts"
+    found.remedy = f"for clients of equal size; otherwise the limit is that of {average}"
     count, repetitions, steps = 3, max(20, size.repetitions // 4), min(size.steps, 3000)
     found.setting = f"{CLIENTS}, 3 clients a round, {repetitions} repetitions, {steps:,} steps"
     generator, problem, start, rate = setup(104)
@@ -126,21 +124,16 @@ def _participation(size: Size, found: Finding) -> None:
         order = torch.rand(8, repetitions, generator=generator, dtype=REAL).argsort(0)
         return renormalised(order.argsort(0) < count, share)
 
-    for name, share in (
-        ("equal clients", torch.full_like(uneven, 1 / 8)), ("one holds half", uneven)
-    ):  # fmt: skip
-        whole, effective = (
-            Quadratics(problem.curvature, problem.centre, weights)
-            for weights in (share, renormalised(cohorts, share).mean(1))
-        )
+    equal = torch.full_like(uneven, 1 / 8)
+    for name, share in (("equal clients", equal), ("one holds half", uneven)):
+        both = (share, renormalised(cohorts, share).mean(1))
+        whole, effective = (Quadratics(problem.curvature, problem.centre, own) for own in both)
         final = final_state(
             whole, start, rate, steps=steps, repetitions=repetitions, cohort=partial(draw, share)
         ).server[0]
         error = final.var(0).sum() / repetitions
-        off, off_effective = (
-            square(final.mean(0) - one.constrained_optimum(start)) / error
-            for one in (whole, effective)
-        )
+        limits = (one.constrained_optimum(start) for one in (whole, effective))
+        off, off_effective = (square(final.mean(0) - one) / error for one in limits)
         found.zero(f"{name}: drift of 1'w_t, largest", final.sum(-1) - start.sum(), 1e-10)
         found.zero(f"{name}: |mean w_T - w_c|^2, in squared standard errors", off, 6.0, stated=True)
         found.zero(f"{name}: |mean w_T - limit for E[weights]|^2, the same", off_effective, 6.0)
@@ -158,10 +151,9 @@ def _server_rate(size: Size, found: Finding) -> None:
     limit = problem.constrained_optimum(start)
     fixed, nearer = (_fixed_point(problem, start, n) for n in (constant, constant / 2))
     for moved in (0.5, 1.5):
-        end, stuck = (
-            final_state(problem, start, sizes, steps=count, server_rate=moved).server[0][0]
-            for sizes, count in ((rate, steps), (lambda _: constant, long))
-        )
+        run = partial(final_state, problem, start, server_rate=moved)
+        end = run(rate, steps=steps).server[0][0]
+        stuck = run(lambda _: constant, steps=long).server[0][0]
         found.zero(f"eta_s = {moved}: drift of 1'w_t", (end - start).sum(), 1e-11)
         found.zero(f"eta_s = {moved}: |w_T - w_c|^2", square(end - limit), _tolerance(steps))
         found.zero(f"eta_s = {moved}, constant steps: |w_T - fixed point|", (stuck - fixed).norm(),

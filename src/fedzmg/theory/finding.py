@@ -8,8 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch import Tensor
 
 Rule: TypeAlias = Literal["near", "relative", "at most", "at least"]
-Series: TypeAlias = dict[str, tuple[Sequence[float], Sequence[float]]]
-"""Curves by name: x and y."""
+Series: TypeAlias = dict[str, tuple[Sequence[float], Sequence[float]]]  # curves by name: x and y
 
 
 class Size(NamedTuple):
@@ -19,8 +18,7 @@ class Size(NamedTuple):
     steps: int = 20_000
     problems: int = 300
     samples: int = 200_000
-    rounds: int = 12
-    """Training rounds of the small networks."""
+    rounds: int = 12  # training rounds of the small networks
 
 
 FULL = Size()
@@ -35,8 +33,7 @@ class Value(NamedTuple):
     measured: float
     tolerance: float
     rule: Rule = "near"
-    stated: bool = False
-    """True for the paper's claim as printed, False for our derivation."""
+    stated: bool = False  # True for the paper's claim as printed, False for our derivation
 
     @property
     def agrees(self) -> bool:
@@ -57,8 +54,7 @@ class Finding:
     id: str
     title: str
     claim: str
-    remedy: str = ""
-    """Condition under which the claim holds, if it fails as printed."""
+    remedy: str = ""  # condition under which the claim holds, if it fails as printed
     setting: str = ""
     lines: list[Value] = field(default_factory=list)
     series: Series = field(default_factory=dict)
@@ -98,7 +94,6 @@ class Finding:
         return f"fails as stated; holds {self.remedy}" if self.remedy else "fails as stated"
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert for JSON."""
         texts = ("id", "title", "claim", "setting", "verdict")
         return {name: getattr(self, name) for name in texts} | {
             "lines": [{**line._asdict(), "agrees": line.agrees} for line in self.lines],

@@ -12,8 +12,7 @@ from fedzmg.theory.finding import Finding, Size, check
 from fedzmg.theory.problems import REAL, Quadratics, eye, normal, seeded, square, times
 
 DIMS = 12
-STEP = 0.5
-"""Step of T2, in units of 1/L."""
+STEP = 0.5  # step of T2, in units of 1/L
 
 
 @check("T1", "Geometry of the projection")
@@ -158,27 +157,24 @@ def _constants(size: Size, found: Finding) -> None:
     saved = 1.0 - sum(projected) / sum(plain)
     found.at_least("1 - FedZMG's C / FedAvg's C, above 0", 0.0, saved, -1e-12, stated=True)
     for name, curve, bound in (
-        ("FedAvg", run.plain, delta_plain),
-        ("FedZMG", run.projected, delta),
-    ):
+        ("FedAvg", run.plain, delta_plain), ("FedZMG", run.projected, delta),
+    ):  # fmt: skip
         worst = _tightest(run, curve, bound)
         found.at_most(f"{name}: measured / bound, largest", 1.0, worst, stated=True)
     for name, terms, part in (
         ("FedAvg", plain, averaged), ("FedZMG", projected, descent.zero_mean(averaged)),
     ):  # fmt: skip
-        power = (part**2).sum(-1).mean()
-        found.add(f"noise term, {name}", terms[-1], power, 0.05, "relative")
+        found.add(f"noise term, {name}", terms[-1], (part**2).sum(-1).mean(), 0.05, "relative")
     found.add("6 L Gamma, from the last models", plain[0], gamma, 0.01, "relative")
     found.at_most("noise term / C, at most a thousandth", 1e-3, projected[-1] / sum(projected))
     found.add("FedZMG: bound / measured at T", final / limit, final / run.projected[-1], tolerance,
               "relative")  # fmt: skip
     ratio = sum(sharper) / sum(projected)
     found.at_most("constants on the hyperplane: C / the paper's", 1.0, ratio)
-    for name, one, bound in (
-        ("hyperplane bound: measured / bound, largest", run, delta_inside),
-        ("the same for T6's start, distance to w_c", other, delta_other),
-    ):
-        found.at_most(name, 1.0, _tightest(one, one.projected, bound))
+    inside = _tightest(run, run.projected, delta_inside)
+    found.at_most("hyperplane bound: measured / bound, largest", 1.0, inside)
+    inside = _tightest(other, other.projected, delta_other)
+    found.at_most("the same for T6's start, distance to w_c", 1.0, inside)
     for name, bound in (
         ("FedAvg's bound", delta_plain), ("FedZMG's bound", delta),
         ("bound on the hyperplane", delta_inside),
@@ -203,5 +199,4 @@ def _gamma(run: Run) -> float:
     models = own = run.last.mean(0).expand_as(problem.centre)
     for _ in range(400):  # to every client's own minimum
         own = own - 0.25 * times(problem.curvature, own - problem.centre)
-    values = problem.client_values(models) - problem.client_values(own)
-    return float(problem.share @ values)
+    return float(problem.share @ (problem.client_values(models) - problem.client_values(own)))

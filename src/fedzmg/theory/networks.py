@@ -36,9 +36,7 @@ def trained(task: Task, rounds: int, name: str = "fedzmg", **options: Any) -> li
     simulate(
         quiet, [Trial.of(name, **options)], rounds=rounds, device="cpu", dtype=REAL,
         engine="vectorized",
-        observer=lambda report: models.append(
-            report.simulation.checkpoint(0).params().map(Tensor.clone)
-        ),
+        observer=lambda r: models.append(r.simulation.checkpoint(0).params().map(Tensor.clone)),
     )  # fmt: skip
     return models
 
@@ -53,10 +51,8 @@ def _column_sums(size: Size, found: Finding) -> None:
     task = replace(tasks.get("digits"), model=FunctionalModel(small_cnn))
     decay, rate, rounds = 0.01, 0.05, min(size.rounds, 6)
     axes = {name: over for name, over in projected_axes(task.model.layout).items() if over}
-    found.setting = (
-        f"digits, small CNN with {len(axes)} kernels, this package's fedzmg in float64, "
-        f"momentum 0.9, {rounds} rounds of 5 clients"
-    )
+    found.setting = f"digits, small CNN with {len(axes)} kernels, this package's fedzmg in "
+    found.setting += f"float64, momentum 0.9, {rounds} rounds of 5 clients"
 
     def change(factor: float, **options: Any) -> Tensor:
         """Train and compare every column sum with a multiple of the first one."""
@@ -77,10 +73,8 @@ def _column_sums(size: Size, found: Finding) -> None:
 def _mean_energy(size: Size, found: Finding) -> None:
     """Projection removes mean(x)^2 / mean(x^2) of every example's gradient in a dense layer."""
     width, examples = 512, max(256, size.samples // 200)
-    found.setting = (
-        f"dense layer of {width} inputs, {examples:,} examples; digits; then the digits CNN along "
-        f"{size.rounds} rounds"
-    )
+    found.setting = f"dense layer of {width} inputs, {examples:,} examples; digits; then the "
+    found.setting += f"digits CNN along {size.rounds} rounds"
     generator = seeded(12)
     gauss = normal(generator, examples, width)
     uniform = torch.rand(examples, width, generator=generator, dtype=REAL)
@@ -98,9 +92,8 @@ def _mean_energy(size: Size, found: Finding) -> None:
     formulas = [x.mean(-1) ** 2 / (x**2).mean(-1) for x, _, _ in inputs.values()]
     found.zero("removed share - mean(x)^2 / mean(x^2), largest",
                torch.cat(removed) - torch.cat(formulas), 1e-12, stated=True)  # fmt: skip
-    for (name, (_, predicted, tolerance)), one, formula in zip(
-        inputs.items(), removed, formulas, strict=True
-    ):
+    measured = zip(inputs.items(), removed, formulas, strict=True)
+    for (name, (_, predicted, tolerance)), one, formula in measured:
         expected = float(formula.mean()) if math.isnan(predicted) else predicted
         found.add(name, expected, one.mean(), tolerance)
     centred = removed_shares(descent.zero_mean(pixels), generator)
@@ -121,8 +114,7 @@ def removed_shares(x: Tensor, generator: torch.Generator) -> Tensor:
     hidden = torch.nn.functional.softplus((kernel @ x[..., None]).squeeze(-1))
     loss = (hidden @ head).square().sum() + (hidden @ head).sum()
     [gradients] = torch.autograd.grad(loss, [kernel])
-    left = descent.zero_mean(gradients)
-    return 1.0 - (left**2).sum((1, 2)) / (gradients**2).sum((1, 2))
+    return 1.0 - (descent.zero_mean(gradients) ** 2).sum((1, 2)) / (gradients**2).sum((1, 2))
 
 
 def _along_training(size: Size) -> Series:
@@ -139,10 +131,8 @@ def _along_training(size: Size) -> Series:
         loss = task.loss(model.evaluate(Tree(weights), x[own]), y[own]).mean()
         gradients = torch.autograd.grad(loss, [weights[name] for name in axes])
         lefts = map(descent.zero_mean, gradients, axes.values())
-        return [
-            1.0 - float((left**2).sum() / (leaf**2).sum())
-            for left, leaf in zip(lefts, gradients, strict=True)
-        ]
+        pairs = zip(lefts, gradients, strict=True)
+        return [1.0 - float((left**2).sum() / (leaf**2).sum()) for left, leaf in pairs]
 
     models = trained(task, size.rounds, client_lr=0.03)
     shares = torch.tensor([[share(one, own) for own in clients] for one in models], dtype=REAL)
@@ -177,21 +167,19 @@ class Net:
 
     def __init__(self, seed: int) -> None:
         generator = seeded(seed)
-        self.module = nn.Sequential(
-            nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1)
-        ).to(REAL)  # fmt: skip
+        layers = nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1)
+        self.module = nn.Sequential(*layers).to(REAL)
         # A positive mean of the inputs gives the gradient a mean component.
         self.x = normal(generator, 80, INPUTS) + 1.0
         self.y = torch.tanh(self.x @ normal(generator, INPUTS, 2)).sum(-1, keepdim=True)
         self.y += 0.1 * normal(generator, 80, 1)
         self.shapes = {name: p.shape for name, p in self.module.named_parameters()}
-        self.start = torch.cat(
-            [normal(generator, *s).flatten() / s[-1] ** 0.5 for s in self.shapes.values()]
-        )
+        drawn = [normal(generator, *s).flatten() / s[-1] ** 0.5 for s in self.shapes.values()]
+        self.start = torch.cat(drawn)
         rule = ZeroMean(SGD()).for_layout(layout_of(self.module))
         centred = (rule.centred(self.tree(row)) for row in eye(len(self.start)))
+        # Phi of the package's rule as a matrix; biases are free.
         self.phi = torch.stack([torch.cat([*map(torch.flatten, row.values())]) for row in centred])
-        """``Phi`` of the package's rule as a matrix; biases are free."""
 
     def tree(self, vector: Tensor) -> Tree:
         """Split a vector into the shapes of the parameters."""
@@ -205,7 +193,6 @@ class Net:
         return 0.5 * off.square().mean() + 0.5 * L2 * vector.square().sum()
 
     def gradient(self, vector: Tensor) -> Tensor:
-        """Compute the gradient of the loss."""
         leaf = vector.detach().requires_grad_()
         return torch.autograd.grad(self.loss(leaf), [leaf])[0]
 
@@ -217,10 +204,8 @@ def _stationary(_size: Size, found: Finding) -> None:
     This is a stationary point of the loss under fixed column sums, not of the loss.
     """
     steps = 700
-    found.setting = (
-        f"tanh network {INPUTS}-{HIDDEN}-1 with biases, l2 {L2}, 80 examples, momentum 0.95, "
-        f"{steps:,} full steps"
-    )
+    found.setting = f"tanh network {INPUTS}-{HIDDEN}-1 with biases, l2 {L2}, 80 examples, momentum "
+    found.setting += f"0.95, {steps:,} full steps"
     net = Net(107)
     params, velocity, norms = net.start, torch.zeros_like(net.start), []
     for _ in range(steps):
@@ -253,10 +238,8 @@ def _stationary(_size: Size, found: Finding) -> None:
 def _curvature(size: Size, found: Finding) -> None:
     """lambda_max(Phi H Phi) <= lambda_max(H)."""
     found.remedy = "where lambda_max(H) >= 0, and always for the spectral norm"
-    found.setting = (
-        f"{size.problems} quadratics, logistic regression at 20 points, the tanh network at 4 "
-        "points, its Hessian by automatic differentiation"
-    )
+    found.setting = f"{size.problems} quadratics, logistic regression at 20 points, the tanh "
+    found.setting += "network at 4 points, its Hessian by automatic differentiation"
     generator = seeded(108)
     many, regression = Quadratics.draw(generator, size.problems, 8), Logistic.draw(generator)
     net = Net(108)

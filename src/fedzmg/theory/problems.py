@@ -3,11 +3,14 @@
 Client ``k`` minimises ``F_k``, the federation ``F = sum_k p_k F_k`` with shares ``p_k``.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 REAL = torch.float64
+eye = partial(torch.eye, dtype=REAL)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -23,11 +26,6 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
 def square(vector: Tensor) -> float:
     """Compute the squared norm."""
     return float((vector**2).sum())
-
-
-def eye(dims: int) -> Tensor:
-    """Return the identity matrix in double precision."""
-    return torch.eye(dims, dtype=REAL)
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -70,7 +68,6 @@ class Quadratics:
         return 0.5 * (off * times(self.curvature, off)).sum(-1)
 
     def value(self, model: Tensor) -> Tensor:
-        """Compute ``F(w)``."""
         return (self.share * self.client_values(model[..., None, :])).sum(-1)
 
     def gap(self, model: Tensor) -> Tensor:
@@ -128,7 +125,6 @@ class Logistic:
         self.smoothness = 0.25 * float(torch.linalg.eigvalsh(gram).max()) + l2
 
     def value(self, model: Tensor) -> Tensor:
-        """Compute ``F(w)``."""
         return softplus(-self.signed @ model).mean() + 0.5 * self.l2 * (model @ model)
 
     def gradients(self, models: Tensor, noise: Tensor | None = None) -> Tensor:
@@ -138,7 +134,6 @@ class Logistic:
         return found if noise is None else found + noise
 
     def hessian(self, model: Tensor) -> Tensor:
-        """Compute the Hessian of ``F``."""
         rows = self.signed.flatten(0, 1)
         chance = torch.sigmoid(rows @ model)
         weighted = rows * (chance * (1.0 - chance))[:, None]

@@ -26,6 +26,7 @@ from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.plugins import Registry
 from fedzmg.simulation import Record, RoundReport, Simulation, Trial
 from fedzmg.storage.files import folder_name, write_atomic
+from fedzmg.storage.formats import flat
 from fedzmg.version import __version__
 
 Ending = Literal["finished", "stopped"]
@@ -34,15 +35,11 @@ Ending = Literal["finished", "stopped"]
 class TrackedRun(NamedTuple):
     """Description of a run before its first round."""
 
-    name: str
-    """Name within the directory, such as ``fedzmg/seed-0``."""
-    project: str
-    """Name of the directory of all runs."""
+    name: str  # name within the directory, such as fedzmg/seed-0
+    project: str  # name of the directory of all runs
     settings: Mapping[str, Any]
-    directory: Path
-    """Directory for this kind of tracker, shared by all runs."""
-    done: int
-    """Number of rounds that are not repeated; later ones supersede what was logged before."""
+    directory: Path  # for this kind of tracker, shared by all runs
+    done: int  # rounds that are not repeated; later ones supersede what was logged before
 
 
 class Tracker(Protocol):
@@ -66,14 +63,12 @@ class Tracking:
     """Progress observer that forwards rounds to trackers; one that raises is switched off."""
 
     def __init__(
-        self,
-        trackers: Mapping[str, Make],
-        out: Path,
-        progress: Progress | None = None,
+        self, trackers: Mapping[str, Make], out: Path, progress: Progress | None = None,
         naming: Naming | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._makers, self._out = dict(trackers), Path(out)
         self._inner, self._naming = progress or Silent(), naming or by_seed
+        self.say = self._inner.say
         self._open: dict[str, list[Tracker]] = {}
 
     def __enter__(self) -> Self:
@@ -108,9 +103,6 @@ class Tracking:
         if report.round == self._rounds or simulation.all_stopped:
             self._close("finished")
         self._inner.advance(report)
-
-    def say(self, text: str) -> None:
-        self._inner.say(text)
 
     def _close(self, ending: Ending) -> None:
         def finish(name: str) -> None:
@@ -164,20 +156,14 @@ def values(record: Record, metric: str) -> dict[str, float]:
 def settings(simulation: Simulation, trial: Trial) -> dict[str, Any]:
     """Collect a trial's settings, with flat keys."""
     task, participation = simulation.task, simulation.federation.participation.describe()
+    tables: dict[str, Any] = {"preset": task.preset, "protocol": vars(task.protocol)}
     return {
-        "task": task.name,
-        "algorithm": trial.algorithm.name,
-        "seed": trial.seed,
-        **trial.algorithm.options(),
-        **{f"preset.{key}": value for key, value in task.preset.items()},
-        **{f"protocol.{key}": value for key, value in vars(task.protocol).items()},
-        **{f"participation.{key}": value for key, value in participation.items()},
-        "engine": simulation.choice.path,
-        "device": simulation.device.type,
-        "dtype": str(simulation.dtype).removeprefix("torch."),
-        "precision": simulation.precision,
+        "task": task.name, "algorithm": trial.algorithm.name, "seed": trial.seed,
+        **trial.algorithm.options(), **flat({**tables, "participation": participation}),
+        "engine": simulation.choice.path, "device": simulation.device.type,
+        "dtype": str(simulation.dtype).removeprefix("torch."), "precision": simulation.precision,
         "fedzmg": __version__,
-    }
+    }  # fmt: skip
 
 
 class TensorBoard:
@@ -196,8 +182,7 @@ class TensorBoard:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
-        # A killed process must not lose finished rounds.
-        self._writer.flush()
+        self._writer.flush()  # a killed process must not lose finished rounds
 
     def finish(self, _ending: Ending) -> None:
         self._writer.close()
@@ -298,8 +283,7 @@ class TrackerInfo(NamedTuple):
     """A factory of trackers, and modules that it needs."""
 
     make: Make
-    modules: tuple[str, ...] = ()
-    """Required modules, which the extra of the tracker's name installs."""
+    modules: tuple[str, ...] = ()  # required, installed by the extra of the tracker's name
 
 
 def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, TrackerInfo]:
@@ -308,16 +292,12 @@ def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, TrackerInf
     return name or value.__name__.lower(), TrackerInfo(value)
 
 
-TRACKERS: Registry[TrackerInfo] = Registry(
-    "tracker",
-    {
-        "tensorboard": TrackerInfo(TensorBoard, ("tensorboard",)),
-        "mlflow": TrackerInfo(MLflow, ("mlflow", "sqlalchemy", "alembic")),
-        "wandb": TrackerInfo(WeightsAndBiases, ("wandb",)),
-    },
-    _entry,
-    lambda old, new: old.make is new.make,
-)
+_BUILT_IN = {
+    "tensorboard": TrackerInfo(TensorBoard, ("tensorboard",)),
+    "mlflow": TrackerInfo(MLflow, ("mlflow", "sqlalchemy", "alembic")),
+    "wandb": TrackerInfo(WeightsAndBiases, ("wandb",)),
+}
+TRACKERS = Registry("tracker", _BUILT_IN, _entry, lambda old, new: old.make is new.make)
 
 
 def named(names: str | Sequence[str] | None) -> dict[str, Make]:

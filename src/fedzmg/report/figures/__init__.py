@@ -18,18 +18,12 @@ __all__ = [
     "examples", "heat_maps", "heterogeneity", "rendered", "save", "theory",
 ]  # fmt: skip
 
+# By the stem of their files; each is None where there is nothing to draw.
 STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
-    "curves": curves,
-    "differences": runs.differences,
-    "seeds": runs.seeds,
-    "traffic": traffic,
-    "refused-uploads": runs.dropped,
-    "diverged": runs.diverged,
-    "clients": runs.clients,
-    "clients-by-round": runs.clients_by_round,
-    "client-loss": runs.client_loss,
-}
-"""Figures of a study by the stem of their files; each is None where there is nothing to draw."""
+    "curves": curves, "differences": runs.differences, "seeds": runs.seeds, "traffic": traffic,
+    "refused-uploads": runs.dropped, "diverged": runs.diverged, "clients": runs.clients,
+    "clients-by-round": runs.clients_by_round, "client-loss": runs.client_loss,
+}  # fmt: skip
 
 
 def draw(material: Material, results: Sequence[StudyResult]) -> dict[str, Chart]:

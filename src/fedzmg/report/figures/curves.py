@@ -1,6 +1,7 @@
 """Test curves by round or by traffic: one panel, or one per family of algorithms."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,11 @@ from matplotlib.ticker import MaxNLocator
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, styled, wrapped
 from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text
-from fedzmg.results.reading import Study, family
+from fedzmg.results.reading import Study
 from fedzmg.results.scores import Curve, band_around
 from fedzmg.results.study_result import StudyResult
 
-MOST_POINTS = 300
-"""Vertices of a drawn curve; longer curves are thinned."""
+MOST_POINTS = 300  # vertices of a drawn curve; longer curves are thinned
 _STEPS = [1, 2, 2.5, 5, 10]
 _MOVED = "MiB moved, all clients, both ways"
 
@@ -96,8 +96,8 @@ def _one_panel(chart: Chart, shown: Mapping[str, Curve], study: Study, by: str) 
 def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) -> Chart:
     """Draw a panel per family over all other curves in grey, the reference in every panel."""
     families: dict[str, list[str]] = {}
-    for label in shown:
-        families.setdefault(family(label), []).append(label)
+    for label in shown:  # variants have a colon or a remark
+        families.setdefault(re.split(r":| \(", label)[0], []).append(label)
     reference, first = next(iter(shown.items()))
     names = {label: wrapped(label, 36) for label in shown}
     lines = [sum(1 + names[own].count("\n") for own in (*f, reference)) for f in families.values()]
@@ -105,8 +105,7 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
     size = (2.5 * style.COLUMNS, -(-len(families) // style.COLUMNS) * height + 0.8)
     chart = Chart(title, f"{caption} Grey: all other algorithms.", size)
     panels = chart.small_panels(list(families), "round", f"test {study.metric}", study.metric)
-    # All curves in one line with gaps.
-    gap = np.array([np.nan])
+    gap = np.array([np.nan])  # all curves in one line with gaps
     x = np.concatenate([part for curve in shown.values() for part in (curve.rounds, gap)])
     y = np.concatenate([part for curve in shown.values() for part in (curve.mean, gap)])
     for axes, members in zip(panels, families.values(), strict=True):
@@ -141,10 +140,8 @@ def _draw(
     if curve.spread is not None:
         spreads, band = curve.spread.tolist(), band_around(mean, curve.spread, metric)
     form = "round {:,g}" if by == "rounds" else "{:,.1f} MiB"
-    texts = [
-        f"{form.format(at)}: {spread_text(value, spread, metric)}"
-        for at, value, spread in zip(x.tolist(), mean.tolist(), spreads, strict=True)
-    ]
+    points = zip(x.tolist(), mean.tolist(), spreads, strict=True)
+    texts = [f"{form.format(at)}: {spread_text(y, sd, metric)}" for at, y, sd in points]
     line = chart.curve(axes, x, mean, label, position, texts, band, **options)
     if curve.broke_off:
         (cross,) = axes.plot(
@@ -169,7 +166,6 @@ def _limit(axes: Axes, shown: Mapping[str, Curve], by: str) -> None:
 
 
 def _caption(result: StudyResult, shown: Mapping[str, Curve]) -> str:
-    """Describe the number of averaged runs and the thinning."""
     counts = sorted({curve.averaged for curve in shown.values()})
     number = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
     band = "; band: one standard deviation either way, cut to possible values" * (counts != [1])

@@ -15,18 +15,15 @@ from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, styled, use_log_scale, wrapped
 from fedzmg.report.tables.heterogeneity import divisor, origin, spread_text, visible, who
 
-MOST_ROWS = 500
-"""Rows of the heat map; more clients are averaged in groups of neighbours."""
+MOST_ROWS = 500  # rows of the heat map; more clients are averaged in groups of neighbours
 MOST_SCATTERED = 4000
-FEW_CLASSES = 5
-"""Classes up to which shares are drawn on a linear scale."""
+FEW_CLASSES = 5  # classes up to which shares are drawn on a linear scale
 _NAMED_ROWS = 30
 _NAMED_CHARACTERS = 80
 _WIDE_RANGE = 50
 # Without the lightest tones, which look white.
 _SHADES = ListedColormap(matplotlib.colormaps["YlGnBu"](np.linspace(0.13, 1.0, 256)))
-_FAINTEST = 1e-3
-"""Share of the largest value below which shades do not differ."""
+_FAINTEST = 1e-3  # share of the largest value below which shades do not differ
 
 
 @styled
@@ -112,7 +109,6 @@ def _draw_classes(chart: Chart, axes: Axes, report: Mapping[str, Any]) -> None:
 
 
 def _draw_volume(axes: Axes, report: Mapping[str, Any]) -> None:
-    """Draw a histogram of the volumes."""
     volume, summary = _column(report, "volume"), report["summary"].get("volume")
     low, high = float(volume.min()), float(volume.max())
     note = f"mean ± sd: {spread_text('volume', summary)}" if summary else ""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, wrapped
 from fedzmg.report.tables.grids import neighbours_text
-from fedzmg.results.formatting import count_text, is_share, value_text
+from fedzmg.results.formatting import count_text, is_share, options_text, value_text
 from fedzmg.results.reading import name_of
 
 # One hue from light to dark: the order is plain in print and under any colour blindness.
@@ -21,29 +21,23 @@ _SHADES = LinearSegmentedColormap.from_list(
     "scores", ["#f4f8fb", "#cfe3ef", "#8fc1dc", "#4497c4", "#0072b3", "#083c66"]
 )
 _DIVERGED, _MARK = "#efebe6", "#8f867b"
-_DARK_TEXT, _LIGHT_TEXT = "#232323", "#fefefe"
-"""Inks on cells; the page must not replace them in dark mode."""
+_DARK_TEXT, _LIGHT_TEXT = "#232323", "#fefefe"  # the page must keep them in dark mode
 _CELL_INCHES = 0.5
-_NUMBERED_CELLS = 14
-"""Cells along the longer side up to which every cell shows its number."""
+_NUMBERED_CELLS = 14  # cells along the longer side up to which every cell shows its number
 
 
 class Field(NamedTuple):
     """Scores of an algorithm over two axes of a grid."""
 
-    rows: str
-    """Option of the vertical axis; empty if there is one axis only."""
+    rows: str  # option of the vertical axis; empty if there is one axis only
     columns: str
     row_values: list[float]
     column_values: list[float]
-    scores: NDArray[np.float64]
-    """Scores ``[rows, columns]``, the best over further axes; not finite if there are none."""
-    marks: NDArray[np.str_]
-    """Marker of a point whose trials all diverged (x) or were stopped early (_)."""
+    scores: NDArray[np.float64]  # [rows, columns], best over further axes; not finite: none
+    marks: NDArray[np.str_]  # x: all trials of the point diverged; _: stopped early
     others: list[str]
 
     def position(self, options: Mapping[str, float]) -> tuple[int, int]:
-        """Return row and column of a point."""
         row = self.row_values.index(options[self.rows]) if self.rows else 0
         return row, self.column_values.index(options[self.columns])
 
@@ -59,8 +53,7 @@ def field(entry: Mapping[str, Any], *, higher_is_better: bool = True) -> Field:
     for point in entry["points"]:
         at, score = found.position(point["options"]), point["score"]
         mark = "x" if point["diverged"] else "_" if score is None and "stopped" in point else ""
-        # One trained point makes a cell.
-        found.marks[at] = min(found.marks[at], mark)
+        found.marks[at] = min(found.marks[at], mark)  # one trained point makes a cell
         if score is not None and not point["diverged"]:
             found.scores[at] = better(score, found.scores[at])
     found.marks[found.marks == "~"] = ""
@@ -89,10 +82,8 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     height += 0.17 * max(sum(1 + text.count("\n") for text in one) for one in words)
     half = "tuning half" if grid["selection"] == "tune" else "whole test set"
     alone = f"{entries[names[0]]['label']} on " if len(entries) > len(names) == 1 else ""
-    title = (
-        f"{alone}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
-        f"{grid['last']} of {grid['rounds']} rounds"
-    )
+    title = f"{alone}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
+    title += f"{grid['last']} of {grid['rounds']} rounds"
     caption = _caption(entries[names[0]], grid["metric"]) if len(names) == 1 else ""
     chart = Chart(title, caption, (across * width + 1.1, down * height + 0.7))
     panels = chart.body.subplots(down, across, squeeze=False).flat
@@ -131,8 +122,7 @@ def _caption(entry: Mapping[str, Any], metric: str) -> str:
 
 
 def _point(best: Mapping[str, Any], metric: str) -> str:
-    options = ", ".join(f"{key} {value:.3g}" for key, value in best["options"].items())
-    return f"{value_text(best['score'], metric)} at {options}"
+    return f"{value_text(best['score'], metric)} at {options_text(best['options'], 3)}"
 
 
 def _words(

@@ -54,10 +54,8 @@ def differences(result: StudyResult) -> Chart | None:
     rows.sort(key=lambda row: row[1].mean_difference)
     side = "Right" if study.higher_is_better else "Left"
     title = f"{study.name}: {study.reference} minus each of the others"
-    caption = (
-        f"Mean over paired seeds with its 95 % interval. {side} of zero {study.reference} is "
-        "better. Filled: significant after Holm's correction (p at the right)."
-    )
+    caption = f"Mean over paired seeds with its 95 % interval. {side} of zero {study.reference} is "
+    caption += "better. Filled: significant after Holm's correction (p at the right)."
     notes = [f"p = {p_text(score.adjusted)}" for score, _, _ in rows]
     chart, axes = _row_chart(title, caption, [score.label for score, _, _ in rows], notes)
     for y, (score, test, colour) in enumerate(rows):
@@ -91,9 +89,7 @@ def _interval(
     chart.tag(mark, label, ["{} ({} to {})".format(*texts)])
 
 
-def _row_chart(
-    title: str, caption: str, labels: Sequence[str], notes: Sequence[str]
-) -> tuple[Chart, Axes]:
+def _row_chart(title: str, caption: str, labels: list[str], notes: list[str]) -> tuple[Chart, Axes]:
     """Make a figure as high as its rows, which have names at the left and notes at the right."""
     names = [wrapped(label, LABEL_WIDTH) for label in labels]
     height = max(0.3, 0.25 + 0.15 * max(name.count("\n") for name in names))
@@ -161,16 +157,12 @@ def clients_by_round(result: StudyResult) -> Chart | None:
 def client_loss(result: StudyResult) -> Chart | None:
     """Draw median and inner four fifths of the training losses of a cohort by round."""
     study = result.study
-    found = {
-        label: scores.loss_bands([run.client_loss for run in runs])
-        for label, runs in study.members.items()
-    }
+    losses = {label: [run.client_loss for run in own] for label, own in study.members.items()}
+    found = {label: scores.loss_bands(own) for label, own in losses.items()}
     joined = max(run.done for run in study.runs) > scores.MOST_LOSSES
     title = f"{study.name}: training loss over clients by round"
-    caption = (
-        "The median client of a cohort, and the band from 10 to 90 % of its clients; mean over "
-        f"seeds{' and neighbouring rounds' * joined}."
-    )
+    caption = "The median client of a cohort, and the band from 10 to 90 % of its clients; mean "
+    caption += f"over seeds{' and neighbouring rounds' * joined}."
     return _banded(result, found, title, caption, "local loss")
 
 
@@ -221,10 +213,8 @@ def dropped(result: StudyResult) -> Chart | None:
         return sorted(totals.items())
 
     title = f"{result.study.name}: uploads refused in each round"
-    caption = (
-        "An upload is refused when it is not finite, or an outlier under federation.guard. "
-        "Algorithms without any are left out."
-    )
+    caption = "An upload is refused when it is not finite, or an outlier under federation.guard. "
+    caption += "Algorithms without any are left out."
     return _counts(result, title, caption, "uploads, all seeds", count)
 
 

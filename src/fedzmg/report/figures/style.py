@@ -29,17 +29,13 @@ from fedzmg.plain_text import printable
 from fedzmg.report.writing import write
 from fedzmg.results.formatting import is_share, signed_text
 
-PNG_DPI = 150
 # Okabe and Ito's palette, safe under all common colour blindness, without yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9")
 # Seven colours, five dash patterns and seven markers: styles repeat only after 245 series.
 DASHES: tuple[Any, ...] = (
-    "solid",
-    (0, (5.0, 1.6)),
-    (0, (6.0, 1.6, 1.2, 1.6)),
-    (0, (1.2, 1.2)),
+    "solid", (0, (5.0, 1.6)), (0, (6.0, 1.6, 1.2, 1.6)), (0, (1.2, 1.2)),
     (0, (9.0, 1.6, 1.2, 1.6, 1.2, 1.6)),
-)
+)  # fmt: skip
 MARKERS = ("", "o", "s", "^", "D", "v", "P")
 DOTTED = (0, (1.0, 2.2))
 INK, QUIET_INK, GRID, GHOST, PAPER = "#222222", "#6b6b6b", "#e4e4e4", "#dddddd", "#ffffff"
@@ -63,14 +59,10 @@ _METADATA: dict[str, dict[str, str | None]] = {
 }
 FORMATS = tuple(_METADATA)
 COLUMNS = 4
-MOST_IN_ONE_PANEL = 10
-"""Series up to which one panel has them all."""
-WIDE_LABEL = 28
-"""Characters of a label beyond which a legend moves below the axes."""
+MOST_IN_ONE_PANEL = 10  # series up to which one panel has them all
+WIDE_LABEL = 28  # characters of a label beyond which a legend moves below the axes
 _LEGEND_ROWS = 22
-_SUPERSCRIPTS = str.maketrans(
-    "-0123456789", "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
-)
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _Arguments = ParamSpec("_Arguments")
 _Drawn = TypeVar("_Drawn", "Chart", "Chart | None")
 
@@ -79,8 +71,7 @@ class Series(NamedTuple):
     """A named part of a figure that the page can highlight."""
 
     label: str
-    points: Sequence[str] = ()
-    """Text of every vertex, shown under the pointer."""
+    points: Sequence[str] = ()  # text of every vertex, shown under the pointer
     legend: bool = False
 
 
@@ -116,9 +107,7 @@ class Chart(Figure):
         format_axis(axes, metric)
         return axes
 
-    def small_panels(
-        self, titles: Sequence[str], xlabel: str, ylabel: str, metric: str
-    ) -> list[Axes]:
+    def small_panels(self, titles: list[str], xlabel: str, ylabel: str, metric: str) -> list[Axes]:
         """Add rows of panels with common axes."""
         number, rows = len(titles), -(-len(titles) // COLUMNS)
         grid = self.body.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).flat
@@ -173,8 +162,8 @@ class Chart(Figure):
 
     def tag_legend(self, legend: Legend, labels: Sequence[str]) -> None:
         """Tag the entries of a legend with the labels of their series."""
-        entries = zip(legend.legend_handles, legend.get_texts(), labels, strict=True)
-        for handle, text, label in entries:
+        handles, texts = legend.legend_handles, legend.get_texts()
+        for handle, text, label in zip(handles, texts, labels, strict=True):
             if handle is not None:
                 self.tag(handle, label, legend=True)
             self.tag(text, label, legend=True)
@@ -232,12 +221,9 @@ def wrapped(text: str, characters: int) -> str:
 
 def line_style(position: int) -> dict[str, Any]:
     """Return colour, dashes and marker of a series, distinct for the first 245."""
-    return {
-        "color": COLOURS[position % len(COLOURS)],
-        "linestyle": DASHES[position % len(DASHES)],
-        "marker": MARKERS[position // (len(COLOURS) * len(DASHES)) % len(MARKERS)],
-        "markersize": 3.6,
-    }
+    marker = MARKERS[position // (len(COLOURS) * len(DASHES)) % len(MARKERS)]
+    colour, dashes = COLOURS[position % len(COLOURS)], DASHES[position % len(DASHES)]
+    return {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 3.6}
 
 
 def format_axis(axes: Axes, metric: str, *, vertical: bool = True, signed: bool = False) -> None:
@@ -276,7 +262,7 @@ def rendered(figure: Figure, suffix: str) -> bytes:
     """Return the content of a PNG, SVG or PDF file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with _drawing():
-        figure.savefig(buffer, format=suffix, dpi=PNG_DPI, metadata=_METADATA[suffix])
+        figure.savefig(buffer, format=suffix, dpi=150, metadata=_METADATA[suffix])
     return buffer.getvalue()
 
 

@@ -4,7 +4,7 @@ import functools
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -18,22 +18,7 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 _SIGNS = {"rho": "\u03c1", "Phi ": "Φ", "grad ": "∇", "^2": "²", " - ": " \u2212 "}
 
 
-class Plot(NamedTuple):
-    """Axes and series of a check."""
-
-    title: str
-    caption: str
-    xlabel: str
-    ylabel: str
-    strokes: Mapping[str, str]
-    """Drawn series in this order, with the format of ``Axes.plot``; others are left out."""
-    log: str = "xy"
-    """Logarithmic axes; a vertical axis that is not logarithmic begins at zero."""
-    percent: bool = False
-
-
-_TABLE = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-CHARTS = {name: Plot(**plot) for name, plot in tomllib.loads(_TABLE).items()}
+CHARTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
@@ -68,24 +53,24 @@ def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
 
 
 @styled
-def _lines(plot: Plot, series: Series) -> Chart:
-    chart = Chart(plot.title, plot.caption, (7.0, 3.9))
-    axes = chart.panel(plot.xlabel, plot.ylabel)
-    for name, form in plot.strokes.items():
+def _lines(plot: Mapping[str, Any], series: Series) -> Chart:
+    log, chart = plot.get("log", "xy"), Chart(plot["title"], plot["caption"], (7.0, 3.9))
+    axes = chart.panel(plot["xlabel"], plot["ylabel"])
+    for name, form in plot["strokes"].items():
         label = functools.reduce(lambda text, pair: text.replace(*pair), _SIGNS.items(), name)
-        face = PAPER if "y" in plot.log else form[:2]
+        face = PAPER if "y" in log else form[:2]
         (line,) = axes.plot(
             *series[name], form, label=label, markersize=5.0, markerfacecolor=face,
             linewidth=3.0 if form == "C6-" else 1.6,  # others lie on it
         )  # fmt: skip
         chart.tag(line, label)
-    for axis in plot.log:
+    for axis in log:
         use_log_scale(axes, axis)
-    if "rounds" in plot.xlabel:
+    if "rounds" in plot["xlabel"]:
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    if "y" not in plot.log:
+    if "y" not in log:
         axes.set_ylim(bottom=0.0)
-    if plot.percent:
+    if plot.get("percent"):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     chart.name_series(*axes.get_legend_handles_labels(), below=True)
     return chart

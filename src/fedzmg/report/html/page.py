@@ -34,25 +34,20 @@ _THEORY = (
 
 
 def render(
-    material: Material,
-    results: Sequence[StudyResult] | None = None,
+    material: Material, results: Sequence[StudyResult] | None = None,
     drawn: Mapping[str, Chart] | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Make the page of a report, with results and figures that are known already if given."""
     results = [study_result(study) for study in material.studies] if results is None else results
     drawn = figures.draw(material, results) if drawn is None else drawn
-    grids = list(material.grids.values())
-    summaries = [" ".join(summary(result, grids)) for result in results]
+    summaries = [" ".join(summary(result, list(material.grids.values()))) for result in results]
+    found = [*sections.of_studies(results, drawn), *sections.of_grids(material, drawn)]
+    found += [*sections.of_heterogeneity(material, drawn), sections.reproduction(material)]
     return _fill(
         title=_title(material),
         kicker=f"fedzmg report \u00b7 {', '.join(material.names)}",
         summaries=summaries or _without_runs(material),
-        sections=[
-            *sections.of_studies(results, drawn),
-            *sections.of_grids(material, drawn),
-            *sections.of_heterogeneity(material, drawn),
-            sections.reproduction(material),
-        ],
+        sections=found,
         footer=f"Made by fedzmg {__version__} from the files of the runs alone.",
     )
 
@@ -71,24 +66,18 @@ def theory_page(findings: Sequence[Finding]) -> str:
         title = f"{key} \u00b7 {finding['title']}"
         found.append(Section(key, title, str(finding["setting"]), blocks))
     return _fill(
-        title="The theory of FedZMG, checked",
-        kicker="fedzmg theory",
-        summaries=[_THEORY],
-        sections=found,
-        footer=f"Made by fedzmg {__version__}: fedzmg theory --html FILE",
-    )
+        title="The theory of FedZMG, checked", kicker="fedzmg theory", summaries=[_THEORY],
+        sections=found, footer=f"Made by fedzmg {__version__}: fedzmg theory --html FILE",
+    )  # fmt: skip
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedzmg.report.html", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        loader=jinja2.PackageLoader("fedzmg.report.html", "templates"), autoescape=True,
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
         finalize=lambda value: printable(value) if type(value) is str else value,
-    )
+    )  # fmt: skip
     # A percent sign stays on the line of its number.
     environment.filters["unbroken"] = lambda text: str(text).replace(" %", "\u00a0%")
     environment.filters["svg"] = _inline_svg

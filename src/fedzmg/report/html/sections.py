@@ -1,6 +1,5 @@
 """Sections of studies, grids and heterogeneity, and how to reproduce them."""
 
-import contextlib
 import math
 import os
 import shlex
@@ -8,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedzmg.errors import InputError
 from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.clients import clients, own_models
@@ -23,7 +21,7 @@ from fedzmg.results.reading import Material, PlanFile, Study, name_of
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import RULES, averaged_words
 from fedzmg.results.study_result import StudyResult
-from fedzmg.storage.formats import read_json, read_toml
+from fedzmg.storage.formats import read_or_empty
 from fedzmg.tasks import TASKS
 
 GRID = "grid.json"
@@ -44,11 +42,9 @@ _FACTS = (
 class Block(NamedTuple):
     """A part of a section, drawn by the template; none if it is empty."""
 
-    kind: str
-    """``commands``, ``notes``, ``pairs``, ``pictures``, ``table``, ``text`` or ``tiles``."""
+    kind: str  # ``commands``, ``notes``, ``pairs``, ``pictures``, ``table``, ``text`` or ``tiles``
     content: Any
-    title: str = ""
-    """Heading; by default the title of a table."""
+    title: str = ""  # heading; by default the title of a table
     style: str = ""
     folded: bool = False
 
@@ -119,7 +115,6 @@ def _cohort(study: Study, cohort: int) -> str:
 
 
 def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:
-    """Yield title, value and note of every tile."""
     if not result.ranked:
         return
     study, best = result.study, result.ranked[0]
@@ -192,12 +187,9 @@ def reproduction(material: Material) -> Section:
     """Make the section of left-out runs, commands and environment."""
     own = _own_tasks(material)
     blocks = [Block("notes", material.notes, "Left out"), *_commands(material, own)]
-    notes = [
-        f"The task {task} was made in Python, so no command trains on it: call "
-        "fedzmg.compare(task, ..., out=DIR) in the program that makes it."
-        for task in own
-    ]
-    blocks.append(Block("notes", notes))
+    call = "call fedzmg.compare(task, ..., out=DIR) in the program that makes it"
+    remark = "was made in Python, so no command trains on it"
+    blocks.append(Block("notes", [f"The task {task} {remark}: {call}." for task in own]))
     for study in material.studies:
         which = f" of {study.name}" if len(material.studies) > 1 else ""
         table = Table.build("", "", _DIRECTORY_COLUMNS, study.runs, words=4)
@@ -212,35 +204,24 @@ def reproduction(material: Material) -> Section:
 def _commands(material: Material, own: Collection[str]) -> Iterator[Block]:
     """Yield the commands that repeat the runs; ``own`` tasks have none."""
     runs = [run for study in material.studies for run in study.runs if study.task not in own]
-    plans = {plan: _read(plan) for plan in material.plans}
-    plans = {plan: planned for plan, planned in plans.items() if planned.get("task") not in own}
+    plans = [plan for plan in material.plans if plan.content.get("task") not in own]
     # Grids first: studies take their rates from them.
-    recorded: list[Any] = [
-        facts.get("command") for plan in plans if plan.kind == "grid" for facts in _manifests(plan)
-    ]
+    made = [facts for plan in plans if plan.kind == "grid" for facts in _manifests(plan)]
+    recorded: list[Any] = [facts.get("command") for facts in made]
     recorded += [run.manifest.get("command") for run in runs]
     recorded += [one.get("made", {}).get("command") for one in material.heterogeneity.values()]
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded if one]
     # Paths as the user gave them: the commands work in the same directory.
     everything = [
-        _line(
-            plan.kind, plan.path, *_rates(plan, planned), *_plugins(_manifests(plan)),
-            "--out", f"reproduced/{plan.shown}",
-        )
-        for plan, planned in plans.items()
-    ]  # fmt: skip
-    each = [
-        _line(
-            "run", f"{run.path}/spec.toml", *_plugins([run.manifest]),
-            "--out", f"reproduced/{run.shown}",
-        )
-        for run in runs
-    ]  # fmt: skip
+        _line(plan.shown, plan.kind, plan.path, *_rates(plan), *_plugins(_manifests(plan)))
+        for plan in plans
+    ]
+    each = [_line(r.shown, "run", f"{r.path}/spec.toml", *_plugins([r.manifest])) for r in runs]
     for title, lines in (
         ("Commands as recorded", list(dict.fromkeys(words))),
         ("Everything", everything),
         ("Each run, with the same settings", each),
-        ("This page", [_line("report", *material.given, "--out", "reproduced/report")]),
+        ("This page", [_line("report", "report", *material.given)]),
     ):
         many = len(lines) > 6
         yield Block("commands", lines, title + f" ({len(lines)} commands)" * many, folded=many)
@@ -248,9 +229,7 @@ def _commands(material: Material, own: Collection[str]) -> Iterator[Block]:
 
 def _manifests(plan: PlanFile) -> Iterator[Mapping[str, Any]]:
     below = {"grid": "*/manifest.json", "study": "*/seed-*/manifest.json"}[plan.kind]
-    for path in sorted(Path(plan.path).parent.glob(below)):
-        with contextlib.suppress(InputError):  # damaged, but its scores are there
-            yield read_json(path)
+    yield from map(read_or_empty, sorted(Path(plan.path).parent.glob(below)))
 
 
 def _plugins(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -265,36 +244,26 @@ def _own_tasks(material: Material) -> list[str]:
     facts = [run.manifest for study in material.studies for run in study.runs]
     facts += [one for plan in material.plans for one in _manifests(plan)]
     recorded = {name for one in facts for name in one.get("plugins", {})}
+    planned = [*material.grids.values(), *(plan.content for plan in material.plans)]
     trained: list[Any] = [study.task for study in material.studies]
-    trained += [
-        data.get("task") for data in (*material.grids.values(), *map(_read, material.plans))
-    ]
+    trained += [data.get("task") for data in planned]
     found = dict.fromkeys(task for task in trained if task is not None and task not in TASKS)
     return [task for task in found if task not in recorded]
 
 
-def _rates(plan: PlanFile, planned: dict[str, Any]) -> tuple[str, ...]:
+def _rates(plan: PlanFile) -> tuple[str, ...]:
     """Point a kept study to the grid that was kept beside it, if the original is gone."""
-    if plan.kind == "study" and "rates" in planned and "task" in planned:
-        grid = Path(planned["rates"])
+    if plan.kind == "study" and "rates" in plan.content and "task" in plan.content:
+        grid = Path(plan.content["rates"])
         beside = Path(os.path.normpath(Path(plan.path).parent / ".." / grid.name))
-        with contextlib.suppress(InputError):  # there is none
-            same = read_json(beside / GRID).get("task") == planned["task"]
-            if same and not (grid / GRID).is_file():
-                return "--set", f"rates={beside.as_posix()}"
+        same = read_or_empty(beside / GRID).get("task") == plan.content["task"]
+        if same and not (grid / GRID).is_file():
+            return "--set", f"rates={beside.as_posix()}"
     return ()
 
 
-def _read(plan: PlanFile) -> dict[str, Any]:
-    """Read a plan; a damaged one counts as empty because its results are there."""
-    try:
-        return read_toml(Path(plan.path))
-    except InputError:
-        return {}
-
-
-def _line(*words: str) -> str:
-    return shlex.join(["fedzmg", *words])
+def _line(out: str, *words: str) -> str:
+    return shlex.join(["fedzmg", *words, "--out", f"reproduced/{out}"])
 
 
 def _circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -11,12 +11,9 @@ from fedzmg.results.scores import client_tables, over_seeds
 from fedzmg.results.study_result import StudyResult
 
 _OVER_CLIENTS = {
-    "mean": "mean",
-    "sd": "deviation",
-    "median": "median",
-    "worst_tenth": "worst 10 %",
+    "mean": "mean", "sd": "deviation", "median": "median", "worst_tenth": "worst 10 %",
     "best_tenth": "best 10 %",
-}
+}  # fmt: skip
 _SHORT = "share_short_of_threshold"
 _MODELS = {"metric": "common model", "personal": "own model", "tuned": "fine-tuned"}
 _VALUES = ("mean", "worst_tenth", "sd")
@@ -100,11 +97,9 @@ def own_models(result: StudyResult) -> Table | None:
 
 
 def _add_column(
-    rows: Sequence[list[Cell]],
-    spreads: Sequence[tuple[float | None, float | None]],
-    metric: str,
+    rows: Sequence[list[Cell]], spreads: Sequence[tuple[float | None, float | None]], metric: str,
     best: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Add means over seeds by algorithm, with their deviation; mark the best, if asked for."""
     finite = [mean for mean, _ in spreads if mean is not None and math.isfinite(mean)]
     top = best(finite) if best is not None and len(finite) > 1 else None

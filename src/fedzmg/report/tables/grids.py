@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from fedzmg.report.tables.table import Cell, Column, Table
-from fedzmg.results.formatting import count_text, value_text
+from fedzmg.report.tables.table import Cell, Column, Table, words
+from fedzmg.results.formatting import count_text, options_text, value_text
 from fedzmg.results.reading import axes_of, name_of
 
 Entry = Mapping[str, Any]
@@ -18,15 +18,9 @@ def best_points(data: Mapping[str, Any]) -> Table:
     nothing: dict[str, Any] = {"options": {}, "score": None}
     remarked = any(entry["best"] is None or entry["best"]["border"] for entry in entries)
 
-    def point(entry: Entry) -> Cell:
-        options = (entry["best"] or nothing)["options"].items()
-        text = ", ".join(f"{key} {value:.4g}" for key, value in options)
-        return Cell(text or "none", None, "words")
-
     def remark(entry: Entry) -> Cell:
         lost = entry["best"] is None
-        text = "all diverged" if lost else "on the border" * entry["best"]["border"]
-        return Cell(text, None, "words")
+        return words("all diverged" if lost else "on the border" * entry["best"]["border"])
 
     def diverged(entry: Entry) -> Cell:
         number = sum(bool(point["diverged"]) for point in entry["points"])
@@ -38,14 +32,14 @@ def best_points(data: Mapping[str, Any]) -> Table:
 
     def soonest(entry: Entry, i: int) -> Cell:
         one = entry["soonest"][i]
-        options = ", ".join(f"{key} {value:.4g}" for key, value in one.get("options", {}).items())
-        text = f"{options} (round {one['round']})" if options else "never"
-        return Cell(text, one.get("round"), "words")
+        options = options_text(one.get("options", {}))
+        return words(f"{options} (round {one['round']})" if options else "never", one.get("round"))
 
     firsts = [one["threshold"] for one in entries[0].get("soonest", ())] if entries else []
     columns = [
         Column("algorithm", "algorithm", lambda e: str(e["label"])),
-        Column("best point", "", point),
+        Column("best point", "",
+               lambda e: words(options_text((e["best"] or nothing)["options"]) or "none")),
         *(option("best", axis) for axis in axes_of(data)),
         Column("score", "score", lambda e: (e["best"] or nothing)["score"], shown),
         Column("neighbours", "", lambda e: neighbours_text(e["best"], metric) or None),
@@ -60,9 +54,9 @@ def best_points(data: Mapping[str, Any]) -> Table:
             Column(f"first to {shown(value)}", f"first_to_{value:g}", partial(soonest, i=i))
             for i, value in enumerate(firsts)
         ),
-        Column("stopped" * stopping, "", lambda e: Cell(stopped_text(e["stopped"]), None, "words")),
+        Column("stopped" * stopping, "", lambda e: words(stopped_text(e["stopped"]))),
         Column("remark" * remarked, "", remark),
-    ]
+    ]  # fmt: skip
     half = "the tuning half" if data["selection"] == "tune" else "the whole test set"
     caption = (
         f"Score: {metric} on {half} ({count_text(data['examples'], 'example')}), mean of the last "

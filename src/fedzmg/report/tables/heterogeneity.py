@@ -10,13 +10,9 @@ from fedzmg.results.formatting import MINUS, count_text
 Report: TypeAlias = Mapping[str, Any]
 SHOWN_CLIENTS = 10
 NAMES = {
-    "volume": "volume",
-    "distinct": "distinct classes",
-    "entropy": "entropy",
-    "gini": "Gini",
-    "kl": "KL",
-    "dominant_share": "dominant share",
-}
+    "volume": "volume", "distinct": "distinct classes", "entropy": "entropy", "gini": "Gini",
+    "kl": "KL", "dominant_share": "dominant share",
+}  # fmt: skip
 _VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "": "∅"}
 
 
@@ -110,16 +106,12 @@ def _clients_of(report: Report) -> str:
 
 
 def _caption(report: Report, printed: Mapping[str, Any] | None) -> str:
-    caption = (
-        f"{_clients_of(report)} clients; volume in {report.get('unit', 'examples')}; entropy over "
-        f"{divisor(report)}; KL from {origin(report)}, in nats."
-    )
+    caption = f"{_clients_of(report)} clients; volume in {report.get('unit', 'examples')}; entropy "
+    caption += f"over {divisor(report)}; KL from {origin(report)}, in nats."
     if printed is not None:
-        caption += (
-            f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers fit "
-            f"entropy over {divisor(printed)} and KL from {origin(printed)}."
-        )
-        if (name := str(report["name"])) in paper.COUNTERPARTS and name != paper.twin(name):
+        caption += f" Paper: {printed['sample']} clients; volume in {printed['unit']}; its numbers "
+        caption += f"fit entropy over {divisor(printed)} and KL from {origin(printed)}."
+        if (name := str(report["name"])) in paper.COUNTERPARTS and name != paper.TWINS[name]:
             title = paper.COUNTERPARTS[name].title
             caption += f" The paper's numbers are about its own {title}, not about {name}."
     return caption

@@ -6,7 +6,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table
+from fedzmg.report.tables.table import NOTHING, Cell, Column, Record, Table, words
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
 from fedzmg.results.reading import Study
@@ -115,8 +115,7 @@ def finals(result: StudyResult) -> Table:
     ]
     caption = "Mean over the last tenth of the rounds; diverged runs are left out."
     title = f"Final {study.metric} of every seed on {study.name}"
-    table = Table.build("finals", title, columns, result.scores, caption)
-    return table._replace(records=records)
+    return Table.build("finals", title, columns, result.scores, caption)._replace(records=records)
 
 
 def round_cell(round_: int | None, *, running: bool = False) -> Cell:
@@ -138,7 +137,6 @@ def _reached(heads: Sequence[str], of: Callable[[Any], tuple[Any, bool]]) -> Ite
 
 
 def _each_run(score: AlgorithmResult) -> Cell:
-    """Show mean and deviation over the runs that arrive."""
     arrived = [one for one in score.arrivals_each if one is not None]
     if not arrived:
         return round_cell(None, running=score.unfinished > 0)
@@ -211,10 +209,8 @@ def traffic(result: StudyResult) -> Table:
         size("total", "total", "total"),
         Column("seconds", "", "seconds", "{:,.1f}".format),
     ]
-    caption = (
-        "Mean over runs, all rounds and clients; packed: if whole numbers used no more bits than "
-        "they need; seconds: training time of a run's share of its pack."
-    )
+    caption = "Mean over runs, all rounds and clients; packed: if whole numbers used no more bits "
+    caption += "than they need; seconds: training time of a run's share of its pack."
     title = f"Traffic of one run on {result.study.name}"
     return Table.build("traffic", title, columns, result.scores, caption)
 
@@ -232,7 +228,7 @@ def settings(result: StudyResult) -> Table:
 
     def others(item: dict[str, Any]) -> Cell:
         own = [key for key in keys if key not in _RATES and item[key] is not None]
-        return Cell(", ".join(f"{key} {fmt.setting_text(item[key])}" for key in own), None, "words")
+        return words(", ".join(f"{key} {fmt.setting_text(item[key])}" for key in own))
 
     columns = [
         Column("algorithm", "algorithm", itemgetter("algorithm")),
@@ -271,9 +267,8 @@ def beside_paper(result: StudyResult) -> Table | None:
 
 def _numbers(result: StudyResult, dataset: paper.Dataset) -> Iterator[_Number]:
     study = result.study
-    shown = {
-        s.label: (s, dataset.scores[s.label]) for s in result.scores if s.label in dataset.scores
-    }
+    named = [score for score in result.scores if score.label in dataset.scores]
+    shown = {score.label: (score, dataset.scores[score.label]) for score in named}
     for i, level in enumerate(paper.THRESHOLDS):
         for label, (_, printed) in shown.items():
             reached = arrivals(study, study.members[label], level).averaged
@@ -314,11 +309,8 @@ def _paper_caption(study: Study, dataset: paper.Dataset) -> Iterator[str]:
         f"every data set; it prints no final accuracies. t and p: paired test of {paper.TESTED} "
         "minus the algorithm, not corrected, as in the paper. Difference: here minus paper."
     )
-    differing = [
-        f"{study.protocol[key]} {key} instead of {value}"
-        for key, value in paper.PROTOCOL.items()
-        if study.protocol.get(key, value) != value
-    ]
+    own = {key: study.protocol.get(key, value) for key, value in paper.PROTOCOL.items()}
+    differing = [f"{own[k]} {k} instead of {v}" for k, v in paper.PROTOCOL.items() if own[k] != v]
     differing += [f"participation.{key} {value}" for key, value in study.participation.items()]
     seeds = max(len(runs) for runs in study.members.values())
     if seeds != paper.SEEDS:

@@ -24,22 +24,23 @@ class Cell(NamedTuple):
 
     text: str
     value: float | None = None
-    kind: str = ""
-    """``best``, ``yes`` (significant), ``quiet`` or ``words`` (long text)."""
+    kind: str = ""  # ``best``, ``yes`` (significant), ``quiet`` or ``words`` (long text)
 
 
 NOTHING = Cell(NONE, None, "quiet")
 
 
+def words(text: str, value: float | None = None) -> Cell:
+    """Make a cell of long text."""
+    return Cell(text, value, "words")
+
+
 class Column(NamedTuple):
     """A column of a table and of its records."""
 
-    head: str
-    """Empty for a column of the records only."""
-    key: str
-    """Name in the records; empty for a column of the table only."""
-    value: str | Callable[[Any], Any]
-    """Attribute of an item, or a function of it, which may return a cell with its value."""
+    head: str  # empty for a column of the records only
+    key: str  # name in the records; empty for a column of the table only
+    value: str | Callable[[Any], Any]  # attribute or function of an item, which may return a cell
     text: Callable[[Any], str] = str
 
     def show(self, item: Any) -> tuple[Cell, Any]:
@@ -60,10 +61,8 @@ class Table(NamedTuple):
     heads: tuple[str, ...]
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
-    records: Sequence[Record] = ()
-    """Values with full precision, one flat record per row or finer."""
-    words: int = 1
-    """Number of leading text columns."""
+    records: Sequence[Record] = ()  # values with full precision, one flat record per row or finer
+    words: int = 1  # number of leading text columns
 
     @classmethod
     def of(

@@ -8,6 +8,7 @@ from fedzmg.report.tables.table import Cell, Column, Table
 from fedzmg.results.formatting import MINUS
 
 Finding: TypeAlias = Mapping[str, Any]
+_AGREES = {True: Cell("yes"), False: Cell("no", None, "fails")}
 
 
 def finding_table(finding: Finding) -> Table:
@@ -17,9 +18,7 @@ def finding_table(finding: Finding) -> Table:
         Column("predicted", "", itemgetter("predicted"), number),
         Column("measured", "", itemgetter("measured"), number),
         Column("tolerance", "", tolerance),
-        Column(
-            "agrees", "", lambda one: Cell("yes") if one["agrees"] else Cell("no", None, "fails")
-        ),
+        Column("agrees", "", lambda one: _AGREES[one["agrees"]]),
     ]
     return Table.build(finding["id"], "", columns, finding["lines"])
 

@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from fedzmg.report.tables.table import Cell, Column, Table
+from fedzmg.report.tables.table import Cell, Column, Table, words
+from fedzmg.results.formatting import options_text
 from fedzmg.results.reading import axes_of, name_of
 from fedzmg.results.study_result import StudyResult
 from fedzmg.results.uploads import unusual_points
 
-MOST_ROWS, MOST_ROUNDS = 50, 8
-"""Clients, and rounds of each, that the table names at most."""
+MOST_ROWS, MOST_ROUNDS = 50, 8  # clients, and rounds of each, that the table names at most
 CAPTION = (
     "Uploads that are not finite are rejected. An update whose norm is above 100 times the "
     "median of its cohort is flagged, or rejected with federation.guard = true; largest: that "
@@ -34,7 +34,7 @@ def uploads(result: StudyResult) -> Table | None:
     def rounds(item: Any) -> Cell:
         shown = ", ".join(f"{round_:,}" for round_ in item[2].rounds[:MOST_ROUNDS])
         left = len(item[2].rounds) - MOST_ROUNDS
-        return Cell(f"{shown} and {left:,} more" if left > 0 else shown, None, "words")
+        return words(f"{shown} and {left:,} more" if left > 0 else shown)
 
     columns = [
         Column("algorithm", "algorithm", lambda item: item[0]),
@@ -62,17 +62,10 @@ def grid_uploads(data: Mapping[str, Any]) -> Table | None:
     if not items:
         return None
 
-    def point(item: Any) -> Cell:
-        options = (f"{key} {value:.4g}" for key, value in item[1].items())
-        return Cell(", ".join(options), None, "words")
-
-    def option(axis: str) -> Column:
-        return Column("", axis, lambda item: item[1].get(axis))
-
     columns = [
         Column("algorithm", "algorithm", lambda item: item[0]),
-        Column("point", "", point),
-        *(option(axis) for axis in axes_of(data)),
+        Column("point", "", lambda item: words(options_text(item[1]))),
+        *(Column("", axis, lambda item, axis=axis: item[1].get(axis)) for axis in axes_of(data)),  # type: ignore[misc]
         Column("client", "client", lambda item: item[2]["client"]),
         Column("action", "action", lambda item: item[2]["action"]),
         Column("largest", "largest", lambda item: _largest(item[2]["ratio"])),
