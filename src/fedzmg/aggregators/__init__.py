@@ -26,8 +26,7 @@ class AggregatorInfo(NamedTuple):
 
     aggregator: Aggregator
     summary: str
-    source: str
-    """Authors and year."""
+    source: str  # authors and year
 
 
 _ROWS: dict[str, tuple[Aggregator, str, str]] = {

@@ -21,12 +21,11 @@ from fedzmg.errors import InputError
 from fedzmg.plugins import Registry
 from fedzmg.wrappers.projection import zero_mean
 
-_FIRST = (
+_FIRST = (  # in the table; other modules follow by name
     "fedzmg", "fedavg", "fedadam", "fedavgm", "fedyogi", "fedadagrad", "fedadadb", "hybrids",
     "gradient_centralization", "mfl", "fedgbo", "fedlion", "fedcada", "fedadap", "fedprox",
     "scaffold", "feddyn", "mimelite", "adabest",
 )  # fmt: skip
-"""Modules that come first in the table, in this order; others follow by name."""
 
 
 def _modules() -> list[ModuleType]:

@@ -83,8 +83,7 @@ class Pull(NamedTuple):
     """Server state: the strength to send, and the inputs of its next change."""
 
     mu: Tensor
-    loss: Tensor
-    """Infinite before the first round: neither a rise nor an improvement can follow it."""
+    loss: Tensor  # infinite before the first round: neither a rise nor an improvement can follow it
     improvements: Tensor
     inner: Any
 

@@ -32,8 +32,7 @@ from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Res
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import PartsAware, StatefulWrapper
 
-FLOOR = 1e-10
-"""Addend of every loss."""
+FLOOR = 1e-10  # addend of every loss
 
 
 class LossFirst(StatefulWrapper, PartsAware):

@@ -31,9 +31,7 @@ from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, n
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
-Variate = Literal["path", "start"]
-"""Origin of a client's new variate: the mean gradient of its steps, or the full gradient at the
-received model."""
+Variate = Literal["path", "start"]  # mean gradient of the steps, or gradient before them
 
 
 @rule_class

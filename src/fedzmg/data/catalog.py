@@ -40,15 +40,11 @@ class Dataset:
 
     name: str
     path: Path
-    fingerprint: str
-    """SHA-256 over all columns, computed when they were converted."""
+    fingerprint: str  # SHA-256 over all columns, computed when they were converted
     counts: Mapping[str, tuple[int | None, int]]
-    notes: tuple[str, ...]
-    """Differences from the official set."""
-    sources: tuple[Mapping[str, Any], ...]
-    """Name, SHA-256 and size of the files it was made from."""
-    splits: Mapping[str, Columns] = field(default_factory=dict)
-    """Columns of each split; none if only the record was read."""
+    notes: tuple[str, ...]  # differences from the official set
+    sources: tuple[Mapping[str, Any], ...]  # name, SHA-256 and size of the files it was made from
+    splits: Mapping[str, Columns] = field(default_factory=dict)  # none: only the record was read
 
 
 def load(name: str, cache: Path | None = None) -> Dataset:

@@ -51,8 +51,7 @@ class Owners(NamedTuple):
     offsets: npt.NDArray[np.int64]
 
 
-Grouping: TypeAlias = tuple[Ids, Owners | None]
-"""Rows of the file in the order of the result, and their clients."""
+Grouping: TypeAlias = tuple[Ids, Owners | None]  # rows in the result's order, and their clients
 
 
 def group(owner: Ids, names: Sequence[str]) -> tuple[Ids, Owners]:
@@ -67,10 +66,8 @@ class Columns:
 
     columns: Mapping[str, Column]
     owners: Owners | None = None
-    notes: tuple[str, ...] = ()
-    """Unexpected properties, for the user."""
-    classes: tuple[str, ...] = ()
-    """Names of labels in the order of their ids, where labels have names."""
+    notes: tuple[str, ...] = ()  # unexpected properties, for the user
+    classes: tuple[str, ...] = ()  # names of labels in the order of their ids, if any
 
     def __post_init__(self) -> None:
         lengths = {name: rows_of(column) for name, column in self.columns.items()}

@@ -127,8 +127,7 @@ class FederatedData:
     examples: Examples
     offsets: npt.NDArray[np.int64]
     names: tuple[str, ...]
-    origin: str = ""
-    """Fingerprint of the catalog's data set, if the examples are exactly those that it holds."""
+    origin: str = ""  # fingerprint of the catalog's data set, if these are all of its examples
 
     @classmethod
     def from_arrays(

@@ -191,23 +191,19 @@ class Population(NamedTuple):
     """Clients of one split."""
 
     names: tuple[str, ...]
-    counts: Counts
-    """``[clients, classes]``; a class of text is a character."""
+    counts: Counts  # [clients, classes]; a class of text is a character
     unit: Unit
     labels: tuple[str, ...]
-    columns: Columns
-    """Rows sorted by client."""
-    partition: Mapping[str, Any] | None
-    """Partition of the rows; None where the files name clients."""
+    columns: Columns  # rows sorted by client
+    partition: Mapping[str, Any] | None  # partition of the rows; None where the files name clients
     notes: tuple[str, ...]
 
 
-DEFAULT_PARTITIONS: dict[tuple[str, str], dict[str, Any]] = {
+DEFAULT_PARTITIONS: dict[tuple[str, str], dict[str, Any]] = {  # of sets without clients
     ("digits", "train"): {"name": "dirichlet", "clients": 160, "alpha": 0.1},
     ("cifar100", "train"): {"name": "pachinko", "clients": 500},
     ("cifar100", "test"): {"name": "pachinko", "clients": 100},
 }
-"""Partitions of the presets for sets without clients."""
 
 
 def embedded_columns(name: str, split: str) -> Columns:

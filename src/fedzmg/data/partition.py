@@ -296,12 +296,11 @@ PARTITIONS: dict[str, Callable[..., Owners]] = {
 }
 
 
-_MISSING = {
+_MISSING = {  # remedy for a missing argument, in Python (and in a command)
     "alpha": "give alpha=0.1 for very unequal clients, 10 for nearly equal ones (--set alpha=0.1)",
     "clients": "give their number, clients=100 (--clients 100)",
     "coarse": "it needs data with coarse labels, such as CIFAR-100",
 }
-"""Remedy for a missing argument, in Python (and in a command)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,11 +308,9 @@ class Partition:
     """Owners and the options that made them."""
 
     name: str
-    options: Mapping[str, Any]
-    """All options of the partition, defaults included."""
+    options: Mapping[str, Any]  # all options of the partition, defaults included
     seed: int
-    owners: Owners
-    """Client of every example, read-only; ``UNUSED`` for examples without one."""
+    owners: Owners  # client of every example, read-only; UNUSED for examples without one
 
     def fingerprint(self) -> str:
         """Compute the SHA-256 of the owners."""

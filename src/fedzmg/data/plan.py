@@ -24,10 +24,8 @@ class Batching:
 
     size: int = 20
     epochs: int = 1
-    straddle: bool = False
-    """Let batches run across the border between two epochs."""
-    keep_partial: bool = True
-    """Keep a batch that is not full: the last one of an epoch, or of the stream if straddling."""
+    straddle: bool = False  # let batches run across the border between two epochs
+    keep_partial: bool = True  # keep batches that are not full, at the end of an epoch or stream
 
     def __post_init__(self) -> None:
         for name in ("size", "epochs"):
@@ -64,8 +62,7 @@ class ClientBatch(NamedTuple):
     client: int
     examples: int
     stream: Stream
-    address: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Seed, round, client and occurrence."""
+    address: tuple[int, int, int, int] = (0, 0, 0, 0)  # seed, round, client and occurrence
 
     @property
     def key(self) -> int:
@@ -209,8 +206,7 @@ class Padded(NamedTuple):
     """Streams of several clients as rectangles: ``[client, step, ...]``."""
 
     indices: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.float64]
-    """Weight of every example in its batch; a batch's weights sum to one (to zero past the end)."""
+    weights: npt.NDArray[np.float64]  # sum to one in a batch; zero past the end of a stream
     closes: npt.NDArray[np.bool_]
     keys: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]

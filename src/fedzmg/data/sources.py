@@ -21,8 +21,7 @@ from fedzmg.data.cache import SILENT, Progress, writing
 from fedzmg.data.formats.common import reading
 from fedzmg.errors import InputError, check_names
 
-EMBEDDED = ("digits", "plays")
-"""Data sets that ship with the package."""
+EMBEDDED = ("digits", "plays")  # data sets that ship with the package
 MOST_MEMBERS = 100_000
 MOST_BYTES = 2**33
 _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
@@ -51,17 +50,13 @@ class Remote(NamedTuple):
 class Form:
     """One file layout of a data set."""
 
-    reader: str
-    """Module and function in :mod:`fedzmg.data.formats`."""
+    reader: str  # module and function in fedzmg.data.formats
     files: str
     accepted: tuple[str, ...]
-    official: tuple[str, ...] = ()
-    """Patterns of the official names, which are preferred to others that fit."""
+    official: tuple[str, ...] = ()  # patterns of official names, which are preferred
     options: Mapping[str, Any] = field(default_factory=dict)
-    each: int = 1
-    """Files of one split; 0 for any number."""
-    whole: bool = False
-    """One file holds all splits."""
+    each: int = 1  # files of one split; 0 for any number
+    whole: bool = False  # one file holds all splits
 
 
 @dataclass(frozen=True)
@@ -71,8 +66,7 @@ class Source:
     title: str
     citation: str
     terms: str
-    counts: Mapping[str, tuple[int | None, int]]
-    """Clients (where it has any) and examples of each split."""
+    counts: Mapping[str, tuple[int | None, int]]  # clients, if any, and examples by split
     forms: tuple[Form, ...]
     remotes: tuple[Remote, ...] = ()
     classes: int | None = None

@@ -1,5 +1,6 @@
 """Encode characters as ids, and cut text, all clients end to end, into equal sequences."""
 
+from string import ascii_letters
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -7,18 +8,12 @@ import numpy.typing as npt
 
 from fedzmg.errors import InputError
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + LETTERS))
-"""65 characters of the paper's model, in the order of their ids."""
-VOCABULARY = len(CHARACTERS) + 1
-"""Number of ids: the known characters, and one for every other."""
-NO_TARGET = -1
-"""Target where a padded sequence has no next character."""
+CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + ascii_letters))  # the paper's 65, as their ids
+VOCABULARY = len(CHARACTERS) + 1  # number of ids: the known characters, and one for every other
+NO_TARGET = -1  # target where a padded sequence has no next character
 
-Unknown: TypeAlias = Literal["last", "author"]
-"""Id of unknown characters: the ``last`` one, or 0 as in the ``author`` table of the paper."""
-Remainder: TypeAlias = Literal["drop", "pad"]
-"""Treatment of the end of a client's text that does not fill a sequence."""
+Unknown: TypeAlias = Literal["last", "author"]  # id of unknown characters; author: the paper's 0
+Remainder: TypeAlias = Literal["drop", "pad"]  # of a text that does not fill a sequence
 
 
 def encode(
@@ -40,10 +35,8 @@ class Sequences(NamedTuple):
     """Windows of ``length + 1`` characters by client; inputs lack the last, targets the first."""
 
     inputs: npt.NDArray[np.uint8]
-    targets: npt.NDArray[np.int64]
-    """Next character of each input; :data:`NO_TARGET` where there is none."""
-    offsets: npt.NDArray[np.int64]
-    """Client ``i`` owns the windows ``offsets[i] : offsets[i + 1]``; a client may own none."""
+    targets: npt.NDArray[np.int64]  # next character of each input, or NO_TARGET
+    offsets: npt.NDArray[np.int64]  # windows of client i: offsets[i] : offsets[i + 1]; maybe none
 
 
 def sequences(

@@ -26,8 +26,7 @@ the statistics of the batch, in evaluation, too."""
 class _Masked(_BatchNorm):
     """Batch normalisation whose statistics leave out padding."""
 
-    real: Tensor
-    """Flags of the examples that are not padding; empty: there is no padding."""
+    real: Tensor  # flags of the examples that are not padding; empty: there is no padding
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
@@ -76,11 +75,10 @@ class _Masked(_BatchNorm):
             old.copy_(torch.where(moves, (1 - share) * old + share * new, old))
 
 
-_SWAPS: dict[type[nn.Module], type] = {
+_SWAPS: dict[type[nn.Module], type] = {  # by exact type: a user's subclass keeps its forward pass
     kind: type(kind.__name__, (_Masked, kind), {})
     for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 }
-"""Replacements by exact type: a user's subclass keeps its forward pass."""
 BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm = _SWAPS.values()
 
 
@@ -128,14 +126,11 @@ class NormLayers:
 
     def __init__(self, module: nn.Module, policy: BatchNormPolicy) -> None:
         self._policy = policy
-        self.constants: list[Tensor] = []
-        """Statistics that stay as they are."""
+        self.constants: list[Tensor] = []  # statistics that stay as they are
         self.dependent = self.always_dependent = False
         """Outputs of an example depend on the others of its batch: in training; and always."""
-        self.flags: list[str] = []
-        """Buffers that take the flags of real examples."""
-        self.unmapped = ""
-        """Reason to train client by client: a layer cannot leave out padding."""
+        self.flags: list[str] = []  # buffers that take the flags of real examples
+        self.unmapped = ""  # reason to train client by client: a layer cannot leave out padding
         norms = norms_of(module)
         if policy == "batch":
             forget_statistics(module)

@@ -18,8 +18,7 @@ from fedzmg.models.layout import layout_of
 from fedzmg.parts import BUFFER
 from fedzmg.tree import Inputs, Tree, leaves, row
 
-FUNCTIONS_KEY = "random functions.key"
-"""Name of the key of random functions among those of layers."""
+FUNCTIONS_KEY = "random functions.key"  # name of the key of random functions among those of layers
 
 
 class Call:
@@ -135,8 +134,7 @@ class FunctionalModel:
         """Names of running statistics and other changing buffers in the tree."""
         self._changing: dict[str, torch.dtype] = {}
         """Buffers of the user's own modules that change in training, and their types."""
-        self._last = list(trained)[-1].rpartition(".")[0]
-        """Name of the last layer with parameters."""
+        self._last = list(trained)[-1].rpartition(".")[0]  # name of the last layer with parameters
         self.source, self.module = _copied(module), _copied(module)
         self.layer_keys = swap_layers(self.module)
         self.norms = NormLayers(self.module, batch_norm)
@@ -146,8 +144,7 @@ class FunctionalModel:
         """Options of the mode that replaces random functions and attention; None: not needed."""
         self.loop_reason = ""
         """Reason to train client by client, from :meth:`try_out`; empty: clients can be mapped."""
-        self._halves: tuple[Call, dict[bool, Call]] | None = None
-        """The last layer, and all before it by mode."""
+        self._halves: tuple[Call, dict[bool, Call]] | None = None  # last layer; others by mode
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:

@@ -30,8 +30,7 @@ module's own parameters in place."""
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
-_ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
-"""The last layer inside ``nn.MultiheadAttention``, whose bias starts at zero."""
+_ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear  # its bias starts at zero
 
 
 def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tree:

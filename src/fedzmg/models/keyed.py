@@ -19,10 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedzmg.models.kernels.layers import RANGE, draws, mapped
 
-NO_KEY = torch.zeros((), dtype=torch.int64)
-"""Key of a pass that got none: random numbers of an evaluation are always the same."""
-Values = Callable[..., Tensor]
-"""(mode, tensor, *parameters) -> random values in the form of the tensor."""
+NO_KEY = torch.zeros((), dtype=torch.int64)  # of a pass without one: evaluations draw equal numbers
+Values = Callable[..., Tensor]  # (mode, tensor, *parameters) -> random values like the tensor
 
 
 class Draws:
@@ -31,10 +29,8 @@ class Draws:
     key: Tensor
     layer: int
     calls: int
-    axes: tuple[int, ...] = ()
-    """Axis of examples by call; the first one in calls beyond the last."""
-    shapes: list[torch.Size] | None = None
-    """Shapes drawn, if somebody wants to learn the axes."""
+    axes: tuple[int, ...] = ()  # axis of examples by call; the first one in calls beyond the last
+    shapes: list[torch.Size] | None = None  # shapes drawn, if somebody wants to learn the axes
 
     def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
         """Draw 32 random bits for every element, or whether they are ``below`` a number."""
@@ -79,8 +75,7 @@ class KeyedFunctions(Draws, TorchFunctionMode):
         self.axes = axes
         self.layer, self.calls, self.always, self.seeds = layer, 0, always, seeds
         self.key = NO_KEY
-        self.found: set[str] = set()
-        """Kinds of functions used while seeded: ``random``, ``attention``, ``unkeyed``."""
+        self.found: set[str] = set()  # used while seeded: random, attention, unkeyed
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace random functions and attention; leave everything else."""

@@ -25,8 +25,7 @@ from fedzmg.models.kernels.layers import RANGE, mapped
 from fedzmg.models.keyed import Draws, dropout
 from fedzmg.models.recurrent import RECURRENT, scan
 
-POWER_ITERATIONS = 15
-"""Steps of the power method in a pass; torch does as many once and one at every training step."""
+POWER_ITERATIONS = 15  # power method in a pass; torch does as many once and one at every step
 
 
 class KeyedLayer(Draws, nn.Module):
@@ -241,10 +240,7 @@ SWAPS: dict[type[nn.Module], type[nn.Module]] = {
         Bilinear, Conv2d, Embedding, EmbeddingBag, Linear, MultiheadAttention, *RECURRENT,
     )
 } | {parametrizations._SpectralNorm: _SpectralNorm}  # fmt: skip
-"""Replacements by exact type: a user's subclass keeps its forward pass.
-
-Every class has the name of the one that it replaces, so that a model prints as before.
-"""
+"""By exact type: a user's subclass keeps its forward pass. Names stay: models print as before."""
 
 
 def swap_layers(module: nn.Module) -> tuple[str, ...]:

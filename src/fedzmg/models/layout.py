@@ -31,10 +31,8 @@ from fedzmg.models.layers import GRU
 from fedzmg.models.lora import adapter_info
 from fedzmg.plain_text import plain
 
-Axes: TypeAlias = tuple[int, ...]
-"""Input axes of one parameter; ``()`` leaves it alone."""
-Known: TypeAlias = Mapping[Any, Axes]
-"""Axes that the user gave by name or pattern, or the model's by parameter."""
+Axes: TypeAlias = tuple[int, ...]  # input axes of one parameter; () leaves it alone
+Known: TypeAlias = Mapping[Any, Axes]  # given by name or pattern, or the model's by parameter
 AxisRule: TypeAlias = Callable[[nn.Module, str, int], ParamInfo | None]
 """(module, its parameter's own name, rank) -> role and input axes; None if they are unknown."""
 

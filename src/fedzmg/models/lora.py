@@ -172,8 +172,7 @@ def product(a: Any, b: Any) -> Tensor:
 class Adapter(NamedTuple):
     """Names of the parameters of an adapted layer, and the factor of their product."""
 
-    weight: str
-    """Empty if the weight is a constant."""
+    weight: str  # empty if the weight is a constant
     a: str
     b: str
     scale: float
@@ -188,8 +187,7 @@ def adapters(layout: Layout) -> Iterator[Adapter]:
             yield Adapter(weight, name, f"{layer}lora_B{rest}", info.scale or 1.0)
 
 
-_FACTOR = re.compile(r"(.*?)\.?(lora_[AB])(?:\.(\w+))?\.weight")
-"""Names of factors; peft's have the name of the adapter inside."""
+_FACTOR = re.compile(r"(.*?)\.?(lora_[AB])(?:\.(\w+))?\.weight")  # peft: adapter's name inside
 
 
 def adapter_info(model: nn.Module, name: str, rank: int) -> ParamInfo | None:

@@ -10,10 +10,8 @@ from torch import Tensor
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.tree import Inputs, Tree
 
-LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> one loss per example."""
-PrepareFunction: TypeAlias = Callable[[Inputs, torch.dtype], Inputs]
-"""Stored inputs -> model inputs, e.g. bytes to floats; called on the device."""
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # to one loss per example
+PrepareFunction: TypeAlias = Callable[[Inputs, torch.dtype], Inputs]  # stored to model inputs
 
 
 class Batch(NamedTuple):
@@ -23,8 +21,7 @@ class Batch(NamedTuple):
     y: Tensor
     weights: Tensor
     key: Tensor | tuple[()]
-    real: Tensor | tuple[()] = ()
-    """Flags of examples that are not padding, if the model needs them."""
+    real: Tensor | tuple[()] = ()  # flags of examples that are not padding, if the model needs them
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,7 @@ class Objective:
 
     model: FunctionalModel
     loss: LossFunction
-    layers_in: torch.dtype | None = None
-    """Compute layers in this precision on a GPU; parameters and losses keep theirs."""
+    layers_in: torch.dtype | None = None  # of layers on a GPU; parameters and losses keep theirs
 
     def train(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         """Compute the weighted loss of a batch, dropout on, and running statistics after it."""
@@ -140,7 +136,6 @@ LOSSES: dict[str, LossFunction] = {
         binary_cross_entropy, squared_error, absolute_error,
     )
 }  # fmt: skip
-"""Losses that a task takes by name."""
 
 
 def class_axis(loss: LossFunction) -> int | None:

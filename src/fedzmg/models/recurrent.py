@@ -14,8 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from fedzmg.models.kernels import layers
 from fedzmg.models.kernels.layers import mapped
 
-States = tuple[Tensor, ...]
-"""Hidden state, and the cell of an LSTM."""
+States = tuple[Tensor, ...]  # hidden state, and the cell of an LSTM
 
 
 def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> tuple[Tensor]:
@@ -37,13 +36,12 @@ def _lstm(
     return torch.sigmoid(show) * torch.tanh(cell), cell
 
 
-_NEXT: dict[str, Callable[..., States]] = {
+_NEXT: dict[str, Callable[..., States]] = {  # (both products, *states) -> next states
     "GRU": _gru,
     "LSTM": _lstm,
     "RNN_TANH": lambda x, h, _: (torch.tanh(x + h),),
     "RNN_RELU": lambda x, h, _: (torch.relu(x + h),),
 }
-"""(product with the input, product with the state, *states) -> next states, by kind."""
 
 
 def scan(
@@ -153,4 +151,3 @@ RECURRENT = GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell = tuple(
     type(kind.__name__, (Cell if issubclass(kind, nn.RNNCellBase) else Recurrent, kind), {})
     for kind in (nn.GRU, nn.GRUCell, nn.LSTM, nn.LSTMCell, nn.RNN, nn.RNNCell)
 )
-"""Replacements of torch's classes that map over clients."""

@@ -27,18 +27,15 @@ from fedzmg.tasks.protocol import Protocol
 from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes
 
-TUNED_ON = {"digits-personal": "digits"}
-"""Tasks that use the learning rates tuned on another one."""
+TUNED_ON = {"digits-personal": "digits"}  # tasks that use the learning rates tuned on another one
 
 
 class Tuning(NamedTuple):
     """Best point of a search for one algorithm on one task."""
 
     options: Mapping[str, float]
-    source: str
-    """File or directory of the search, with every score."""
-    remark: str = ""
-    """Reason to distrust the point; empty if there is none."""
+    source: str  # file or directory of the search, with every score
+    remark: str = ""  # reason to distrust the point; empty if there is none
 
 
 @cache
@@ -66,8 +63,7 @@ class Decision(NamedTuple):
     name: str
     value: Any
     default: Any
-    words: tuple[str, ...]
-    """Allowed words; empty for a number."""
+    words: tuple[str, ...]  # allowed words; empty for a number
     low: int
     high: int
     doc: str
@@ -91,10 +87,8 @@ class Preset(ABC):
     """Everything that is decided before a task is built."""
 
     name: str
-    clients: int
-    """Number of training clients in the whole data set."""
-    data: str = ""
-    """Name of the data set in the catalog; empty if it ships with the package."""
+    clients: int  # number of training clients in the whole data set
+    data: str = ""  # name of the data set in the catalog; empty if it ships with the package
     summary: str = ""
     protocol: ClassVar[Protocol]
 

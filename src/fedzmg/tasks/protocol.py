@@ -9,7 +9,7 @@ from fedzmg.data.plan import Batching
 from fedzmg.errors import InputError, brief, check_names
 from fedzmg.storage.reading import MOST_PLANNED
 
-LARGEST = {
+LARGEST = {  # a larger number is a mistake
     "rounds": MOST_PLANNED,
     "cohort": 10**6,
     "batch_size": 10**9,
@@ -17,7 +17,6 @@ LARGEST = {
     "eval_every": 10**9,
     "fine_tune": 10**5,
 }
-"""Largest values of a protocol's whole numbers; a larger one is a mistake."""
 _EXPECTED = {int: "a whole number from {} to {}", bool: "true or false", float: "a finite number"}
 
 

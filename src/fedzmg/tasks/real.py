@@ -29,16 +29,14 @@ from fedzmg.tasks.task import Task
 Polarity: TypeAlias = Literal["background-one", "ink-one"]
 Centring: TypeAlias = Literal["none", "image"]
 Drawn: TypeAlias = tuple[FederatedData, Examples, Examples, npt.NDArray[np.int64] | None]
-SHIFT = 4
-"""Largest shift of an augmented image in each direction, in pixels."""
+SHIFT = 4  # largest shift of an augmented image in each direction, in pixels
 PER_CLIENT = 100
 PROTOCOL = Protocol(
     rounds=1000, cohort=10, batch_size=16, epochs=4, straddle=True, eval_every=5, threshold=0.75
 )
 """The paper's protocol. Batches cross the border between epochs: TFF repeats, then batches."""
 LENGTH = 40
-TEST_EVERY = 8
-"""Every eighth sequence of a role is kept for evaluation."""
+TEST_EVERY = 8  # every eighth sequence of a role is kept for evaluation
 
 
 @cache
@@ -152,8 +150,7 @@ class PaperTask(Preset):
         "half", "test examples that report results: half (the other half tunes), or all"
     )
     initializer: Literal["keras", "torch"] = decision("keras", "library of the initial weights")
-    shared_clients: ClassVar[bool] = True
-    """True if clients of the same name in training and test data are the same."""
+    shared_clients: ClassVar[bool] = True  # equal names in training and test mean one client
 
     @abstractmethod
     def parts(self) -> dict[str, Any]:
@@ -193,12 +190,9 @@ class PaperTask(Preset):
 class Pixels:
     """Conversion of stored pixels, where background is largest, to the unit interval."""
 
-    polarity: Polarity = "background-one"
-    """``ink-one`` inverts pixels."""
-    centring: Centring = "none"
-    """``image`` subtracts each image's own mean, over all its pixels and channels."""
-    axes: int = 2
-    """Number of trailing axes of one image."""
+    polarity: Polarity = "background-one"  # ink-one inverts pixels
+    centring: Centring = "none"  # image: subtract each image's own mean over pixels and channels
+    axes: int = 2  # number of trailing axes of one image
 
     def __call__(self, x: Tensor, dtype: torch.dtype, /) -> Tensor:
         # Pixels that are not multiples of 1/255 are stored as floating-point fractions.

@@ -42,8 +42,7 @@ from fedzmg.tasks.inputs import (
 from fedzmg.tasks.protocol import Protocol
 from fedzmg.tree import leaves, num_bytes, row, tree_map
 
-FULL_BATCH = 10**5
-"""Batch size that needs no comparison with the number of examples."""
+FULL_BATCH = 10**5  # batch size that needs no comparison with the number of examples
 
 
 @dataclass(frozen=True)

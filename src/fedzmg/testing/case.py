@@ -21,12 +21,9 @@ from fedzmg.tree import Tree, leaves, named_leaves, stack
 from fedzmg.wrappers.parts import fit
 
 CPU = torch.device("cpu")
-PACK = 2
-"""Trials that train side by side."""
-SIZES = (3, 5, 1, 8, 6, 4, 2)
-"""Client 2 has one example, less than a batch: it takes no step without partial batches."""
-TOLERANCE = 1e-9
-"""Largest difference between engines after two rounds, in float64."""
+PACK = 2  # trials that train side by side
+SIZES = (3, 5, 1, 8, 6, 4, 2)  # client 2 has less than a batch: no step without partial ones
+TOLERANCE = 1e-9  # largest difference between engines after two rounds, in float64
 
 
 class _Network(nn.Module):
@@ -84,8 +81,7 @@ class Run(NamedTuple):
 
     snapshots: list[Any]
     records: list[list[Any]]
-    kept: list[Any]
-    """Checkpoints after one round."""
+    kept: list[Any]  # checkpoints after one round
 
 
 def run_of(sim: Simulation, rounds: int = 2) -> Run:

@@ -34,13 +34,12 @@ from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper, rate_of
 R = TypeVar("R", bound=Rule)
 Shape = Literal["constant", "step", "cosine", "exponential"]
 
-NEEDS: dict[str, tuple[str, ...]] = {
+NEEDS: dict[str, tuple[str, ...]] = {  # all but the constant one take a floor, too
     "constant": (),
     "step": ("every", "gamma"),
     "cosine": ("horizon",),
     "exponential": ("gamma",),
 }
-"""Numbers that each shape needs; all but the constant one take a floor, too."""
 
 
 @dataclass(frozen=True)

@@ -38,14 +38,13 @@ from fedzmg.errors import InputError
 
 Client: TypeAlias = tuple[str, str, Mapping[str, Column]]
 """Name, name in messages, and columns: none for a client without examples."""
-_DATASETS: dict[str, tuple[str, tuple[int, ...], str]] = {
+_DATASETS: dict[str, tuple[str, tuple[int, ...], str]] = {  # column, shape, kinds of dtype
     "pixels": ("x", (28, 28), "f"),
     "image": ("x", (32, 32, 3), "u"),
     "label": ("y", (), "iu"),
     "coarse_label": ("coarse", (), "iu"),
     "snippets": ("text", (), "S"),
 }
-"""Column, shape of a row and kinds of dtype of each dataset."""
 _LAYOUTS = ({"pixels", "label"}, {"image", "label", "coarse_label"}, {"snippets"})
 _LEAF = "give LEAF's lists users and num_samples and its table user_data, or get the file again"
 _USER = "give lists x and y of equal length, their length in num_samples, and rows of equal length"

@@ -31,8 +31,7 @@ MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
 # lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.
 MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3 & 0x7FFFFFFF, 0x31848BAB)
 _MASK32 = 0xFFFFFFFF
-RANGE = _MASK32 + 1
-"""Random bits are whole numbers from 0 up to, not including, this one."""
+RANGE = _MASK32 + 1  # random bits are whole numbers from 0 up to, not including, this one
 BLOCK = 1 << 15  # places that a CPU works on at a time: they stay in its cache
 Whole = TypeVar("Whole", int, Tensor)
 Words = npt.NDArray[np.uint32]

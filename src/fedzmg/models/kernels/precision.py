@@ -20,8 +20,7 @@ from torch import Tensor
 
 Precision = Literal["float32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Our own GPU kernels can run here; otherwise torch's are used."""
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # else torch's GPU kernels are used
 
 
 @contextlib.contextmanager
