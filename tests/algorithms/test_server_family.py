@@ -136,11 +136,11 @@ def test_one_mean_over_the_whole_vector(engine: str) -> None:
     assert isinstance(rule, ZeroMean)
     grad = Tree({n: torch.rand(p.shape).double() for n, p in task.model.params().items()})
     flat = torch.cat([leaf.flatten() for leaf in grad.values()])
-    after = torch.cat([leaf.flatten() for leaf in rule.centred(grad).values()])
+    after = torch.cat([leaf.flatten() for leaf in rule.changed(grad).values()])
     torch.testing.assert_close(after, flat - flat.mean(), rtol=0, atol=1e-14)
-    half = rule.centred(grad.map(lambda leaf: leaf.to(torch.bfloat16)))
+    half = rule.changed(grad.map(lambda leaf: leaf.to(torch.bfloat16)))
     assert {leaf.dtype for leaf in half.values()} == {torch.bfloat16}
-    assert len(rule.centred(Tree({}))) == 0
+    assert len(rule.changed(Tree({}))) == 0
 
     start = initial_params(task.model, task.init, 0)
     before = sum(float(leaf.double().sum()) for leaf in start.values())

@@ -12,7 +12,7 @@ Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the
 """
 
 from dataclasses import field, replace
-from typing import Literal, Self
+from typing import Self
 
 from fedzmg.contract import Algorithm, ClientRule, ServerRule
 from fedzmg.errors import InputError
@@ -39,12 +39,8 @@ class SGD(ClientRule):
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number | None = number(None, low=0, below=1, doc="accumulating momentum")
     decay: Number | None = number(None, low=0, doc="decoupled weight decay, times lr per step")
-    decay_scope: Literal["all", "kernels"] = choice(
-        "all", "kernels", doc="parameters that decay: all, or all but biases and norms"
-    )
-    form: Literal["heavy_ball", "nesterov"] = choice(
-        "heavy_ball", "nesterov", doc="form of the momentum"
-    )
+    decay_scope: str = choice("all", "kernels", doc="what decays: all, or all but biases and norms")
+    form: str = choice("heavy_ball", "nesterov", doc="form of the momentum")
     spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
     """Names of the parameters that do not decay, once the model is known."""
 

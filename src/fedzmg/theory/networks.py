@@ -189,7 +189,7 @@ class Net:
             [normal(generator, *s).flatten() / s[-1] ** 0.5 for s in self.shapes.values()]
         )
         rule = ZeroMean(SGD()).for_layout(layout_of(self.module))
-        centred = (rule.centred(self.tree(row)) for row in eye(len(self.start)))
+        centred = (rule.changed(self.tree(row)) for row in eye(len(self.start)))
         self.phi = torch.stack([torch.cat([*map(torch.flatten, row.values())]) for row in centred])
         """``Phi`` of the package's rule as a matrix; biases are free."""
 

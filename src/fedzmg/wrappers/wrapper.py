@@ -8,7 +8,7 @@ the same if the variate is projected too.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, Self, TypeVar, get_args
 
 from torch import Tensor
@@ -70,10 +70,8 @@ class Wrapper(ClientRule):
 class PartsAware(Wrapper):
     """A wrapper that knows the names of personal parameters."""
 
-    personal: tuple[str, ...] | None = field(
-        default=None, repr=False, kw_only=True, metadata={"derived": True}
-    )
-    """None: there are no parts."""
+    _: KW_ONLY
+    personal: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
 
     def for_parts(self, personal: tuple[str, ...]) -> Self:
         return replace(super().for_parts(personal), personal=personal)
@@ -86,9 +84,7 @@ class StatefulWrapper(Wrapper):
         """Return the context of the rule inside."""
         return context
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         own, inside = scratch
         point, inside = self.inner.next_point(self.seen(context, own), params, inside, grad)
         return point, (own, inside)
@@ -116,16 +112,11 @@ class GradientWrapper(Wrapper):
         """Return the gradient for the rule inside; empty in a full pass for the loss alone."""
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        seen = (
-            full_pass._replace(grad=self.changed(full_pass.grad))
-            if isinstance(full_pass, FullPass)
-            else full_pass
-        )
-        return self.inner.begin(context, seen)
+        if isinstance(full_pass, FullPass):
+            full_pass = full_pass._replace(grad=self.changed(full_pass.grad))
+        return self.inner.begin(context, full_pass)
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         return self.inner.next_point(context, params, scratch, self.changed(grad))
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
@@ -196,9 +187,7 @@ class Projected(ServerWrapper):
     """
 
     axes: Axes | None = field(default=None, repr=False, metadata={"derived": True})
-    embedding_axis: EmbeddingAxis = choice(
-        *get_args(EmbeddingAxis), doc="axis of an embedding that counts as its inputs"
-    )
+    embedding_axis: EmbeddingAxis = choice(*get_args(EmbeddingAxis), doc="inputs of an embedding")
     biases: Biases = choice(*get_args(Biases), doc="biases: left alone, or centred too")
 
     def for_layout(self, layout: Layout) -> Self:
