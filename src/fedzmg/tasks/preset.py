@@ -164,21 +164,19 @@ class Preset(ABC):
         """Return data, clients, model, protocol, tuned options and fields, ready for JSON."""
         params = FunctionalModel(self.network()).params()
         parameters = sum(leaf.numel() for leaf in params.values())
+        fields = [
+            {"key": f"preset.{o.name}", "default": o.value, "range": o.rule[0], "doc": o.doc}
+            for o in self.decisions()
+        ]
         return {
-            "name": self.name,
-            "summary": self.summary,
-            "about": inspect.cleandoc(type(self).__doc__ or ""),
-            "data": self.data or None,
-            "missing": self.missing,
-            "clients": self.clients,
+            "name": self.name, "summary": self.summary,
+            "about": inspect.cleandoc(type(self).__doc__ or ""), "data": self.data or None,
+            "missing": self.missing, "clients": self.clients,
             "model": {"parameters": parameters, "bytes": num_bytes(params)},
             "protocol": dict(vars(self.protocol)),
             "tuned": {name: found._asdict() for name, found in tunings(self.name).items()},
-            "fields": [
-                {"key": f"preset.{o.name}", "default": o.value, "range": o.rule[0], "doc": o.doc}
-                for o in self.decisions()
-            ],
-        }
+            "fields": fields,
+        }  # fmt: skip
 
 
 class OwnTask(Preset):
@@ -231,8 +229,7 @@ class OwnTask(Preset):
         return self.task
 
     def describe(self) -> dict[str, Any]:
-        tuned_options = {
-            name: Tuning(own, "the task")._asdict() for name, own in self.task.options.items()
-        }
+        own = self.task.options.items()
+        tuned_options = {name: Tuning(best, "the task")._asdict() for name, best in own}
         about = {"about": (callable(self.source) and inspect.getdoc(self.source)) or ""}
         return super().describe() | about | {"tuned": tuned_options}
