@@ -84,10 +84,8 @@ BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm = _SWAPS.values()
 
 def norms_of(module: nn.Module) -> dict[str, _NormBase]:
     """Return layers that normalise by statistics of batches, or keep running statistics."""
-    known = {name: child for name, child in module.named_modules() if isinstance(child, _NormBase)}
-    return {
-        n: c for n, c in known.items() if isinstance(c, _BatchNorm) or c.running_mean is not None
-    }
+    known = ((name, m) for name, m in module.named_modules() if isinstance(m, _NormBase))
+    return {n: m for n, m in known if isinstance(m, _BatchNorm) or m.running_mean is not None}
 
 
 def forget_statistics(module: nn.Module) -> None:
@@ -127,8 +125,7 @@ class NormLayers:
     def __init__(self, module: nn.Module, policy: BatchNormPolicy) -> None:
         self._policy = policy
         self.constants: list[Tensor] = []  # statistics that stay as they are
-        self.dependent = self.always_dependent = False
-        """Outputs of an example depend on the others of its batch: in training; and always."""
+        self.dependent = self.always_dependent = False  # on other examples: in training; always
         self.flags: list[str] = []  # buffers that take the flags of real examples
         self.unmapped = ""  # reason to train client by client: a layer cannot leave out padding
         norms = norms_of(module)

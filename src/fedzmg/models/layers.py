@@ -152,9 +152,8 @@ class Conv2d(nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if torch.compiler.is_compiling() and input.is_cuda and self.padding_mode == "zeros":
-            return layers.conv2d(
-                input, weight, bias, self.stride, self.padding, self.dilation, self.groups
-            )
+            form = self.stride, self.padding, self.dilation, self.groups
+            return layers.conv2d(input, weight, bias, *form)
         return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
 
 
@@ -221,15 +220,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     """``nn.MultiheadAttention`` that always forms its weights: the fused kernel does not map."""
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        *rest: Any,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, *rest: Any, **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         out, weights = super().forward(query, key, value, key_padding_mask, True, *rest, **options)
         return out, weights if need_weights else None
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.functional import FunctionalModel, Maybe, Moved
 from fedzmg.tree import Inputs, Tree
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # to one loss per example
+Outputs: TypeAlias = tuple[Tensor, Any]  # and features, if wanted
 PrepareFunction: TypeAlias = Callable[[Inputs, torch.dtype], Inputs]  # stored to model inputs
 
 
@@ -20,8 +21,8 @@ class Batch(NamedTuple):
     x: Inputs
     y: Tensor
     weights: Tensor
-    key: Tensor | tuple[()]
-    real: Tensor | tuple[()] = ()  # flags of examples that are not padding, if the model needs them
+    key: Maybe
+    real: Maybe = ()  # flags of examples that are not padding, if the model needs them
 
 
 @dataclass(frozen=True)
@@ -42,25 +43,18 @@ class Objective:
         """Compute the weighted loss of a batch, dropout off."""
         return self._weighted(self.outputs(params, batch.x, batch.real), batch)
 
-    def outputs(self, params: Tree, x: Inputs, real: Tensor | tuple[()] = ()) -> Tensor:
+    def outputs(self, params: Tree, x: Inputs, real: Maybe = ()) -> Tensor:
         """Compute predictions, dropout off."""
         return self._outputs(self.model.evaluate, params, x, real)
 
-    def without_features(
-        self, params: Tree, batch: Batch, moved: dict[str, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[()]]:
-        """Compute outputs, and nothing in place of features; in training if ``moved`` is given.
-
-        It receives the running statistics after the batch.
-        """
+    def without_features(self, params: Tree, batch: Batch, moved: Moved = None) -> Outputs:
+        """Compute outputs, and nothing in place of features; in training if ``moved`` is given."""
         if moved is None:
             return self.outputs(params, batch.x, batch.real), ()
         given = params, batch.x, batch.key, batch.real, moved
         return self._outputs(self.model.train, *given), ()
 
-    def with_features(
-        self, params: Tree, batch: Batch, moved: dict[str, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def with_features(self, params: Tree, batch: Batch, moved: Moved = None) -> Outputs:
         """Compute outputs and inputs of the last layer; in training if ``moved`` is given."""
         key = () if moved is None else batch.key
         inputs = self._outputs(self.model.features, params, batch.x, key, batch.real, moved)
@@ -102,10 +96,7 @@ def pixel_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute cross-entropy of logits and targets from 0 to 1, averaged over an example's labels.
-
-    Negative targets are ignored.
-    """
+    """Compute cross-entropy of logits per example; targets are from 0 to 1, or ignored below 0."""
     targets = targets.reshape(outputs.shape).to(outputs.dtype)
     losses = outputs.clamp(min=0) - outputs * targets + (-outputs.abs()).exp().log1p()
     return _mean(torch.where(targets >= 0, losses, 0.0), targets >= 0)

@@ -84,11 +84,9 @@ TIMES = 5
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """Time a call on the GPU, without the time that Python takes to launch it.
-
-    Steps are replayed from graphs, where launches cost next to nothing. Timed from Python, small
-    kernels would be compared by the number of their launches instead of by their work.
-    """
+    """Time a call on the GPU, without the time that Python takes to launch it."""
+    # Steps are replayed from graphs, where launches cost next to nothing. Timed from Python, small
+    # kernels would be compared by the number of their launches instead of by their work.
     call()  # what is compiled, loaded or kept at first use is not timed
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -51,9 +51,8 @@ def _step_kernel(
     new_hidden = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for first in range(0, U, DEPTH):
         depth = first + tl.arange(0, DEPTH)
-        hidden = tl.load(
-            before + depth[None, :], mask=(rows < batch)[:, None] & (depth < U)[None, :], other=0.0
-        )
+        inside = (rows < batch)[:, None] & (depth < U)[None, :]
+        hidden = tl.load(before + depth[None, :], mask=inside, other=0.0)
         inside = (depth < U)[:, None] & (unit < U)[None, :]
         tile = weights + unit[None, :] * U + depth[:, None]
         hidden = hidden.to(weights.dtype.element_ty)
@@ -96,25 +95,22 @@ def _gates_back_kernel(
     client = (place // (U * batch)).to(tl.int64)
     at = (client * steps + time) * batch + row
     down = tl.load(carried + place, mask=real, other=0.0)
-    # signal: [client, batch, steps, U]
-    down += tl.load(
-        signal + ((client * batch + row) * steps + time) * U + unit, mask=real, other=0.0
-    )
+    given = (client * batch + row) * steps + time  # signal: [client, batch, steps, U]
+    down += tl.load(signal + given * U + unit, mask=real, other=0.0)
     kept = gates + at * 4 * U + unit
     reset = tl.load(kept, mask=real, other=0.0)
     update = tl.load(kept + U, mask=real, other=0.0)
     new = tl.load(kept + 2 * U, mask=real, other=0.0)
     new_hidden = tl.load(kept + 3 * U, mask=real, other=0.0)
-    old = tl.load(
-        states + ((client * (steps + 1) + time) * batch + row) * U + unit, mask=real, other=0.0
-    )
+    before = (client * (steps + 1) + time) * batch + row
+    old = tl.load(states + before * U + unit, mask=real, other=0.0)
     d_new = down * (1.0 - update) * (1.0 - new * new)
     d_update = down * (old - new) * update * (1.0 - update)
     d_reset = d_new * new_hidden * reset * (1.0 - reset)
-    given = to_input + ((client * batch + row) * steps + time) * 3 * U + unit
-    tl.store(given, d_reset, mask=real)
-    tl.store(given + U, d_update, mask=real)
-    tl.store(given + 2 * U, d_new, mask=real)
+    target = to_input + given * 3 * U + unit
+    tl.store(target, d_reset, mask=real)
+    tl.store(target + U, d_update, mask=real)
+    tl.store(target + 2 * U, d_new, mask=real)
     hidden = to_hidden + at * 3 * U + unit
     tl.store(hidden, d_reset, mask=real)
     tl.store(hidden + U, d_update, mask=real)
@@ -137,16 +133,10 @@ def _hidden_back_kernel(
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for first in range(0, 3 * U, DEPTH):
         depth = first + tl.arange(0, DEPTH)
-        signal = tl.load(
-            source + depth[None, :],
-            mask=(rows < batch)[:, None] & (depth < 3 * U)[None, :],
-            other=0.0,
-        )
-        w = tl.load(
-            weights + depth[:, None] * U + unit[None, :],
-            mask=(depth < 3 * U)[:, None] & (unit < U)[None, :],
-            other=0.0,
-        )
+        inside = (rows < batch)[:, None] & (depth < 3 * U)[None, :]
+        signal = tl.load(source + depth[None, :], mask=inside, other=0.0)
+        inside = (depth < 3 * U)[:, None] & (unit < U)[None, :]
+        w = tl.load(weights + depth[:, None] * U + unit[None, :], mask=inside, other=0.0)
         total = tl.dot(signal.to(weights.dtype.element_ty), w, total, input_precision=PRECISION)
     target = carried + (client * batch + rows)[:, None] * U + unit[None, :]
     real = (rows < batch)[:, None] & (unit < U)[None, :]
@@ -205,9 +195,7 @@ def _hash(bits):
 
 
 @triton.jit(do_not_specialize=["layer", "call", "below"])
-def _draws_kernel(
-    keys, out, layer, call, below, places, COMPARE: tl.constexpr, BLOCK: tl.constexpr
-):
+def _draws_kernel(keys, out, layer, call, below, places, TEST: tl.constexpr, BLOCK: tl.constexpr):
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + client)
@@ -216,7 +204,7 @@ def _draws_kernel(
     if call != 0:
         bits = _hash(bits ^ _hash(call.to(tl.uint32)))
     here = out + client * places + place
-    if COMPARE:
+    if TEST:
         # Half the range is taken off both sides, so that the bound fits a signed word.
         drawn = (bits ^ 0x80000000).to(tl.int32, bitcast=True)
         tl.store(here, drawn < below, mask=place < places)
@@ -232,6 +220,6 @@ def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None) -
     grid = (triton.cdiv(places, 1024), len(keys))
     _draws_kernel[grid](
         keys.contiguous(), out, layer, call, (below or 0) - (1 << 31), places,
-        COMPARE=compare, BLOCK=1024,
+        TEST=compare, BLOCK=1024,
     )  # fmt: skip
     return out
