@@ -14,8 +14,6 @@ with b the share of norms up to M (inferred from TensorFlow Federated's robust a
 limits the harm of a client but does not exclude any.
 """
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
@@ -24,9 +22,6 @@ from fedzmg.aggregators.rows import combine, coordinate_median, distances, middl
 from fedzmg.contract import Aggregator, Number, choice, flag, number, rule_class, whole
 from fedzmg.messages import Rows
 from fedzmg.tree import State, Tree
-
-Start = Literal["previous", "zero", "median"]
-Bound = Literal["median", "fixed", "adaptive"]
 
 
 def _factors(norms: Tensor, bound: Number) -> Tensor:
@@ -40,7 +35,7 @@ class CentredClipping(Aggregator):
 
     tau: Number = number(10.0, above=0, doc="largest norm of a difference, in units of updates")
     iterations: int = whole(1, low=1, doc="steps in a round")
-    start: Start = choice(*get_args(Start), doc="first centre; previous: the last aggregate")
+    start: str = choice("previous", "zero", "median", doc="first centre: last aggregate, ...")
     weighted: bool = flag(False, doc=WEIGHTED)
 
     def init(self, params: Tree) -> State:
@@ -65,7 +60,7 @@ class CentredClipping(Aggregator):
 class NormBound(Aggregator):
     """Mean of updates whose norms are bounded."""
 
-    bound: Bound = choice(*get_args(Bound), doc="bound: median of the norms, or by the fields")
+    bound: str = choice("median", "fixed", "adaptive", doc="median of the norms, or by fields")
     norm: Number = number(1.0, above=0, doc="fixed bound, or the first adaptive one")
     quantile: Number = number(0.8, low=0, high=1, doc="share of norms below an adaptive bound")
     rate: Number = number(0.2, above=0, doc="rate of change of an adaptive bound")

@@ -9,8 +9,6 @@ from the mean of the updates. Three steps, as in the paper, are near the limit b
 tolerates bad clients of less than half of the weight.
 """
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
@@ -20,8 +18,6 @@ from fedzmg.contract import Aggregator, Number, choice, flag, number, rule_class
 from fedzmg.messages import Rows
 from fedzmg.tree import State
 
-Start = Literal["mean", "zero"]
-
 
 @rule_class
 class GeometricMedian(Aggregator):
@@ -29,7 +25,7 @@ class GeometricMedian(Aggregator):
 
     iterations: int = whole(3, low=1, doc="steps")
     nu: Number = number(1e-6, above=0, doc="distance below which an update gains no more weight")
-    start: Start = choice(*get_args(Start), doc="first point: the mean, or zero as in byzfl")
+    start: str = choice("mean", "zero", doc="first point: the mean, or zero as in byzfl")
     weighted: bool = flag(False, doc=WEIGHTED)
 
     def aggregate(self, rows: Rows, state: State) -> tuple[Tensor, State]:

@@ -1,6 +1,6 @@
 """Tiny federations for the conformance suite, and trainings that properties share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -63,17 +63,13 @@ def with_inputs(problem: Task, change: Callable[[Tensor], Tensor], client: int |
 class ChangedPlanner(RoundPlanner):
     """Planner that changes the batches of every round."""
 
-    def __init__(
-        self,
-        problem: Task,
-        algorithm: Algorithm,
-        change: Callable[[list[ClientBatch]], list[ClientBatch]],
-    ) -> None:
+    def __init__(self, problem: Task, algorithm: Algorithm, change: Callable[..., Any]) -> None:
         super().__init__(problem, range(PACK), None, algorithm.client.extra_epochs)
         self._change = change
 
     def batches(self, round_: int, chosen: range | None = None) -> list[ClientBatch]:
-        return self._change(super().batches(round_))
+        changed: list[ClientBatch] = self._change(super().batches(round_))
+        return changed
 
 
 class Run(NamedTuple):
@@ -133,22 +129,11 @@ class Case:
         return algorithm
 
     def simulation(
-        self,
-        engine: Any = "vectorized",
-        problem: Task | None = None,
-        chosen: Sequence[Trial] | None = None,
-        **options: Any,
+        self, engine: Any = "vectorized", problem: Any = None, chosen: Any = (), **options: Any
     ) -> Simulation:
         """Begin to train the pack, or chosen trials of it."""
-        return Simulation(
-            problem or self.task(),
-            chosen or self.trials(),
-            rounds=4,
-            device=CPU,
-            dtype=torch.float64,
-            engine=engine,
-            **options,
-        )
+        options |= {"rounds": 4, "device": CPU, "dtype": torch.float64, "engine": engine}
+        return Simulation(problem or self.task(), chosen or self.trials(), **options)
 
     def run(self, engine: str) -> Run:
         """Train two rounds of the pack; only once for all properties."""
@@ -172,8 +157,5 @@ def distance(one: Any, two: Any) -> tuple[float, str]:
     """Return the largest difference between tensors of equal structure, and its leaf's name."""
     pairs = zip(named_leaves(one).items(), leaves(two), strict=True)
     # NaN is infinitely far from everything.
-    gaps = [
-        (float((a.double() - b.double()).abs().nan_to_num(torch.inf).max()), name)
-        for (name, a), b in pairs
-    ]
-    return max(gaps)
+    gaps = {name: (a.double() - b.double()).abs().nan_to_num(torch.inf) for (name, a), b in pairs}
+    return max((float(gap.max()), name) for name, gap in gaps.items())
