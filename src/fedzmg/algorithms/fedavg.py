@@ -39,7 +39,7 @@ class SGD(ClientRule):
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number | None = number(None, low=0, below=1, doc="accumulating momentum")
     decay: Number | None = number(None, low=0, doc="decoupled weight decay, times lr per step")
-    decay_scope: str = choice("all", "kernels", doc="what decays: all, or all but biases and norms")
+    decay_scope: str = choice("all", "kernels", doc="decay of all, or of all but biases and norms")
     form: str = choice("heavy_ball", "nesterov", doc="form of the momentum")
     spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
     """Names of the parameters that do not decay, once the model is known."""

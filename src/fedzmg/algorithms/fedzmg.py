@@ -46,7 +46,7 @@ class ZeroMean(GradientWrapper):
 
     axes: Axes | None = field(default=None, repr=False, metadata={"derived": True})
     project: Project = choice(*get_args(Project), doc="layers whose gradients are projected")
-    embedding_axis: EmbeddingAxis = choice(*get_args(EmbeddingAxis), doc="inputs of an embedding")
+    embedding_axis: EmbeddingAxis = choice(*get_args(EmbeddingAxis), doc="embedding's input axis")
     biases: Biases = choice(*get_args(Biases), doc="biases: left alone, or centred too")
     adapters: tuple[str, ...] = field(default=(), repr=False, metadata={"derived": True})
     """Names of the first factors of adapters, which start every round centred."""

@@ -187,7 +187,7 @@ class Projected(ServerWrapper):
     """
 
     axes: Axes | None = field(default=None, repr=False, metadata={"derived": True})
-    embedding_axis: EmbeddingAxis = choice(*get_args(EmbeddingAxis), doc="inputs of an embedding")
+    embedding_axis: EmbeddingAxis = choice(*get_args(EmbeddingAxis), doc="embedding's input axis")
     biases: Biases = choice(*get_args(Biases), doc="biases: left alone, or centred too")
 
     def for_layout(self, layout: Layout) -> Self:
