@@ -33,9 +33,9 @@ from torch import Tensor
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedprox import LossFirst
 from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
-from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, Result
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import known
 
 
 def nearest_mixture(values: Tensor) -> Tensor:
@@ -84,10 +84,8 @@ class Agnostic(ServerRule):
     """Number of clients, once the task is known."""
 
     def init(self, params: Tree) -> Mixture:
-        if self.population is None:
-            raise InputError("Agnostic does not know the clients yet: call for_layout with them")
-        zero = next(iter(params.values())).new_zeros(())
-        weights = torch.ones_like(zero).expand(self.population) / self.population
+        zero, number = next(iter(params.values())).new_zeros(()), known(self, self.population)
+        weights = torch.ones_like(zero).expand(number) / number
         return Mixture(weights, *((params, zero) if self.output == "mean" else ((), ())))
 
     def send(self, params: Tree, state: Mixture) -> Tree:

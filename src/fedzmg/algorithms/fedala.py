@@ -27,10 +27,11 @@ from torch import Tensor
 from fedzmg.algorithms.ditto import OwnModel, OwnModelClient
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.contract import Algorithm, Layout, Number, number, rule_class, whole
-from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.parts import matches
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.parts import filled, pick
+from fedzmg.wrappers.wrapper import known
 
 
 @rule_class
@@ -54,14 +55,12 @@ class FedALA(OwnModelClient):
         return self.start_epochs
 
     def _mixed(self, tree: Tree) -> Tree:
-        if self.mixed is None:
-            raise InputError("FedALA does not know the model yet: call for_layout(layout) first")
-        return Tree({name: leaf for name, leaf in tree.items() if name in self.mixed})
+        return pick(tree, known(self, self.mixed))
 
     def _mixture(self, params: Tree, own: Tree, weights: Tree) -> Tree:
         """Return the received model with its last layers mixed."""
         mixed = {n: own[n] + (params[n] - own[n]) * weight for n, weight in weights.items()}
-        return Tree({name: mixed.get(name, leaf) for name, leaf in params.items()})
+        return filled(Tree(mixed), params)
 
     def init_memory(self, params: Tree) -> State:
         rounds = next(iter(params.values())).new_zeros(())

@@ -15,10 +15,10 @@ from dataclasses import field, replace
 from typing import Self
 
 from fedzmg.contract import Algorithm, ClientRule, ServerRule
-from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
 from fedzmg.rule import Layout, Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import known
 
 
 @rule_class
@@ -66,9 +66,7 @@ class SGD(ClientRule):
     def _decayed(self, params: Tree, kept: Number) -> Tree:
         if self.decay_scope == "all":
             return params * kept
-        if self.spared is None:
-            raise InputError("SGD does not know the model yet: call for_layout(layout) first")
-        spared = self.spared
+        spared = known(self, self.spared)
         return Tree({n: w if n in spared else w * kept for n, w in params.items()})
 
 

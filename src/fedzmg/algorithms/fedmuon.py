@@ -39,11 +39,10 @@ from torch import Tensor
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.moments import Moments, SharesState
 from fedzmg.contract import Algorithm, ClientRule, Need
-from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.rule import Layout, Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
-from fedzmg.wrappers.wrapper import Wrapper
+from fedzmg.wrappers.wrapper import Wrapper, known
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:
@@ -88,9 +87,8 @@ class Muon(ClientRule):
 
     def is_matrix(self, name: str, leaf: Tensor) -> bool:
         """Tell whether a parameter's steps are orthogonalised."""
-        if self.matrices == "hidden" and self.spared is None:
-            raise InputError("Muon does not know the model yet: call for_layout(layout) first")
-        return leaf.ndim > 1 and name not in (self.spared or ())
+        spared = () if self.matrices == "all" else known(self, self.spared)
+        return leaf.ndim > 1 and name not in spared
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Moments:
         zeros = context.params.zeros()

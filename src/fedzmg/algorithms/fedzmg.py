@@ -30,12 +30,11 @@ from typing import Self, get_args
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, Layout, choice, rule_class
-from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext
 from fedzmg.tree import Tree
 from fedzmg.wrappers import projection
 from fedzmg.wrappers.projection import Axes, Biases, EmbeddingAxis, Project, zero_mean
-from fedzmg.wrappers.wrapper import GradientWrapper
+from fedzmg.wrappers.wrapper import GradientWrapper, known
 
 
 @rule_class
@@ -61,15 +60,13 @@ class ZeroMean(GradientWrapper):
         if not self.adapters or self.project == "whole":
             return first
         # Gradients of B see the rows of A: centred ones, or W B would leave the hyperplane.
-        known, axes = self.adapters, self.axes or {}
-        return Tree({n: zero_mean(w, axes[n]) if n in known else w for n, w in first.items()})
+        own, axes = self.adapters, self.axes or {}
+        return Tree({n: zero_mean(w, axes[n]) if n in own else w for n, w in first.items()})
 
     def changed(self, grad: Tree) -> Tree:
-        if self.axes is None:
-            raise InputError("ZeroMean does not know the model yet: call for_layout(layout) first")
+        axes = known(self, self.axes)
         if self.project == "whole":
             return projection.zero_mean_vector(grad)
-        axes = self.axes
         return Tree({name: zero_mean(leaf, axes[name]) for name, leaf in grad.items()})
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedzmg.data.columns import Ids
-from fedzmg.errors import InputError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + ascii_letters))  # the paper's 65, as their ids
@@ -41,8 +40,6 @@ class Sequences(NamedTuple):
 
 def sequences(ids: Bytes, offsets: Ids, length: int, remainder: Remainder = "drop") -> Sequences:
     """Cut every client's text into disjoint windows of ``length + 1`` characters."""
-    if length < 1:
-        raise InputError(f"length = {length!r}: expected a whole number of at least 1")
     size = length + 1
     full, rest = np.divmod(np.diff(offsets), size)
     counts = full + (rest > 1) if remainder == "pad" else full

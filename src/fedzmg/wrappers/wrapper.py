@@ -21,12 +21,21 @@ from fedzmg.tree import State, Tree
 from fedzmg.wrappers.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
 
 R = TypeVar("R", bound=Rule)
+T = TypeVar("T")
 
 
 def rate_of(rule: Rule) -> Number | None:
     """Return the ``lr`` of the outermost rule that has one."""
     rates = [r.lr for r in chain(rule) if any(f.name == "lr" for f in fields(r))]
     return rates[0] if rates else None
+
+
+def known(rule: Rule, value: T | None) -> T:
+    """Return a value that ``for_layout`` fills in."""
+    if value is None:
+        name = type(rule).__name__
+        raise InputError(f"{name} does not know the model yet: call for_layout(layout) first")
+    return value
 
 
 def _forwarding(kind: type[R]) -> type[R]:
@@ -195,14 +204,12 @@ class Projected(ServerWrapper):
         return replace(super().for_layout(layout), axes=axes)
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
-        if self.axes is None:
-            raise InputError("Projected does not know the model yet: call for_layout(layout) first")
+        axes = known(self, self.axes)
         after, state = self.inner.update(params, state, cohort)
-        known = self.axes
 
         def moved(name: str, leaf: Tensor) -> Tensor:
-            if not known[name]:
+            if not axes[name]:
                 return leaf  # subtracting and adding params would round
-            return params[name] + zero_mean(leaf - params[name], known[name])
+            return params[name] + zero_mean(leaf - params[name], axes[name])
 
         return Tree({name: moved(name, leaf) for name, leaf in after.items()}), state
