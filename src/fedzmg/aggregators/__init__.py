@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedzmg.aggregators.clipping import CentredClipping, NormBound
 from fedzmg.aggregators.coordinates import Mean, Median, TrimmedMean
-from fedzmg.aggregators.geometric import GeometricMedian
+from fedzmg.aggregators.distances import CentredClipping, GeometricMedian, NormBound
 from fedzmg.aggregators.nearest import Bulyan, Krum, MultiKrum
 from fedzmg.contract import Aggregator, check_rule
 from fedzmg.errors import InputError, check_names
