@@ -65,9 +65,9 @@ def _pixels_kernel(
         w = tl.load(weights + first + of, mask=known, other=0.0)
         total = tl.dot(tile, w, total, input_precision=PRECISION)
     target = client * batch * (OUT_HEIGHT * OUT_WIDTH) + place
-    known = real[:, None] & (outputs < FILTERS)[None, :]
-    at = out + target[:, None] * FILTERS + outputs[None, :]
-    tl.store(at, total.to(out.dtype.element_ty), mask=known)
+    written = real[:, None] & (outputs < FILTERS)[None, :]
+    to = out + target[:, None] * FILTERS + outputs[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=written)
 
 
 @triton.jit

@@ -51,8 +51,8 @@ def _step_kernel(
     new_hidden = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for first in range(0, U, DEPTH):
         depth = first + tl.arange(0, DEPTH)
-        inside = (rows < batch)[:, None] & (depth < U)[None, :]
-        hidden = tl.load(before + depth[None, :], mask=inside, other=0.0)
+        there = (rows < batch)[:, None] & (depth < U)[None, :]
+        hidden = tl.load(before + depth[None, :], mask=there, other=0.0)
         inside = (depth < U)[:, None] & (unit < U)[None, :]
         tile = weights + unit[None, :] * U + depth[:, None]
         hidden = hidden.to(weights.dtype.element_ty)
@@ -133,8 +133,8 @@ def _hidden_back_kernel(
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for first in range(0, 3 * U, DEPTH):
         depth = first + tl.arange(0, DEPTH)
-        inside = (rows < batch)[:, None] & (depth < 3 * U)[None, :]
-        signal = tl.load(source + depth[None, :], mask=inside, other=0.0)
+        there = (rows < batch)[:, None] & (depth < 3 * U)[None, :]
+        signal = tl.load(source + depth[None, :], mask=there, other=0.0)
         inside = (depth < 3 * U)[:, None] & (unit < U)[None, :]
         w = tl.load(weights + depth[:, None] * U + unit[None, :], mask=inside, other=0.0)
         total = tl.dot(signal.to(weights.dtype.element_ty), w, total, input_precision=PRECISION)
@@ -195,7 +195,9 @@ def _hash(bits):
 
 
 @triton.jit(do_not_specialize=["layer", "call", "below"])
-def _draws_kernel(keys, out, layer, call, below, places, TEST: tl.constexpr, BLOCK: tl.constexpr):
+def _draws_kernel(
+    keys, out, layer, call, below, places, COMPARE: tl.constexpr, BLOCK: tl.constexpr
+):
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + client)
@@ -204,7 +206,7 @@ def _draws_kernel(keys, out, layer, call, below, places, TEST: tl.constexpr, BLO
     if call != 0:
         bits = _hash(bits ^ _hash(call.to(tl.uint32)))
     here = out + client * places + place
-    if TEST:
+    if COMPARE:
         # Half the range is taken off both sides, so that the bound fits a signed word.
         drawn = (bits ^ 0x80000000).to(tl.int32, bitcast=True)
         tl.store(here, drawn < below, mask=place < places)
@@ -220,6 +222,6 @@ def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None) -
     grid = (triton.cdiv(places, 1024), len(keys))
     _draws_kernel[grid](
         keys.contiguous(), out, layer, call, (below or 0) - (1 << 31), places,
-        TEST=compare, BLOCK=1024,
+        COMPARE=compare, BLOCK=1024,
     )  # fmt: skip
     return out
