@@ -17,8 +17,7 @@ from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Inputs, Tree, row, stack, tree_map
 
-CHUNK = 500
-"""Examples evaluated at once, if their outputs are not large."""
+CHUNK = 500  # examples evaluated at once, if their outputs are not large
 LARGEST_OUTPUTS = 2**28
 """Bytes of one model's outputs that are computed at once, for more than one example."""
 
@@ -40,8 +39,7 @@ class Metric:
     function: Callable[[Tensor, Tensor], Tensor]
     higher_is_better: bool = True
     finish: Callable[[Tensor], Tensor] | None = None
-    pooled: bool = False
-    """``finish`` needs the statistics of every example, not their sum."""
+    pooled: bool = False  # ``finish`` needs the statistics of every example, not their sum
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not callable(self.function):
@@ -238,8 +236,7 @@ class OverClients(NamedTuple):
     mean: float
     sd: float
     median: float
-    worst_tenth: float
-    """Mean of the worst tenth of the clients; of one client at least."""
+    worst_tenth: float  # mean of the worst tenth of the clients; of one client at least
     best_tenth: float
 
     @classmethod

@@ -33,8 +33,7 @@ class ParamInfo(NamedTuple):
     input_axes: tuple[int, ...]
     layer: str = ""
     """Type of the module that owns it, such as ``Conv2d``; several with different axes: ``A+B``."""
-    scale: float | None = None
-    """Factor of an adapter's product, beside its A."""
+    scale: float | None = None  # factor of an adapter's product, beside its A
 
     @property
     def is_buffer(self) -> bool:

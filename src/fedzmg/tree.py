@@ -28,8 +28,7 @@ from torch.utils import _pytree as pytree
 PIECE = 1 << 17
 """Elements that a thread of a CPU works on at once: a few of these tensors fit into its cache."""
 T = TypeVar("T")
-Scalar: TypeAlias = float | Tensor
-"""A Python number or a 0-d tensor."""
+Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any
 """Nested trees, tuples and tensors whose structure, shapes and dtypes never change."""
 Inputs: TypeAlias = Any
@@ -251,8 +250,7 @@ def row(value: T, index: Any) -> T:
 class Flat(NamedTuple):
     """Structure, shapes and types of the tensors that flat rows were made of."""
 
-    form: Any
-    """The structure, with nothing in place of tensors."""
+    form: Any  # the structure, with nothing in place of tensors
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
 

@@ -58,34 +58,6 @@ def optimum(problem: dict[str, Any]) -> Tensor:
     return (curvature * centre).sum(0) / curvature.sum(0)
 
 
-SLOW = named("fedavg", weights="uniform", client_lr=0.025)
-UNIFORM = named("fedavg", weights="uniform")
-STILL = named("fedprox:adaptive", server_start=0.5, server_change=0.0)
-DEGENERATE: dict[str, tuple[Any, Algorithm, Algorithm, int]] = {
-    "fedprox, mu 0": (P2, named("fedprox", client_mu=0.0), named("fedavg"), 2),
-    "adaptive fedprox, change 0": (P2, STILL, named("fedprox", client_mu=0.5), 4),
-    "scaffold, first round": (MANY, named("scaffold"), UNIFORM, 1),
-    "scaffold option 1, first round": (MANY, named("scaffold:option-1"), UNIFORM, 1),
-    "mimelite, beta 0": (MANY, named("mimelite", server_beta=0.0), UNIFORM, 3),
-    "mimelite, first round": (MANY, named("mimelite", server_beta=0.75), SLOW, 1),
-    "adabest, mu and beta 0": (
-        MANY, named("adabest", client_mu=0.0, server_beta=0.0), UNIFORM, 4
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", DEGENERATE)
-def test_degenerate_cases(case: str, engine: str) -> None:
-    problem, algorithm, simpler, count = DEGENERATE[case]
-    one, other = (
-        models(quadratic_task(problem), a, engine=engine, rounds=count)
-        for a in (algorithm, simpler)
-    )
-    for a, b in zip(one, other, strict=True):
-        close(a["weight"], b["weight"], 0 if case.startswith("fedprox") else 1e-12)
-
-
 # FedProx
 
 

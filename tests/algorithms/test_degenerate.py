@@ -13,16 +13,18 @@ from torch import nn
 import fedzmg
 from fedzmg.algorithms import SGD, Average, Prox
 from fedzmg.algorithms.feddc import Drift
+from fedzmg.algorithms.fedgbo import FedGBOServer, FrozenSteps
 from fedzmg.algorithms.options import configure
 from fedzmg.contract import Algorithm, ServerRule
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree, row
-from golden_problems import P2, models, quadratic_task, random_task
+from golden_problems import P2, dense_task, models, quadratic_task, random_task
 
 
-def classes(outputs: int = 3, **settings: Any) -> fedzmg.Task:
+def classes(outputs: int = 3, dropout: float = 0.0, **settings: Any) -> fedzmg.Task:
     """Three clients; a hidden layer, the features, and a layer of scores."""
-    net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, outputs))
+    hidden = [nn.Tanh(), nn.Dropout(dropout)] if dropout else [nn.Tanh()]
+    net = nn.Sequential(nn.Linear(5, 4), *hidden, nn.Linear(4, outputs))
     protocol = {"cohort": 3, "batch_size": 4, "epochs": 2} | settings
     return random_task(net, [9, 5, 7], inputs=5, classes=outputs, seed=3, **protocol)
 
@@ -65,7 +67,7 @@ class Pair(NamedTuple):
 
 ALL, SOME, FULL = classes(), classes(cohort=2), classes(cohort=2, batch_size=9)
 LONG, LONGEST = (classes(cohort=2, batch_size=9, epochs=epochs) for epochs in (4, 6))
-SQUARE = quadratic_task(P2)
+SQUARE, DROPPED = quadratic_task(P2), classes(cohort=2, dropout=0.2)
 UNIFORM, NOBODY = {"weights": "uniform"}, {"parts_personal": ()}
 FEDAVG, AVERAGE = named("fedavg"), named("fedavg", **UNIFORM)
 FEDDYN, HALF = named("feddyn", client_alpha=0.5), {"client_lam": 2.0}
@@ -75,8 +77,13 @@ PULLED = Algorithm("pulled", Prox(SGD(0.1, momentum=0.9), mu=0.5), Average())
 REPTILE = {"client_lam": 10.0, "client_personal_lr": 0.1, "client_inner_steps": 1}
 FIXED = {"client_alpha": 0.0, "client_adapt": "never"}
 DRIFTLESS = replace(named("feddc", client_alpha=0.0), server=NoDrift())
+STILL = {"client_factor": 1.0, "client_patience": 1e9}
+BARE = Algorithm("bare", FrozenSteps(0.1), FedGBOServer(), weights="uniform")
 SPEED = named("fedspeed", client_alpha=None, **HALF)
 PAIRS: dict[str, Pair] = {
+    "adabest, mu and beta 0": Pair(
+        named("adabest", client_mu=0.0, server_beta=0.0), AVERAGE, SOME
+    ),
     "afl, fixed mixture": Pair(named("afl", server_mixture_lr=0.0), AVERAGE, SOME),
     "afl, fixed mixture, factors": Pair(
         named("afl", server_mixture_lr=0.0, server_rule="exponential"), AVERAGE, SOME
@@ -90,6 +97,7 @@ PAIRS: dict[str, Pair] = {
         SOME,
     ),
     "fedacg, neither": Pair(named("fedacg", server_beta=0.0, client_mu=0.0), AVERAGE, SOME),
+    "fedadap, never bad": Pair(named("fedadap", **STILL), FEDAVG, DROPPED, exact=True),
     "fedala, fixed weights": Pair(named("fedala", client_weight_lr=0.0), FEDAVG, FULL),
     "fedala, first round": Pair(named("fedala"), FEDAVG, FULL, rounds=1),
     "fedams, large eps": Pair(
@@ -115,6 +123,8 @@ PAIRS: dict[str, Pair] = {
     "fedexp, large eps": Pair(named("fedexp", **LAST, server_eps=1e9), AVERAGE, SOME),
     "fedexp, bounded": Pair(named("fedexp", **LAST, server_highest=1.0), AVERAGE, SOME),
     "fedexp, one client": Pair(named("fedexp", **LAST), AVERAGE, classes(cohort=1)),
+    "fedgbo, beta 0": Pair(named("fedgbo", server_beta1=0.0), AVERAGE, DROPPED, exact=True),
+    "fedgbo, no moments": Pair(BARE, AVERAGE, DROPPED, exact=True),
     "fedlc, tau 0": Pair(named("fedlc", client_tau=0.0, client_absent="counted"), FEDAVG, SOME),
     "fedlc, equal counts": Pair(named("fedlc", client_tau=0.7), FEDAVG, every_class_equally()),
     "fedmuon, first round": Pair(
@@ -129,6 +139,11 @@ PAIRS: dict[str, Pair] = {
     "fedntd, one step": Pair(named("fedntd"), FEDAVG, classes(batch_size=9, epochs=1)),
     "fedper, nothing personal": Pair(named("fedper", **NOBODY), FEDAVG, SOME, exact=True),
     "lg-fedavg, nothing personal": Pair(named("lg-fedavg", **NOBODY), AVERAGE, SOME, exact=True),
+    "fedprox, mu 0": Pair(named("fedprox", client_mu=0.0), FEDAVG, SOME, exact=True),
+    "fedprox:adaptive, change 0": Pair(
+        named("fedprox:adaptive", server_start=0.5, server_change=0.0),
+        named("fedprox", client_mu=0.5), SOME,
+    ),
     "fedrep, no head epochs": Pair(
         named("fedrep", client_head_epochs=0), named("fedbabu"), SOME, exact=True,
         unfit=("client.clip_norm",),
@@ -140,6 +155,18 @@ PAIRS: dict[str, Pair] = {
     "fedspeed, all present": Pair(named("fedspeed"), named("fedspeed:all"), ALL),
     "fedspeed, some present": Pair(
         named("fedspeed:all", client_alpha=None, **HALF), FEDDYN, SOME
+    ),
+    "gc-fed, one layer": Pair(
+        named("gc-fed"), named("global-gc"), dense_task(), exact=True, unfit=("client.zero_mean",)
+    ),
+    "mfl, gamma 0": Pair(named("mfl", client_momentum=0.0), FEDAVG, DROPPED, exact=True),
+    "mfl:averaging, beta 0": Pair(
+        named("mfl:averaging", client_momentum=0.0), AVERAGE, DROPPED, exact=True
+    ),
+    "mimelite, beta 0": Pair(named("mimelite", server_beta=0.0), AVERAGE, SOME),
+    "mimelite, first round": Pair(
+        named("mimelite", server_beta=0.75), named("fedavg", **UNIFORM, client_lr=0.025), SOME,
+        rounds=1,
     ),
     "mofedsam, rho 0": Pair(named("mofedsam", client_rho=0.0), named("fedcm"), SOME),
     "mofedsam, alpha 1": Pair(
@@ -159,6 +186,8 @@ PAIRS: dict[str, Pair] = {
     "qfedavg, q 0 by examples": Pair(
         named("qfedavg", client_q=0.0, client_shares="examples"), FEDAVG, SOME
     ),
+    "scaffold, first round": Pair(named("scaffold"), AVERAGE, SOME, rounds=1),
+    "scaffold:option-1, first round": Pair(named("scaffold:option-1"), AVERAGE, SOME, rounds=1),
 }  # fmt: skip
 WRAPPED = {
     "client.zero_mean": True,

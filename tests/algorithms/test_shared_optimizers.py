@@ -15,16 +15,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from known_answers import ENGINES, close, made, simulation
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedzmg
 from fedzmg import algorithms
 from fedzmg.algorithms import ZeroMean
-from fedzmg.algorithms.fedgbo import FedGBOServer, FrozenSteps
 from fedzmg.contract import Algorithm
 from fedzmg.simulation import Record
 from fedzmg.tree import Tree, row
-from golden_problems import P2, quadratic_task, random_task
+from golden_problems import P2, quadratic_task
 
 CLIENTS = list(P2["n"])
 P2_TASK = quadratic_task(P2)
@@ -270,40 +269,6 @@ def test_fedadap_stops_and_saves_epochs(patience: int, engine: str) -> None:
     ):
         close(after.params["weight"], w)
         assert after.record.steps == run
-
-
-# Equal algorithms at the ends of ranges.
-
-
-def ragged_task(**protocol: Any) -> fedzmg.Task:
-    settings = {"batch_size": 4, "epochs": 3, "cohort": 3, "rounds": 3, **protocol}
-    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 2))
-    return random_task(network, [5, 12, 8, 3, 1], inputs=3, classes=2, seed=3, **settings)
-
-
-STILL = {"client_factor": 1.0, "client_patience": 1e9}
-DEGENERATE = {
-    "mfl gamma 0": (made("mfl", client_momentum=0.0), "examples"),
-    "mfl:averaging beta 0": (made("mfl:averaging", client_momentum=0.0), "uniform"),
-    "fedgbo beta 0": (made("fedgbo", server_beta1=0.0), "uniform"),
-    "fedgbo without moments": (
-        Algorithm("bare", FrozenSteps(0.1), FedGBOServer(), weights="uniform"),
-        "uniform",
-    ),
-    "fedadap never bad": (made("fedadap", **STILL), "examples"),
-}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", DEGENERATE)
-def test_degenerate_cases_are_fedavg_bit_for_bit(case: str, engine: str) -> None:
-    algorithm, weights = DEGENERATE[case]
-    one, other = (
-        rounds(ragged_task(), a, engine=engine, dtype=torch.float32)
-        for a in (algorithm, made("fedavg", weights=weights))
-    )
-    for a, b in zip(one, other, strict=True):
-        assert all(torch.equal(a.params[name], b.params[name]) for name in a.params)
 
 
 def test_fedgbo_keeps_moments_of_the_gradients_that_a_wrapper_leaves() -> None:

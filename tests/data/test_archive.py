@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedzmg.data import sources
+from fedzmg.data.cache import SILENT
 from fedzmg.errors import InputError
 
 MEMBERS = {"set/train.bin": b"a" * 5000, "set/deep/test.bin": b"b" * 700, "set/notes.txt": b"hi"}
@@ -53,7 +54,7 @@ def unpack(
     path = tmp_path / name
     path.write_bytes(data)
     into = tmp_path / "out"
-    files = sources.extract(path, into, wanted)
+    files = sources.extract(path, into, wanted, SILENT)
     return {file.relative_to(into).as_posix(): file.read_bytes() for file in files}
 
 
@@ -101,7 +102,7 @@ def test_members_cannot_leave_the_folder(
     inner.mkdir()
     (inner / "a").write_bytes(make({"fine": b"1", name: b"2"}))
     with contextlib.suppress(InputError):
-        sources.extract(inner / "a", inner / "out", ["*"])
+        sources.extract(inner / "a", inner / "out", ["*"], SILENT)
     assert [p.name for p in tmp_path.iterdir()] == ["inner"]
     assert {p.name for p in inner.iterdir()} <= {"a", "out"}
     assert not Path("/evil").exists()
@@ -162,7 +163,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         assert "not an archive" in refused(tmp_path, data)
         assert not sources.is_packed(tmp_path / "a")
     with pytest.raises(InputError, match="none"):
-        sources.extract(tmp_path / "none", tmp_path / "out", ["*"])
+        sources.extract(tmp_path / "none", tmp_path / "out", ["*"], SILENT)
 
 
 @settings(max_examples=40)
@@ -184,7 +185,7 @@ def test_nothing_but_the_documented_error_escapes(data: st.DataObject) -> None:
         sources.is_packed(path)
         message = ""
         try:
-            sources.extract(path, into, ["*"])
+            sources.extract(path, into, ["*"], SILENT)
         except InputError as error:
             message = str(error)
         assert "\n" not in message

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedzmg.aggregators.clipping import CentredClipping, NormBound
 from fedzmg.aggregators.coordinates import Mean, Median, TrimmedMean
-from fedzmg.aggregators.geometric import GeometricMedian
+from fedzmg.aggregators.distances import CentredClipping, GeometricMedian, NormBound
 from fedzmg.aggregators.nearest import Bulyan, Krum, MultiKrum
 from fedzmg.contract import Aggregator, check_rule
 from fedzmg.errors import InputError, check_names
@@ -26,8 +25,7 @@ class AggregatorInfo(NamedTuple):
 
     aggregator: Aggregator
     summary: str
-    source: str
-    """Authors and year."""
+    source: str  # authors and year
 
 
 _ROWS: dict[str, tuple[Aggregator, str, str]] = {
@@ -63,11 +61,9 @@ def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, Aggregator
     return name or own, value
 
 
+_INFOS = {name: AggregatorInfo(*row) for name, row in _ROWS.items()}
 AGGREGATORS: Registry[AggregatorInfo] = Registry(
-    "aggregator",
-    {name: AggregatorInfo(*row) for name, row in _ROWS.items()},
-    _entry,
-    lambda old, new: old.aggregator == new.aggregator,
+    "aggregator", _INFOS, _entry, lambda old, new: old.aggregator == new.aggregator
 )
 
 
@@ -93,18 +89,14 @@ def build(table: Mapping[str, Any]) -> Aggregator:
 
 def describe() -> dict[str, dict[str, Any]]:
     """Return all aggregators with their options, ready for JSON."""
-    return {
-        name: {
-            "summary": info.summary,
-            "source": info.source,
-            "fewest": info.aggregator.fewest,
-            "options": [
-                {"key": f.name, "default": f.default, "doc": f.metadata.get("doc", "")}
-                for f in dataclasses.fields(info.aggregator)  # type: ignore[arg-type]
-            ],
-        }
-        for name, info in AGGREGATORS.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, (aggregator, summary, source) in AGGREGATORS.items():
+        found[name] = {"summary": summary, "source": source, "fewest": aggregator.fewest}
+        found[name]["options"] = [
+            {"key": f.name, "default": f.default, "doc": f.metadata.get("doc", "")}
+            for f in dataclasses.fields(aggregator)  # type: ignore[arg-type]
+        ]
+    return found
 
 
 def table_of(aggregator: Aggregator) -> dict[str, Any]:

@@ -47,9 +47,7 @@ class TrimmedMean(Aggregator):
     """Mean of every parameter without its smallest and its largest values."""
 
     byzantine: int = whole(1, doc="values left out on each side")
-    fraction: float | None = field(
-        default=None, metadata={"doc": "share left out on each side, in place of byzantine"}
-    )
+    fraction: float | None = field(default=None, metadata={"doc": "byzantine as a share of values"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

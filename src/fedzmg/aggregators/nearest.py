@@ -11,27 +11,32 @@ Clients are counted, so weights are not used.
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fedzmg.aggregators.rows import (
-    by_columns,
-    combine,
-    krum_scores,
-    lowest,
-    middle,
-    present,
-    squared_distances,
-)
+from fedzmg.aggregators.rows import by_columns, combine, middle, present, squared_distances
 from fedzmg.contract import Aggregator, choice, flag, rule_class, whole
 from fedzmg.messages import Rows
 from fedzmg.tree import State
 
-Neighbours = Literal["n-f-2", "n-f-1"]
 BYZANTINE = "bad clients of a cohort that are tolerated (f)"
 NEIGHBOURS = "others in a score: as in the paper, or one more as in byzfl"
+
+
+def krum_scores(squared: Tensor, exists: Tensor, neighbours: Tensor) -> Tensor:
+    """Sum the squared distances to the nearest neighbours; infinite for absent rows."""
+    positions = torch.arange(len(squared), device=squared.device)
+    nearest = squared.sort(1).values
+    scores = torch.where(positions < neighbours, nearest, 0.0).sum(1)
+    return torch.where(exists, scores, inf)
+
+
+def lowest(scores: Tensor, number: Tensor | int) -> Tensor:
+    """Flag the rows with the lowest scores; of equal ones the first."""
+    order = scores.sort(stable=True).indices
+    ranks = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+    return ranks < number
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class _Krum(Aggregator):
     """Base of rules that rank updates by Krum's score."""
 
     byzantine: int = whole(1, doc=BYZANTINE)
-    neighbours: Neighbours = choice(*get_args(Neighbours), doc=NEIGHBOURS)
+    neighbours: str = choice("n-f-2", "n-f-1", doc=NEIGHBOURS)
 
     @property
     def fewest(self) -> int:

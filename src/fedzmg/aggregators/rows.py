@@ -90,18 +90,3 @@ def squared_distances(rows: Rows) -> Tensor:
     found = (squares[:, None] + squares[None, :] - 2 * products).clamp(min=0)
     itself = torch.eye(len(found), dtype=torch.bool, device=found.device)
     return found.masked_fill(itself | ~exists[:, None] | ~exists[None, :], inf)
-
-
-def krum_scores(squared: Tensor, exists: Tensor, neighbours: Tensor) -> Tensor:
-    """Sum the squared distances to the nearest neighbours; infinite for absent rows."""
-    positions = torch.arange(len(squared), device=squared.device)
-    nearest = squared.sort(1).values
-    scores = torch.where(positions < neighbours, nearest, 0.0).sum(1)
-    return torch.where(exists, scores, inf)
-
-
-def lowest(scores: Tensor, number: Tensor | int) -> Tensor:
-    """Flag the rows with the lowest scores; of equal ones the first."""
-    order = scores.sort(stable=True).indices
-    ranks = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-    return ranks < number

@@ -21,12 +21,11 @@ from fedzmg.errors import InputError
 from fedzmg.plugins import Registry
 from fedzmg.wrappers.projection import zero_mean
 
-_FIRST = (
+_FIRST = (  # in the table; other modules follow by name
     "fedzmg", "fedavg", "fedadam", "fedavgm", "fedyogi", "fedadagrad", "fedadadb", "hybrids",
     "gradient_centralization", "mfl", "fedgbo", "fedlion", "fedcada", "fedadap", "fedprox",
     "scaffold", "feddyn", "mimelite", "adabest",
 )  # fmt: skip
-"""Modules that come first in the table, in this order; others follow by name."""
 
 
 def _modules() -> list[ModuleType]:
@@ -36,14 +35,9 @@ def _modules() -> list[ModuleType]:
 
 
 def _rules(module: ModuleType) -> dict[str, type[Rule]]:
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type)
-        and issubclass(value, Rule)
-        and value.__module__ == module.__name__
-        and getattr(value, "__final__", False)
-    }
+    own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__}
+    final = {n: v for n, v in own.items() if isinstance(v, type) and getattr(v, "__final__", False)}
+    return {name: value for name, value in final.items() if issubclass(value, Rule)}
 
 
 def _entry(value: Any, name: str, module: ModuleType | None) -> tuple[str, AlgorithmInfo]:
@@ -52,14 +46,12 @@ def _entry(value: Any, name: str, module: ModuleType | None) -> tuple[str, Algor
         summary = inspect.getdoc(type(value.client)) or ""
         value = AlgorithmInfo(value, summary=summary.partition("\n")[0], source="")
     if not isinstance(value, AlgorithmInfo):
-        given = f"{value!r:.80}"
-        raise InputError(f"{given}: expected an Algorithm, or an AlgorithmInfo that describes one")
+        raise InputError(f"{value!r:.80}: expected an Algorithm or an AlgorithmInfo of one")
     if module is not None:
         value = dataclasses.replace(value, about=value.about or module.__doc__ or "")
     if name and name != value.algorithm.name:
-        value = dataclasses.replace(
-            value, algorithm=dataclasses.replace(value.algorithm, name=name)
-        )
+        named = dataclasses.replace(value.algorithm, name=name)
+        value = dataclasses.replace(value, algorithm=named)
     return value.algorithm.name, value
 
 
@@ -67,14 +59,8 @@ def _same(old: AlgorithmInfo, new: AlgorithmInfo) -> bool:
     """Return True for equal rules, and for rules that a notebook defines once more."""
     if old.algorithm == new.algorithm:
         return True
-    kinds = [
-        [
-            type(rule)
-            for side in (info.algorithm.client, info.algorithm.server)
-            for rule in chain(side)
-        ]
-        for info in (old, new)
-    ]
+    both = old.algorithm, new.algorithm
+    kinds = [[type(rule) for rule in (*chain(a.client), *chain(a.server))] for a in both]
     names = [[(kind.__module__, kind.__qualname__) for kind in own] for own in kinds]
     typed = any(home == "__main__" for home, _ in names[0])
     return typed and kinds[0] != kinds[1] and names[0] == names[1]
@@ -93,16 +79,9 @@ def _built_in() -> Iterator[tuple[str, AlgorithmInfo]]:
             yield _entry(own, "", module)
 
 
-ALGORITHMS: Registry[AlgorithmInfo] = Registry(
-    "algorithm",
-    dict(_built_in()),
-    _entry,
-    _same,
-)
+ALGORITHMS: Registry[AlgorithmInfo] = Registry("algorithm", dict(_built_in()), _entry, _same)
 _WRAPPERS = [import_module(f"fedzmg.wrappers.{name}") for name in ("clip", "schedule", "wrapper")]
-_RULES = {
-    name: rule for module in (*_modules(), *_WRAPPERS) for name, rule in _rules(module).items()
-}
+_RULES = {name: rule for home in (*_modules(), *_WRAPPERS) for name, rule in _rules(home).items()}
 globals().update(_RULES)
 __all__ = ["ALGORITHMS", "AlgorithmInfo", "get", "zero_mean", *sorted(_RULES)]
 

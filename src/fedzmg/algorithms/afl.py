@@ -25,17 +25,17 @@ Degenerate cases: ``mixture_lr = 0`` is FedAvg with uniform weights.
 """
 
 from dataclasses import field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.algorithms.qfedavg import LossFirst
+from fedzmg.algorithms.fedprox import LossFirst
 from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
-from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, Result
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import known
 
 
 def nearest_mixture(values: Tensor) -> Tensor:
@@ -77,23 +77,15 @@ class Agnostic(ServerRule):
 
     lr: Number = number(1.0, above=0, doc="server learning rate")
     mixture_lr: Number = number(0.01, low=0, doc="learning rate of the mixture")
-    rule: Literal["project", "exponential"] = choice(
-        "project", "exponential", doc="change of the mixture: a step and projection, or factors"
-    )
-    sampled: Literal["normalized", "unbiased"] = choice(
-        "normalized", "unbiased", doc="weights of a cohort: sum to one, or only on average"
-    )
-    output: Literal["last", "mean"] = choice(
-        "last", "mean", doc="model that is kept: the last, or the mean of all"
-    )
+    rule: str = choice("project", "exponential", doc="change of the mixture: projected, or factors")
+    sampled: str = choice("normalized", "unbiased", doc="weights sum to one, or only on average")
+    output: str = choice("last", "mean", doc="model that is kept: the last, or the mean of all")
     population: int | None = field(default=None, repr=False, metadata={"derived": True})
     """Number of clients, once the task is known."""
 
     def init(self, params: Tree) -> Mixture:
-        if self.population is None:
-            raise InputError("Agnostic does not know the clients yet: call for_layout with them")
-        zero = next(iter(params.values())).new_zeros(())
-        weights = torch.ones_like(zero).expand(self.population) / self.population
+        zero, number = next(iter(params.values())).new_zeros(()), known(self, self.population)
+        weights = torch.ones_like(zero).expand(number) / number
         return Mixture(weights, *((params, zero) if self.output == "mean" else ((), ())))
 
     def send(self, params: Tree, state: Mixture) -> Tree:

@@ -19,7 +19,7 @@ the mixture that is evaluated.
 Degenerate cases: ``alpha = 0`` without adapting is FedAvg, ``alpha = 1`` local training.
 """
 
-from typing import Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +29,6 @@ from fedzmg.algorithms.fedavg import Average
 from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
-
-Adapt = Literal["first_step", "every_step", "never"]
 
 
 def mixture(alpha: Tensor, own: Tree, common: Tree) -> Tree:
@@ -47,7 +45,7 @@ class APFL(OwnModelClient):
     lr: Number = number(0.1, above=0, doc="client learning rate")
     alpha: Number = number(0.5, low=0, high=1, doc="share of the own model at first")
     alpha_lr: Number = number(0.1, low=0, doc="learning rate of the share")
-    adapt: Adapt = choice(*get_args(Adapt), doc="steps of a round that change the share")
+    adapt: str = choice("first_step", "every_step", "never", doc="steps that change the share")
 
     def init_memory(self, params: Tree) -> State:
         own = no_own_model(params)
@@ -57,9 +55,7 @@ class APFL(OwnModelClient):
         own, alpha = context.memory
         return own.or_else(context.params), alpha, torch.ones_like(alpha), context.params.zeros()
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         own, alpha, first, _ = scratch
         return mixture(alpha, own, params), (own, alpha, first, grad)
 

@@ -16,7 +16,7 @@ Degenerate cases: ``lam = 0`` is local training; for a large ``lam`` the persona
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,9 +77,7 @@ class Ditto(OwnModelClient):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return context.memory.or_else(context.params), context.params.zeros()
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         return scratch[0], (scratch[0], grad)
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:

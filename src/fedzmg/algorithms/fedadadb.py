@@ -23,39 +23,28 @@ Degenerate cases: the first round of ``fedadadb`` is FedAvg with server rate 1 w
 ``lr sqrt(1 - beta2) / (1 - beta1) <= |g|``; a large gamma pins every rate to the floor.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.algorithms.moments import Moments, adam_moments, correction, no_moments
-from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
+from fedzmg.algorithms.moments import Moments, MomentServer, correction
+from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
 @rule_class
-class AdaDB(ServerRule):
+class AdaDB(MomentServer):
     """Adam with learning rates between ``floor`` and ``floor + r``."""
 
-    lr: Number = number(0.1, above=0, doc="server learning rate")
-    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
     beta2: Number = number(0.999, low=0, below=1, doc="decay of the second moment")
     gamma: Number = number(1e-4, above=0, doc="inverse width of the bound")
     floor: Number = number(1.0, low=0, doc="lower bound of every learning rate (alpha*)")
-    bound: Literal["constant", "inverse_round"] = choice(
-        "constant", "inverse_round", doc="change of the bounds over rounds"
-    )
-    correction: Literal["double", "single"] = choice(
-        "double", "single", doc="moments that are corrected for bias: both, or the first alone"
-    )
-
-    def init(self, params: Tree) -> Moments:
-        return no_moments(params)
+    bound: str = choice("constant", "inverse_round", doc="change of the bounds over rounds")
+    correction: str = choice("double", "single", doc="bias-corrected moments: both, or the first")
 
     def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
-        state = adam_moments(state, cohort.delta, self.beta1, self.beta2)
+        state = self.moments(state, cohort.delta)
         rate = torch.ones_like(state.steps) * self.lr
         if self.correction == "double":
             rate = rate * correction(self.beta1, self.beta2, state.steps)
@@ -77,7 +66,4 @@ class AdaDB(ServerRule):
 
 ORIGINAL = AdaDB(lr=1e-3, gamma=1e-3, floor=0.1, bound="inverse_round", correction="single")
 
-ALGORITHMS = (
-    Algorithm("fedadadb", SGD(lr=0.1), AdaDB()),
-    Algorithm("fedadadb:original", SGD(lr=0.1), ORIGINAL),
-)
+ALGORITHMS = Algorithm("fedadadb", SGD(), AdaDB()), Algorithm("fedadadb:original", SGD(), ORIGINAL)

@@ -19,53 +19,30 @@ Degenerate cases: ``beta1 = beta2 = 0``, ``tau = 0``, ``v0 = 0`` gives a sign st
 that never moved stays.
 """
 
-from typing import Literal
-
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.algorithms.moments import Moments, adam_moments, correction, direction, no_moments
-from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
+from fedzmg.algorithms.moments import Moments, MomentServer, ReddiServer, correction, direction
+from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
 @rule_class
-class Adam(ServerRule):
+class Adam(MomentServer):
     """Bias-corrected Adam with epsilon outside the root ("epsilon-hat"), as in TFF."""
 
-    lr: Number = number(0.1, above=0, doc="server learning rate")
-    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
-    beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
     eps: Number = number(1e-3, low=0, doc="added to the root of the second moment")
-    exponent: Literal["step", "next_step"] = choice(
-        "step", "next_step", doc="step of the bias correction; next_step is Flower's"
-    )
-
-    def init(self, params: Tree) -> Moments:
-        return no_moments(params)
+    exponent: str = choice("step", "next_step", doc="of the bias correction; next_step is Flower's")
 
     def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
-        state = adam_moments(state, cohort.delta, self.beta1, self.beta2)
+        state = self.moments(state, cohort.delta)
         power = state.steps + 1 if self.exponent == "next_step" else state.steps
         rate = self.lr * correction(self.beta1, self.beta2, power)
         return params - rate * direction(state, self.eps), state
 
 
 @rule_class
-class ReddiAdam(ServerRule):
+class ReddiAdam(ReddiServer):
     """Adam as published by Reddi et al.: no bias correction, second moment starts at ``tau^2``."""
-
-    lr: Number = number(0.1, above=0, doc="server learning rate")
-    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
-    beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
-    tau: Number = number(1e-3, low=0, doc="degree of adaptivity, added to the root")
-    v0: Number | None = number(None, low=0, doc="initial second moment; tau^2 if absent")
-
-    def init(self, params: Tree) -> Moments:
-        return no_moments(params, self.tau * self.tau if self.v0 is None else self.v0)
-
-    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
-        state = adam_moments(state, cohort.delta, self.beta1, self.beta2)
-        return params - self.lr * direction(state, self.tau), state
 
 
 ALGORITHMS = (

@@ -50,9 +50,7 @@ class AdaptiveSGD(ClientRule):
     uses_epoch_end = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate at the start of a round")
-    factor: Number = number(
-        0.5, above=0, high=1, doc="multiplies the learning rate after a bad epoch"
-    )
+    factor: Number = number(0.5, above=0, high=1, doc="factor of lr after a bad epoch")
     patience: Number = number(2.0, low=1, doc="bad epochs in a row that end local training")
     min_delta: Number = number(1e-3, low=0, doc="fall of the loss that counts as progress")
 

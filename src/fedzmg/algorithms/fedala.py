@@ -27,10 +27,11 @@ from torch import Tensor
 from fedzmg.algorithms.ditto import OwnModel, OwnModelClient
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.contract import Algorithm, Layout, Number, number, rule_class, whole
-from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.parts import matches
 from fedzmg.tree import State, Tree
+from fedzmg.wrappers.parts import filled, pick
+from fedzmg.wrappers.wrapper import known
 
 
 @rule_class
@@ -54,18 +55,12 @@ class FedALA(OwnModelClient):
         return self.start_epochs
 
     def _mixed(self, tree: Tree) -> Tree:
-        if self.mixed is None:
-            raise InputError("FedALA does not know the model yet: call for_layout(layout) first")
-        return Tree({name: leaf for name, leaf in tree.items() if name in self.mixed})
+        return pick(tree, known(self, self.mixed))
 
     def _mixture(self, params: Tree, own: Tree, weights: Tree) -> Tree:
         """Return the received model with its last layers mixed."""
-        return Tree(
-            {
-                name: own[name] + (leaf - own[name]) * weights[name] if name in weights else leaf
-                for name, leaf in params.items()
-            }
-        )
+        mixed = {n: own[n] + (params[n] - own[n]) * weight for n, weight in weights.items()}
+        return filled(Tree(mixed), params)
 
     def init_memory(self, params: Tree) -> State:
         rounds = next(iter(params.values())).new_zeros(())
@@ -86,18 +81,12 @@ class FedALA(OwnModelClient):
         own = self._own(context.params, context.memory)
         mixing = epoch < self.start_epochs
         learning = epoch < torch.where(context.memory[2] == 1, self.start_epochs, 1)
-        new = Tree(
-            {
-                name: w - self.weight_lr * grad[name] * (context.params[name] - own[name])
-                for name, w in weights.items()
-            }
-        ).map(lambda leaf: leaf.clamp(0, 1))
+        slope = self.weight_lr * self._mixed(grad)
+        apart = self._mixed(context.params) - self._mixed(own)
+        new = (weights - slope * apart).map(lambda leaf: leaf.clamp(0, 1))
         weights = new.map(lambda n, o: torch.where(learning, n, o), weights)
-        moved = (params - self.lr * grad).map(
-            lambda trained, start: torch.where(mixing, start, trained),
-            self._mixture(context.params, own, weights),
-        )
-        return moved, (epoch, weights)
+        start, trained = self._mixture(context.params, own, weights), params - self.lr * grad
+        return start.map(lambda s, t: torch.where(mixing, s, t), trained), (epoch, weights)
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
         return (scratch[0] + 1, scratch[1]), True

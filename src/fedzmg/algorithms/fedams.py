@@ -22,17 +22,15 @@ Degenerate cases: ``fedams`` with a huge ``eps`` is averaging server momentum at
 ``v0 = 0``.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.algorithms.moments import Moments, adam_moments, no_moments, ratio
-from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
+from fedzmg.algorithms.moments import Moments, MomentServer, no_moments, ratio
+from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
-
-Form = Literal["max_eps", "amsgrad", "code"]
 
 
 class Peak(NamedTuple):
@@ -43,20 +41,17 @@ class Peak(NamedTuple):
 
 
 @rule_class
-class AMS(ServerRule):
+class AMS(MomentServer):
     """Adam that divides by the root of the largest second moment so far."""
 
-    lr: Number = number(0.1, above=0, doc="server learning rate")
-    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
-    beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
     eps: Number = number(1e-3, low=0, doc="least second moment; other forms: added to its root")
-    form: Form = choice(*get_args(Form), doc="place of eps, and bias correction")
+    form: str = choice("max_eps", "amsgrad", "code", doc="place of eps, and bias correction")
 
     def init(self, params: Tree) -> Peak:
         return Peak(no_moments(params), params.zeros())
 
     def update(self, params: Tree, state: Peak, cohort: Cohort) -> tuple[Tree, Peak]:
-        moments = adam_moments(state.moments, cohort.delta, self.beta1, self.beta2)
+        moments = self.moments(state.moments, cohort.delta)
         largest = state.largest.map(torch.maximum, moments.second)
         rate, added = self.lr, self.eps
         if self.form == "max_eps":

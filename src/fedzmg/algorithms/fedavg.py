@@ -12,15 +12,15 @@ Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the
 """
 
 from dataclasses import field, replace
-from typing import Literal, Self
+from typing import Self
 
 from torch import Tensor
 
 from fedzmg.contract import Algorithm, ClientRule, ServerRule
-from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
 from fedzmg.rule import Layout, Number, choice, number, rule_class
 from fedzmg.tree import PIECE, State, Tree, pieces
+from fedzmg.wrappers.wrapper import known
 
 
 @rule_class
@@ -41,12 +41,8 @@ class SGD(ClientRule):
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number | None = number(None, low=0, below=1, doc="accumulating momentum")
     decay: Number | None = number(None, low=0, doc="decoupled weight decay, times lr per step")
-    decay_scope: Literal["all", "kernels"] = choice(
-        "all", "kernels", doc="parameters that decay: all, or all but biases and norms"
-    )
-    form: Literal["heavy_ball", "nesterov"] = choice(
-        "heavy_ball", "nesterov", doc="form of the momentum"
-    )
+    decay_scope: str = choice("all", "kernels", doc="decay of all, or of all but biases and norms")
+    form: str = choice("heavy_ball", "nesterov", doc="form of the momentum")
     spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
     """Names of the parameters that do not decay, once the model is known."""
     overwrites: bool = field(default=False, repr=False, metadata={"derived": True})
@@ -85,9 +81,7 @@ class SGD(ClientRule):
     def _decayed(self, params: Tree, kept: Number) -> Tree:
         if self.decay_scope == "all":
             return params * kept
-        if self.spared is None:
-            raise InputError("SGD does not know the model yet: call for_layout(layout) first")
-        spared = self.spared
+        spared = known(self, self.spared)
         return Tree({n: w if n in spared else w * kept for n, w in params.items()})
 
 

@@ -24,23 +24,14 @@ Degenerate cases: one client alone with ``psi = none`` is one uninterrupted Adam
 ``eps``.
 """
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
-from fedzmg.algorithms.moments import (
-    AverageSharedState,
-    Moments,
-    SharedStateClient,
-    adam_moments,
-    no_moments,
-)
+from fedzmg.algorithms import moments
+from fedzmg.algorithms.moments import AverageSharedState, Moments, SharedStateClient
 from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import Tree
-
-Psi = Literal["none", "inverse_round", "exp"]
 
 
 @rule_class
@@ -53,12 +44,10 @@ class SharedAdam(SharedStateClient):
     beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
     beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
     eps: Number = number(1e-8, above=0, doc="added to the root of the second moment")
-    psi: Psi = choice(
-        *get_args(Psi), default="inverse_round", doc="damping of the bias correction over rounds"
-    )
+    psi: str = choice("inverse_round", "none", "exp", doc="damping of the bias correction")
 
     def step(self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
-        after = adam_moments(scratch, grad, self.beta1, self.beta2)
+        after = moments.adam_moments(scratch, grad, self.beta1, self.beta2)
         damping = self._damping(context.round.to(after.steps.dtype))
         # Factors, not divisors: a compiled step cannot divide a tree by a scalar tensor.
         of_mean = 1 / (1 - self.beta1**after.steps + damping)
@@ -83,7 +72,7 @@ class AverageMoments(AverageSharedState):
     pairing = "fedcada"
 
     def init(self, params: Tree) -> Moments:
-        return no_moments(params)
+        return moments.no_moments(params)
 
 
 ALGORITHMS = (

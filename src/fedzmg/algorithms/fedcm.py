@@ -18,7 +18,8 @@ Degenerate cases: ``alpha = 1`` is FedAvg with uniform weights. The first round 
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number, rule_class
+from fedzmg.algorithms.moments import SharingServer
+from fedzmg.contract import Algorithm, ClientRule, Number, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -50,18 +51,10 @@ class FedCM(ClientRule):
 
 
 @rule_class
-class FedCMServer(ServerRule):
+class FedCMServer(SharingServer):
     """The mean model, and the mean direction of a step for the next cohort."""
 
     pairing = "fedcm"
-
-    lr: Number = number(1.0, above=0, doc="server learning rate")
-
-    def init(self, params: Tree) -> Tree:
-        return params.zeros()
-
-    def share(self, state: Tree) -> Tree:
-        return state
 
     def update(self, params: Tree, state: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
         return params - self.lr * cohort.delta, cohort.average[0]

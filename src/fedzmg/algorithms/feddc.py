@@ -25,7 +25,7 @@ updates so far, so the first round is twice FedAvg's. ``alpha = 0`` does not rem
 the server adds; without that, it would be SCAFFOLD, option II.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -50,12 +50,8 @@ class FedDC(ClientRule):
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     alpha: Number = number(0.01, low=0, doc="strength of the pull")
-    state: Literal["recursive", "last"] = choice(
-        "recursive", "last", doc="gradient state: corrected like a control variate, or replaced"
-    )
-    mean_examples: Number | None = number(
-        None, above=0, doc="mean examples of all clients; absent: clients count alike"
-    )
+    state: str = choice("recursive", "last", doc="gradient state: corrected, or replaced")
+    mean_examples: Number | None = number(None, above=0, doc="of all clients; absent: no scaling")
 
     def init_memory(self, params: Tree) -> Drift:
         return Drift(params.zeros(), params.zeros())

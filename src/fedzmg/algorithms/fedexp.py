@@ -19,7 +19,7 @@ Degenerate cases: FedAvg as long as the ratio is at most 1, so for one client, f
 for a huge ``eps``.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,13 +77,9 @@ class Extrapolate(ServerRule):
     pairing = "fedexp"
 
     eps: Number = number(1e-3, low=0, doc="added to the squared norm of the mean update")
-    eps_scale: Literal["one", "cohort"] = choice(
-        "one", "cohort", doc="factor of eps: 1, or the size of the cohort"
-    )
+    eps_scale: str = choice("one", "cohort", doc="factor of eps: 1, or the size of the cohort")
     highest: Number | None = number(None, low=1, doc="bound of the learning rate; absent: none")
-    output: Literal["last_two", "last"] = choice(
-        "last_two", "last", doc="model that is kept: mean of the last two, or the last"
-    )
+    output: str = choice("last_two", "last", doc="kept model: mean of the last two, or the last")
 
     def init(self, params: Tree) -> Extrapolated:
         zero = next(iter(params.values())).new_zeros(())
@@ -93,9 +89,7 @@ class Extrapolate(ServerRule):
         sent: Tree = state.params if self.output == "last_two" else params
         return sent
 
-    def update(
-        self, params: Tree, state: Extrapolated, cohort: Cohort
-    ) -> tuple[Tree, Extrapolated]:
+    def update(self, params: Tree, state: Extrapolated, cohort: Cohort) -> tuple[Tree, State]:
         norm, rate = cohort.average
         first = first_rate(state.rate, rate)
         eps = self.eps * (rate / first) ** 2

@@ -84,17 +84,12 @@ class FedGBOServer(ServerRule):
     eps: Number = number(1e-3, low=0, doc="added to the root of the second moment, if any")
 
     def init(self, params: Tree) -> Statistics:
-        return Statistics(
-            () if self.beta1 is None else params.zeros(),
-            () if self.beta2 is None else params.map(torch.ones_like),
-        )
+        second = () if self.beta2 is None else params.map(torch.ones_like)
+        return Statistics(() if self.beta1 is None else params.zeros(), second)
 
     def share(self, state: Statistics) -> Frozen:
-        return Frozen(
-            state.first,
-            () if self.beta1 is None else self.beta1,
-            () if self.beta2 is None else state.second.sqrt() + self.eps,
-        )
+        scale = () if self.beta2 is None else state.second.sqrt() + self.eps
+        return Frozen(state.first, () if self.beta1 is None else self.beta1, scale)
 
     def update(self, params: Tree, state: Statistics, cohort: Cohort) -> tuple[Tree, Statistics]:
         grad = self.share(state).gradient(cohort.delta / cohort.average)

@@ -63,9 +63,7 @@ class LionTicks(ClientRule):
         ticks = scratch.ticks + sign.map(lambda leaf: leaf.to(torch.int32))
         return params - self.lr * sign, LionState(momentum, ticks)
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: LionState, steps: Tensor
-    ) -> Result:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         lr = next(iter(params.values())).new_ones(()) * self.lr
         return Upload(scratch.ticks, average=(scratch.momentum, lr)), context.memory
 
@@ -75,9 +73,6 @@ class FedLionServer(AverageSharedState):
     """Server that moves by the mean number of ticks and keeps the mean momentum."""
 
     pairing = "fedlion"
-
-    def init(self, params: Tree) -> State:
-        return params.zeros()
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         momentum, lr = cohort.average

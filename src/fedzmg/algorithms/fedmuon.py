@@ -31,23 +31,18 @@ the sum of every column is conserved.
 """
 
 from dataclasses import field, replace
-from typing import Literal, NamedTuple, Self, get_args
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.algorithms.moments import Moments
-from fedzmg.contract import Algorithm, ClientRule, Need, ServerRule
-from fedzmg.errors import InputError
+from fedzmg.algorithms.moments import Moments, SharesState
+from fedzmg.contract import Algorithm, ClientRule, Need
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.rule import Layout, Number, choice, number, rule_class
-from fedzmg.tree import Tree
-from fedzmg.wrappers.wrapper import Wrapper
-
-Orthogonal = Literal["newton_schulz", "polar"]
-Matrices = Literal["all", "hidden"]
-Form = Literal["nesterov", "plain"]
+from fedzmg.tree import State, Tree
+from fedzmg.wrappers.wrapper import Wrapper, known
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:
@@ -76,11 +71,9 @@ class Muon(ClientRule):
     scale: Number = number(1.0, above=0, doc="factor of the learning rate of matrices")
     beta: Number = number(0.98, low=0, below=1, doc="decay of the momentum of matrices")
     decay: Number | None = number(None, low=0, doc="decoupled weight decay, times lr per step")
-    form: Form = choice(*get_args(Form), doc="form of the momentum")
-    orthogonal: Orthogonal = choice(*get_args(Orthogonal), doc="way to orthogonalise")
-    matrices: Matrices = choice(
-        *get_args(Matrices), doc="all matrices, or all but embeddings and the last layer"
-    )
+    form: str = choice("nesterov", "plain", doc="form of the momentum")
+    orthogonal: str = choice("newton_schulz", "polar", doc="way to orthogonalise")
+    matrices: str = choice("all", "hidden", doc="all, or no embeddings and no last layer")
     spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
     """Names of the matrices that are treated as vectors, once the model is known."""
 
@@ -94,9 +87,8 @@ class Muon(ClientRule):
 
     def is_matrix(self, name: str, leaf: Tensor) -> bool:
         """Tell whether a parameter's steps are orthogonalised."""
-        if self.matrices == "hidden" and self.spared is None:
-            raise InputError("Muon does not know the model yet: call for_layout(layout) first")
-        return leaf.ndim > 1 and name not in (self.spared or ())
+        spared = () if self.matrices == "all" else known(self, self.spared)
+        return leaf.ndim > 1 and name not in spared
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Moments:
         zeros = context.params.zeros()
@@ -167,19 +159,15 @@ class Aligned(Wrapper):
         share = self.alpha * lr / shared.lr / context.steps.to(shared.lr.dtype)
         return params - share * shared.step, scratch
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: Moments, steps: Tensor
-    ) -> Result:
-        momentum = {
-            name: leaf if self.inner.is_matrix(name, leaf) else torch.zeros_like(leaf)
-            for name, leaf in scratch.first.items()
-        }
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        is_matrix, first = self.inner.is_matrix, scratch.first.items()
+        momentum = {n: w if is_matrix(n, w) else torch.zeros_like(w) for n, w in first}
         lr = torch.ones_like(context.shared.lr) * self.inner.lr
         return Upload(context.params - params, average=(Tree(momentum), lr)), context.memory
 
 
 @rule_class
-class FedMuonServer(ServerRule):
+class FedMuonServer(SharesState):
     """The average of models and momenta, which sends its last step along."""
 
     pairing = "fedmuon"
@@ -187,9 +175,6 @@ class FedMuonServer(ServerRule):
     def init(self, params: Tree) -> SharedMuon:
         one = next(iter(params.values())).new_ones(())
         return SharedMuon(params.zeros(), params.zeros(), one)
-
-    def share(self, state: SharedMuon) -> SharedMuon:
-        return state
 
     def update(self, params: Tree, state: SharedMuon, cohort: Cohort) -> tuple[Tree, SharedMuon]:
         momentum, lr = cohort.average

@@ -21,7 +21,7 @@ Degenerate cases: with equal a_k, so with equal steps, it is FedAvg with the sam
 the pull with ``tau = "norm"``.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,9 +48,7 @@ class Nova(ClientRule):
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number | None = number(None, low=0, below=1, doc="accumulating momentum")
     mu: Number | None = number(None, low=0, doc="strength of the pull to the global model")
-    tau: Literal["code", "norm"] = choice(
-        "code", "norm", doc="length of the common step: steps if mu > 0, or always a_k"
-    )
+    tau: str = choice("code", "norm", doc="common step's length: steps if mu > 0, or always a_k")
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> Progress:
         zero = next(iter(context.params.values())).new_zeros(())
@@ -67,9 +65,7 @@ class Nova(ClientRule):
             slope = self.momentum * speed + slope
         return params - self.lr * grad, Progress(velocity, length + slope, slope)
 
-    def finish(
-        self, context: ClientContext, params: Tree, scratch: Progress, steps: Tensor
-    ) -> Result:
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         length = torch.where(steps > 0, scratch.length, torch.ones_like(scratch.length))
         tau = length
         if self.mu is not None and self.tau == "code":

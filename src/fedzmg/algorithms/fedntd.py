@@ -74,10 +74,8 @@ class NotTrueDistillation(Wrapper):
 
         there, here = log_softmax(batch.reference_outputs[0]), log_softmax(batch.outputs)
         divergence = torch.where(others, there.exp() * (there - here), 0.0).sum(-1)
-        rest = batch._replace(
-            reference_outputs=batch.reference_outputs[1:],
-            reference_features=batch.reference_features[1:],
-        )
+        outputs, features = batch.reference_outputs[1:], batch.reference_features[1:]
+        rest = batch._replace(reference_outputs=outputs, reference_features=features)
         added = self.beta * self.tau**2 * per_example(divergence, batch.targets)
         return super().loss(context, rest) + added
 

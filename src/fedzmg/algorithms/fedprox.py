@@ -51,21 +51,25 @@ class Prox(Wrapper):
         return self.inner.step(context, params, scratch, grad)
 
 
-@rule_class
-class ServerSetProx(StatefulWrapper):
-    """Any client rule, pulled with the server's strength; uploads its loss before training."""
-
-    wrapper_kind = "pull"
-    pairing = "fedprox:adaptive"
+class LossFirst(StatefulWrapper):
+    """A client rule around another that knows the loss at the model it received."""
 
     @property
     def full_pass(self) -> FullPassTiming:
-        return "epochs" if self.inner.full_pass == "epochs" else "start"
+        return "loss" if self.inner.full_pass == "never" else self.inner.full_pass
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         assert isinstance(full_pass, FullPass)
         wanted = () if self.inner.full_pass == "never" else full_pass
         return full_pass.loss, self.inner.begin(self.seen(context, ()), wanted)
+
+
+@rule_class
+class ServerSetProx(LossFirst):
+    """Any client rule, pulled with the server's strength; uploads its loss before training."""
+
+    wrapper_kind = "pull"
+    pairing = "fedprox:adaptive"
 
     def seen(self, context: ClientContext, own: State) -> ClientContext:
         return context._replace(shared=context.shared[1])  # without mu
@@ -83,8 +87,7 @@ class Pull(NamedTuple):
     """Server state: the strength to send, and the inputs of its next change."""
 
     mu: Tensor
-    loss: Tensor
-    """Infinite before the first round: neither a rise nor an improvement can follow it."""
+    loss: Tensor  # infinite before the first round: neither a rise nor an improvement can follow it
     improvements: Tensor
     inner: Any
 

@@ -19,6 +19,8 @@ Differences from the paper: weights are examples, as in FedAvg; Qu et al. use eq
 Degenerate cases: ``rho = 0`` is FedAvg, bit for bit; a zero gradient is not perturbed.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, Number, number, rule_class
 from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext, Stepped
-from fedzmg.tree import State, Tree
+from fedzmg.tree import Tree
 from fedzmg.wrappers.wrapper import Wrapper
 
 
@@ -52,9 +54,7 @@ class SAM(Wrapper):
             name = type(self.inner).__name__
             raise InputError(f"SAM around {name}, which has its own second gradient: choose one")
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         return unit_ascent(params, grad, self.rho, self.eps), scratch
 
 

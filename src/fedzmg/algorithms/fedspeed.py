@@ -27,7 +27,7 @@ coefficient ``1 / lam``. Without ``alpha`` a step takes one gradient only.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -39,8 +39,6 @@ from fedzmg.contract import Algorithm, ClientRule, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.rule import Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
-
-Perturbation = Literal["raw", "unit"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,7 @@ class DualSteps(ClientRule):
     rho: Number = number(0.1, low=0, doc="length of the ascent to the second gradient")
     alpha: Number | None = number(None, low=0, high=1, doc="weight of the second gradient")
     lam: Number = number(10.0, above=0, doc="inverse strength of the pull to the global model")
-    perturbation: Perturbation = choice(
-        *get_args(Perturbation), doc="ascent by rho times the gradient, or by the distance rho"
-    )
+    perturbation: str = choice("raw", "unit", doc="ascent by rho times the gradient, or by rho")
 
     @property
     def gradients_per_step(self) -> int:
@@ -68,9 +64,7 @@ class DualSteps(ClientRule):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return () if self.alpha is None else context.params.zeros()
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         if self.perturbation == "unit":
             return unit_ascent(params, grad, self.rho, 1e-12), grad
         return params + self.rho * grad, grad
@@ -81,10 +75,9 @@ class DualSteps(ClientRule):
         pull = (params - context.params) * (1 / self.lam)
         return params - self.lr * (grad - context.memory + pull), scratch
 
-    def corrected(self, context: ClientContext, delta: Tree) -> Tree:
-        """Return the client's correction after the round."""
-        before: Tree = context.memory
-        return before + delta * (1 / self.lam)
+    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
+        delta = context.params - params
+        return Upload(delta), context.memory + delta * (1 / self.lam)
 
 
 @rule_class
@@ -92,9 +85,8 @@ class FedSpeed(DualSteps):
     """FedSpeed's steps, and an upload that holds the client's correction."""
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        delta = context.params - params
-        memory = self.corrected(context, delta)
-        return Upload(delta + self.lam * memory), memory
+        upload, memory = super().finish(context, params, scratch, steps)
+        return Upload(upload.delta + self.lam * memory), memory
 
 
 @rule_class
@@ -102,10 +94,6 @@ class FedSpeedAll(DualSteps):
     """FedSpeed's steps, and the model difference for a server that keeps all corrections."""
 
     pairing = "feddyn"
-
-    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        delta = context.params - params
-        return Upload(delta), self.corrected(context, delta)
 
 
 ALGORITHMS = (

@@ -15,61 +15,46 @@ Degenerate cases: where ``v`` equals ``g^2`` it stays; the first round from ``v0
 a coordinate that never moved stays.
 """
 
+from fedzmg.algorithms import moments
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.algorithms.moments import Moments, averaged, correction, direction, no_moments
-from fedzmg.contract import Algorithm, Number, ServerRule, number, rule_class
+from fedzmg.algorithms.moments import Moments, MomentServer, ReddiServer, averaged
+from fedzmg.contract import Algorithm, Number, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
-def yogi_moments(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> Moments:
+def yogi_moments(before: Moments, grad: Tree, beta1: Number, beta2: Number) -> Moments:
     """Update the first moment like Adam; the second moves to ``g^2`` by ``(1 - beta2) g^2``."""
     square = grad * grad
-    return Moments(
-        averaged(moments.first, grad, beta1),
-        moments.second - (1 - beta2) * (square * (moments.second - square).sign()),
-        moments.steps + 1,
-    )
+    second = before.second - (1 - beta2) * (square * (before.second - square).sign())
+    return Moments(averaged(before.first, grad, beta1), second, before.steps + 1)
 
 
 @rule_class
-class Yogi(ServerRule):
+class Yogi(MomentServer):
     """Yogi with Adam's bias correction, as in TFF."""
 
-    lr: Number = number(0.1, above=0, doc="server learning rate")
-    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
     beta2: Number = number(0.99, low=0, below=1, doc="inertia of the second moment")
     eps: Number = number(1e-3, low=0, doc="added to the root of the second moment")
     v0: Number = number(1e-6, low=0, doc="initial second moment")
 
     def init(self, params: Tree) -> Moments:
-        return no_moments(params, self.v0)
+        return moments.no_moments(params, self.v0)
 
     def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
         state = yogi_moments(state, cohort.delta, self.beta1, self.beta2)
-        rate = self.lr * correction(self.beta1, self.beta2, state.steps)
-        return params - rate * direction(state, self.eps), state
+        rate = self.lr * moments.correction(self.beta1, self.beta2, state.steps)
+        return params - rate * moments.direction(state, self.eps), state
 
 
 @rule_class
-class ReddiYogi(ServerRule):
+class ReddiYogi(ReddiServer):
     """Yogi as published by Reddi et al.: no bias correction, second moment starts at ``tau^2``."""
 
-    lr: Number = number(0.1, above=0, doc="server learning rate")
-    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
     beta2: Number = number(0.99, low=0, below=1, doc="inertia of the second moment")
-    tau: Number = number(1e-3, low=0, doc="degree of adaptivity, added to the root")
-    v0: Number | None = number(None, low=0, doc="initial second moment; tau^2 if absent")
 
-    def init(self, params: Tree) -> Moments:
-        return no_moments(params, self.tau * self.tau if self.v0 is None else self.v0)
-
-    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
-        state = yogi_moments(state, cohort.delta, self.beta1, self.beta2)
-        return params - self.lr * direction(state, self.tau), state
+    def moments(self, before: Moments, grad: Tree) -> Moments:
+        return yogi_moments(before, grad, self.beta1, self.beta2)
 
 
-ALGORITHMS = (
-    Algorithm("fedyogi", SGD(lr=0.1), Yogi()),
-    Algorithm("fedyogi:reddi", SGD(lr=0.1), ReddiYogi()),
-)
+ALGORITHMS = Algorithm("fedyogi", SGD(), Yogi()), Algorithm("fedyogi:reddi", SGD(), ReddiYogi())

@@ -30,19 +30,11 @@ from typing import Self, get_args
 from fedzmg.algorithms.fedadam import Adam
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, Layout, choice, rule_class
-from fedzmg.errors import InputError
 from fedzmg.messages import ClientContext
 from fedzmg.tree import Tree
-from fedzmg.wrappers.projection import (
-    Axes,
-    Biases,
-    EmbeddingAxis,
-    Project,
-    projected_axes,
-    zero_mean,
-    zero_mean_vector,
-)
-from fedzmg.wrappers.wrapper import GradientWrapper
+from fedzmg.wrappers import projection
+from fedzmg.wrappers.projection import Axes, Biases, EmbeddingAxis, Project, zero_mean
+from fedzmg.wrappers.wrapper import GradientWrapper, known
 
 
 @rule_class
@@ -53,15 +45,13 @@ class ZeroMean(GradientWrapper):
 
     axes: Axes | None = field(default=None, repr=False, metadata={"derived": True})
     project: Project = choice(*get_args(Project), doc="layers whose gradients are projected")
-    embedding_axis: EmbeddingAxis = choice(
-        *get_args(EmbeddingAxis), doc="axis of an embedding that counts as its inputs"
-    )
+    embedding_axis: EmbeddingAxis = choice(*get_args(EmbeddingAxis), doc="embedding's input axis")
     biases: Biases = choice(*get_args(Biases), doc="biases: left alone, or centred too")
     adapters: tuple[str, ...] = field(default=(), repr=False, metadata={"derived": True})
     """Names of the first factors of adapters, which start every round centred."""
 
     def for_layout(self, layout: Layout) -> Self:
-        axes = projected_axes(layout, self.project, self.embedding_axis, self.biases)
+        axes = projection.projected_axes(layout, self.project, self.embedding_axis, self.biases)
         own = tuple(name for name, info in layout.items() if info.role == "lora_A")
         return replace(super().for_layout(layout), axes=axes, adapters=own)
 
@@ -70,25 +60,16 @@ class ZeroMean(GradientWrapper):
         if not self.adapters or self.project == "whole":
             return first
         # Gradients of B see the rows of A: centred ones, or W B would leave the hyperplane.
-        known, axes = self.adapters, self.axes or {}
-        return Tree({n: zero_mean(w, axes[n]) if n in known else w for n, w in first.items()})
-
-    def centred(self, grad: Tree) -> Tree:
-        """Return the zero-mean part of a gradient."""
-        if self.axes is None:
-            raise InputError("ZeroMean does not know the model yet: call for_layout(layout) first")
-        if self.project == "whole":
-            return zero_mean_vector(grad)
-        axes = self.axes
-        return Tree({name: zero_mean(leaf, axes[name]) for name, leaf in grad.items()})
+        own, axes = self.adapters, self.axes or {}
+        return Tree({n: zero_mean(w, axes[n]) if n in own else w for n, w in first.items()})
 
     def changed(self, grad: Tree) -> Tree:
-        return self.centred(grad)
+        axes = known(self, self.axes)
+        if self.project == "whole":
+            return projection.zero_mean_vector(grad)
+        return Tree({name: zero_mean(leaf, axes[name]) for name, leaf in grad.items()})
 
 
 CLIENT = ZeroMean(SGD(lr=0.1, momentum=0.9, decay=5e-4))
 
-ALGORITHMS = (
-    Algorithm("fedzmg", CLIENT, Average()),
-    Algorithm("fedzmg-adam", CLIENT, Adam()),
-)
+ALGORITHMS = Algorithm("fedzmg", CLIENT, Average()), Algorithm("fedzmg-adam", CLIENT, Adam())

@@ -40,10 +40,8 @@ def _movable(layout: Layout) -> tuple[Adapter, ...]:
     found = tuple(adapters(layout))
     for adapter in found:
         if not adapter.weight:
-            raise InputError(
-                f"FLoRA moves adapted weights, but that of {adapter.a!r} is a constant: make the "
-                "model with add_lora(..., merge=True)"
-            )
+            problem = f"FLoRA moves adapted weights, but that of {adapter.a!r} is a constant"
+            raise InputError(f"{problem}: make the model with add_lora(..., merge=True)")
     return found
 
 
@@ -76,9 +74,8 @@ class MergeAdapters(StatefulWrapper):
         first = Tree({adapter.a: context.params[adapter.a] for adapter in self.adapters})
         if not first:
             return first
-        drawn = uniform(context.key, first).map(
-            lambda u: (2 * u - 1) / math.sqrt(u.shape[1:].numel())
-        )
+        unit = uniform(context.key, first)
+        drawn = unit.map(lambda u: (2 * u - 1) / math.sqrt(u.shape[1:].numel()))
         last = {adapter.b: context.params[adapter.b] for adapter in self.adapters}
         return Tree({**drawn, **Tree(last).zeros()})
 
@@ -94,10 +91,8 @@ class MergeAdapters(StatefulWrapper):
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         upload, memory = super().finish(context, params, scratch, steps)
-        products = {
-            adapter.weight: -adapter.scale * product(params[adapter.a], params[adapter.b])
-            for adapter in self.adapters
-        }
+        own = self.adapters
+        products = {one.weight: -one.scale * product(params[one.a], params[one.b]) for one in own}
         known = {**upload.delta, **pick(params, _factors(self.adapters)).zeros(), **products}
         delta = Tree({name: known[name] for name in context.params})
         return upload._replace(delta=delta), memory

@@ -21,14 +21,10 @@ Degenerate cases: ``gamma = 0`` is FedAvg, ``beta = 0`` is FedAvg with equal wei
 One client alone is one uninterrupted SGD with momentum, however its steps are split into rounds.
 """
 
-from typing import Literal, get_args
-
 from fedzmg.algorithms.moments import AverageSharedState, SharedStateClient
 from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, Stepped
 from fedzmg.tree import State, Tree
-
-Form = Literal["heavy_ball", "averaging"]
 
 
 @rule_class
@@ -39,7 +35,7 @@ class SharedMomentum(SharedStateClient):
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     momentum: Number = number(0.5, low=0, below=1, doc="gamma or beta, as the form says")
-    form: Form = choice(*get_args(Form), doc="momentum that accumulates gradients or averages them")
+    form: str = choice("heavy_ball", "averaging", doc="adds gradients up, or averages them")
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         added = grad if self.form == "heavy_ball" else (1 - self.momentum) * grad
@@ -52,9 +48,6 @@ class AverageMomentum(AverageSharedState):
     """The cohort's mean model and mean momentum."""
 
     pairing = "mfl"
-
-    def init(self, params: Tree) -> State:
-        return params.zeros()
 
 
 AVERAGING = SharedMomentum(momentum=0.9, form="averaging")

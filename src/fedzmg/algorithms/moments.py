@@ -10,12 +10,13 @@ A client that was not sampled gets the new state the next time::
     server:  w, s <- means of w_k and s_k over the cohort, weighted alike
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, Number, ServerRule
+from fedzmg.contract import ClientRule, Number, ServerRule, number
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Upload
 from fedzmg.tree import State, Tree
 
@@ -49,11 +50,8 @@ def averaged(moment: Tree, value: Tree, beta: Number) -> Tree:
 
 def adam_moments(moments: Moments, grad: Tree, beta1: Number, beta2: Number) -> Moments:
     """Update both moments as exponential averages: ``v <- beta2 v + (1 - beta2) g^2``."""
-    return Moments(
-        averaged(moments.first, grad, beta1),
-        averaged(moments.second, grad * grad, beta2),
-        moments.steps + 1,
-    )
+    first, second, steps = moments
+    return Moments(averaged(first, grad, beta1), averaged(second, grad * grad, beta2), steps + 1)
 
 
 def ratio(first: Tensor, root: Tensor) -> Tensor:
@@ -72,6 +70,37 @@ def correction(beta1: Number, beta2: Number, steps: Tensor) -> Tensor:
     return factor
 
 
+@dataclass(frozen=True)
+class MomentServer(ServerRule):
+    """Base of servers that step along moments of the pseudo-gradient."""
+
+    lr: Number = number(0.1, above=0, doc="server learning rate")
+    beta1: Number = number(0.9, low=0, below=1, doc="decay of the first moment")
+    beta2: Number = number(0.99, low=0, below=1, doc="decay of the second moment")
+
+    def init(self, params: Tree) -> State:
+        return no_moments(params)
+
+    def moments(self, before: Moments, grad: Tree) -> Moments:
+        """Update the moments."""
+        return adam_moments(before, grad, self.beta1, self.beta2)
+
+
+@dataclass(frozen=True)
+class ReddiServer(MomentServer):
+    """Base of the servers of Reddi et al.: no bias correction, ``v0`` is ``tau^2``."""
+
+    tau: Number = number(1e-3, low=0, doc="degree of adaptivity, added to the root")
+    v0: Number | None = number(None, low=0, doc="initial second moment; tau^2 if absent")
+
+    def init(self, params: Tree) -> State:
+        return no_moments(params, self.tau * self.tau if self.v0 is None else self.v0)
+
+    def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
+        state = self.moments(state, cohort.delta)
+        return params - self.lr * direction(state, self.tau), state
+
+
 class SharedStateClient(ClientRule):
     """A client that starts from the state it receives, and sends its own state back."""
 
@@ -82,11 +111,25 @@ class SharedStateClient(ClientRule):
         return Upload(context.params - params, average=scratch), context.memory
 
 
-class AverageSharedState(ServerRule):
-    """A server that shares its state and replaces it by the mean of the clients' states."""
+class SharesState(ServerRule):
+    """A server that shares its state, which is zero at first."""
+
+    def init(self, params: Tree) -> State:
+        return params.zeros()
 
     def share(self, state: State) -> State:
         return state
+
+
+@dataclass(frozen=True)
+class SharingServer(SharesState):
+    """A server with a learning rate that shares its state, which is zero at first."""
+
+    lr: Number = number(1.0, above=0, doc="server learning rate")
+
+
+class AverageSharedState(SharesState):
+    """A server that shares its state and replaces it by the mean of the clients' states."""
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         return params - cohort.delta, cohort.average

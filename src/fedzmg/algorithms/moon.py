@@ -69,16 +69,15 @@ class Moon(Wrapper):
         return context.params, context.memory.params, *super().references(context)
 
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
-        there, before, *rest = batch.reference_features
+        there, before = batch.reference_features[:2]
         # A model of zeros stands in for a missing one; spectral norm divides it by zero.
         before = torch.where(context.memory.exists > 0, before, torch.zeros_like(before))
         near, far = cosine(batch.features, there), cosine(batch.features, before)
         contrast = per_example(-F.logsigmoid((near - far) / self.temperature), batch.targets)
         added = torch.where(context.memory.exists > 0, contrast, torch.zeros_like(contrast))
-        inside = batch._replace(
-            reference_outputs=batch.reference_outputs[2:], reference_features=tuple(rest)
-        )
-        return super().loss(context, inside) + self.mu * added
+        outputs, features = batch.reference_outputs[2:], batch.reference_features[2:]
+        rest = batch._replace(reference_outputs=outputs, reference_features=features)
+        return super().loss(context, rest) + self.mu * added
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         upload, _ = super().finish(context, params, scratch, steps)

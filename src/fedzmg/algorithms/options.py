@@ -84,15 +84,12 @@ def configure(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
         fields = {name: added[name] for name in _keys(key) if name in added}
         if fields and key not in fields:
             name, value = next(iter(fields.items()))
-            raise InputError(
-                f"{algorithm.name}, {name} = {value!r}: needs {key}; add it, for example "
-                f"{key}={'cosine' if kind.__name__.endswith('Schedule') else example}"
-            )
+            remedy = f"{key}={'cosine' if issubclass(kind, Schedule) else example}"
+            raise InputError(f"{algorithm.name}, {name} = {value!r}: needs {key}; add {remedy}")
         if fields and (taken := [name for name in _keys(key) if name in own]):
-            raise InputError(
-                f"{algorithm.name}, {key}: {', '.join(taken)} is an option of the rule itself; put "
-                f"{kind.__name__} around the rule in Python"
-            )
+            remedy = f"put {kind.__name__} around the rule in Python"
+            options_of = f"{', '.join(taken)} is an option of the rule itself"
+            raise InputError(f"{algorithm.name}, {key}: {options_of}; {remedy}")
         if fields:
             side = key.partition(".")[0]
             values = {name.partition(".")[2]: value for name, value in fields.items()}
@@ -140,32 +137,24 @@ def card(entry: AlgorithmInfo, model_bytes: int | None = None) -> dict[str, Any]
     costs = {name: getattr(entry, name) for name in ("down", "up", "client_keeps", "server_keeps")}
     if model_bytes is not None:
         costs |= {f"{name}_bytes": round(times * model_bytes) for name, times in costs.items()}
-    described = {
-        key: (_range(f), f.metadata.get("doc", "")) for key, (_, f) in algorithm.fields().items()
-    }
+    fields = algorithm.fields().items()
+    described = {key: (_range(f), f.metadata.get("doc", "")) for key, (_, f) in fields}
     described["weights"] = "examples, uniform", "weights of clients when uploads are averaged"
     for key, what in (("personal", "stay with the client"), ("frozen", "are not trained")):
         if f"parts.{key}" in values:
             patterns = "first:N, last:N, norm, batch_norm, NAME*"
             described[f"parts.{key}"] = patterns, f"layers that {what}"
+    options = [
+        {"key": key, "default": values[key], "range": range_, "doc": doc}
+        for key, (range_, doc) in described.items()
+    ]
+    rules = {side: repr(getattr(algorithm, side)) for side in ("client", "server")}
     return {
-        "name": algorithm.name,
-        "summary": entry.summary,
-        "source": entry.source,
-        "inferred": entry.inferred,
-        "rules": {
-            "client": repr(algorithm.client),
-            "server": repr(algorithm.server),
-            "weights": algorithm.weights,
-        },
-        "options": [
-            {"key": key, "default": values[key], "range": range_, "doc": doc}
-            for key, (range_, doc) in described.items()
-        ],
-        "wrapper_options": wrapper_options(algorithm),
-        "costs": costs,
+        "name": algorithm.name, "summary": entry.summary, "source": entry.source,
+        "inferred": entry.inferred, "rules": rules | {"weights": algorithm.weights},
+        "options": options, "wrapper_options": wrapper_options(algorithm), "costs": costs,
         "about": inspect.cleandoc(entry.about),
-    }
+    }  # fmt: skip
 
 
 def _range(field: dataclasses.Field[Any]) -> str:

@@ -18,7 +18,7 @@ Degenerate cases: ``alpha = 0`` is FedAvg on every second batch. On quadratic lo
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,8 +29,6 @@ from fedzmg.contract import Algorithm, ClientRule, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
 from fedzmg.rule import Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
-
-Order = Literal["first", "hessian_free"]
 
 
 def _pick(choose: Tensor, new: Tree, old: Tree) -> Tree:
@@ -47,7 +45,7 @@ class PerFedAvg(ClientRule):
     lr: Number = number(0.1, above=0, doc="learning rate of meta steps")
     alpha: Number = number(0.01, low=0, doc="learning rate of the inner step")
     delta: Number = number(1e-3, above=0, doc="length of the difference, in gradients (HF)")
-    order: Order = choice("first", "hessian_free", doc="second derivatives: none, or differences")
+    order: str = choice("first", "hessian_free", doc="second derivatives: none, or differences")
 
     @property
     def fine_tuning_rate(self) -> Number:
@@ -68,9 +66,7 @@ class PerFedAvg(ClientRule):
             return zero, context.params
         return zero, context.params, context.params.zeros(), context.params.zeros()
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         phase, anchor, slope, _ = scratch
         # The second gradient matters in the last phase only.
         return anchor - self.delta * slope, (phase, anchor, slope, grad)

@@ -17,7 +17,7 @@ Degenerate cases: ``lam = 0`` never moves the common model; ``lr lam = 1`` makes
 With one inner step, too, that is FedAvg with the learning rate ``personal_lr``.
 """
 
-from typing import Literal, get_args
+from typing import Any
 
 from torch import Tensor
 
@@ -26,8 +26,6 @@ from fedzmg.algorithms.fedavg import Average
 from fedzmg.contract import Algorithm, Number, choice, number, rule_class, whole
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
-
-InnerStart = Literal["continue", "restart"]
 
 
 @rule_class
@@ -38,9 +36,7 @@ class PFedMe(OwnModelClient):
     lam: Number = number(15.0, low=0, doc="strength of the pull between the two models")
     personal_lr: Number = number(0.09, above=0, doc="learning rate of the inner steps")
     inner_steps: int = whole(5, low=1, doc="inner steps per batch")
-    inner_start: InnerStart = choice(
-        *get_args(InnerStart), doc="inner steps of a batch: go on, or restart at the common model"
-    )
+    inner_start: str = choice("continue", "restart", doc="continue, or restart at the common model")
 
     @property
     def gradients_per_step(self) -> int:
@@ -50,9 +46,7 @@ class PFedMe(OwnModelClient):
         # Common model, inner iterate, and the personal model after the last batch.
         return context.params, context.params, context.params
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         common, theta, _ = scratch
         theta = theta - self.personal_lr * (grad + self.lam * (theta - common))
         return theta, (common, theta, theta)

@@ -20,45 +20,30 @@ Degenerate cases: ``q = 0`` is FedAvg with uniform weights. For ``q -> inf`` onl
 the largest loss counts, and steps become tiny.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedexp import client_rate, first_rate, squared_norm
+from fedzmg.algorithms.fedprox import LossFirst
 from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
-from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Upload
+from fedzmg.messages import ClientContext, Cohort, Result, Upload
 from fedzmg.tree import State, Tree
-from fedzmg.wrappers.wrapper import PartsAware, StatefulWrapper
+from fedzmg.wrappers.wrapper import PartsAware
 
-FLOOR = 1e-10
-"""Addend of every loss."""
-
-
-class LossFirst(StatefulWrapper, PartsAware):
-    """A client rule around another that knows the loss at the model it received."""
-
-    @property
-    def full_pass(self) -> FullPassTiming:
-        return "loss" if self.inner.full_pass == "never" else self.inner.full_pass
-
-    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        assert isinstance(full_pass, FullPass)
-        wanted = () if self.inner.full_pass == "never" else full_pass
-        return full_pass.loss, self.inner.begin(context, wanted)
+FLOOR = 1e-10  # addend of every loss
 
 
 @rule_class
-class LossWeighted(LossFirst):
+class LossWeighted(LossFirst, PartsAware):
     """Any client rule whose upload counts by a power of the loss before training."""
 
     pairing = "qfedavg"
 
     q: Number = number(0.1, low=0, doc="power of the loss; 0: clients count alike")
-    shares: Literal["equal", "examples"] = choice(
-        "equal", "examples", doc="further factor of the weights"
-    )
+    shares: str = choice("equal", "examples", doc="further factor of the weights")
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         upload, memory = super().finish(context, params, scratch, steps)

@@ -23,17 +23,12 @@ since ``c = c_i``; with one full-batch step a round the two options agree. Insid
 SCAFFOLD with projected variates, and column sums are kept.
 """
 
-from typing import Literal, get_args
-
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, choice, number, rule_class
+from fedzmg.algorithms.moments import SharingServer
+from fedzmg.contract import Algorithm, ClientRule, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
-
-Variate = Literal["path", "start"]
-"""Origin of a client's new variate: the mean gradient of its steps, or the full gradient at the
-received model."""
 
 
 @rule_class
@@ -44,7 +39,7 @@ class Scaffold(ClientRule):
     corrects = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
-    variate: Variate = choice(*get_args(Variate), doc="gradients that make a control variate")
+    variate: str = choice("path", "start", doc="gradients that make a control variate")
 
     @property
     def full_pass(self) -> FullPassTiming:
@@ -69,18 +64,10 @@ class Scaffold(ClientRule):
 
 
 @rule_class
-class ScaffoldServer(ServerRule):
+class ScaffoldServer(SharingServer):
     """Average the models, and keep the mean of all clients' variates."""
 
     pairing = "scaffold"
-
-    lr: Number = number(1.0, above=0, doc="server learning rate")
-
-    def init(self, params: Tree) -> Tree:
-        return params.zeros()
-
-    def share(self, state: Tree) -> Tree:
-        return state
 
     def update(self, params: Tree, state: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
         return params - self.lr * cohort.delta, state + cohort.total / cohort.population

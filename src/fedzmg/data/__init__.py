@@ -16,17 +16,6 @@ from fedzmg.data.partition import (
 from fedzmg.data.plan import Batching
 
 __all__ = [
-    "PARTITIONS",
-    "Batching",
-    "Columns",
-    "Examples",
-    "FederatedData",
-    "dirichlet",
-    "dirichlet_by_label",
-    "hold_out",
-    "iid",
-    "natural",
-    "pachinko",
-    "quantity",
-    "shards",
-]
+    "PARTITIONS", "Batching", "Columns", "Examples", "FederatedData", "dirichlet",
+    "dirichlet_by_label", "hold_out", "iid", "natural", "pachinko", "quantity", "shards",
+]  # fmt: skip

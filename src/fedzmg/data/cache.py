@@ -8,13 +8,13 @@ interrupted download is resumed. A mirror replaces everything before the file's 
 import contextlib
 import errno
 import hashlib
-import http.client
 import os
 import socket
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from ssl import SSLCertVerificationError
 from typing import Any, Protocol, Self
@@ -36,13 +36,7 @@ LOWEST_RATE = 2**14  # bytes per second
 RETRIES = 3
 
 _TRANSIENT = {408, 416, 425, 429, 500, 502, 503, 504}
-_PERMANENT = (
-    socket.gaierror,
-    SSLCertVerificationError,
-    http.client.InvalidURL,
-    FileNotFoundError,
-    ValueError,
-)
+_PERMANENT = (socket.gaierror, SSLCertVerificationError, InvalidURL, FileNotFoundError, ValueError)
 _REMEDY = "choose another source with --mirror, or use files you have with 'fedzmg data import'"
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
@@ -103,9 +97,8 @@ def writing(path: Path) -> Iterator[None]:
         if error.errno is None:  # raised by a parser, not by the system
             raise
         reason = "disk is full" if error.errno in _NO_ROOM else error.strerror
-        raise InputError(
-            f"cannot write {path}: {reason}; free space or set {ENVIRONMENT} to another folder"
-        ) from None
+        remedy = f"free space or set {ENVIRONMENT} to another folder"
+        raise InputError(f"cannot write {path}: {reason}; {remedy}") from None
 
 
 def size_of(path: Path) -> int:
@@ -120,14 +113,9 @@ def file_hash(path: Path) -> str:
 
 
 def download(
-    url: str,
-    to: Path,
-    *,
-    sha256: str,
-    size: int | None = None,
-    progress: Progress = SILENT,
+    url: str, to: Path, *, sha256: str, size: int | None = None, progress: Progress = SILENT,
     mirror: str | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Download a file unless it is there already; ``mirror`` is an address or a folder instead."""
     if to.is_file() and file_hash(to) == sha256:
         return to
@@ -172,7 +160,7 @@ def _fetch(source: str, part: Path, size: int | None, progress: Progress) -> boo
             except InputError:
                 raise
             # A redirect may name an address that cannot be parsed, which is a ValueError.
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except (OSError, HTTPException, ValueError) as error:
                 cause = getattr(error, "reason", None) or error
                 reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())[:200]
                 final = isinstance(cause, _PERMANENT)
@@ -191,9 +179,7 @@ def _fetch(source: str, part: Path, size: int | None, progress: Progress) -> boo
     raise InputError(f"{source}: {reason} (attempt {attempt + 1}): try again later, {_REMEDY}")
 
 
-def _attempt(
-    source: str, part: Path, size: int | None, progress: Progress, limit: "_TimeLimit"
-) -> None:
+def _attempt(source: str, part: Path, size: int | None, report: Progress, limit: Any) -> None:
     """Request the missing bytes once."""
     done = part.stat().st_size if part.exists() else 0
     if done and done == size:
@@ -211,11 +197,11 @@ def _attempt(
         length = response.headers.get("Content-Length", "")[:20]
         total = done + int(length) if length.isdecimal() else size
         most = size or UNDECLARED
-        progress.begin(part.stem, total)
+        report.begin(part.stem, total)
         with writing(part):
             file = part.open("ab" if done else "wb")
         with file:
-            progress.advance(done)
+            report.advance(done)
             while max(done, total or 0) <= most and (chunk := response.read1(2**18)):
                 done += len(chunk)
                 limit.received += len(chunk)
@@ -223,7 +209,7 @@ def _attempt(
                     with writing(part):
                         file.write(chunk)
                         file.flush()
-                    progress.advance(done)
+                    report.advance(done)
     if max(done, total or 0) > most:
         part.unlink()
         raise InputError(f"{source}: sends more than {most} bytes: {_REMEDY}")
@@ -245,7 +231,7 @@ class _TimeLimit:
     def connect(self, address: tuple[str, int], *more: Any) -> socket.socket:
         """Open a connection; its duplicate survives the change to TLS."""
         if address[1] > 65535:
-            raise http.client.InvalidURL(f"there is no port {address[1]}")
+            raise InvalidURL(f"there is no port {address[1]}")
         made = socket.create_connection(address, *more)
         self._close()
         self._connection = made.dup()

@@ -40,15 +40,11 @@ class Dataset:
 
     name: str
     path: Path
-    fingerprint: str
-    """SHA-256 over all columns, computed when they were converted."""
+    fingerprint: str  # SHA-256 over all columns, computed when they were converted
     counts: Mapping[str, tuple[int | None, int]]
-    notes: tuple[str, ...]
-    """Differences from the official set."""
-    sources: tuple[Mapping[str, Any], ...]
-    """Name, SHA-256 and size of the files it was made from."""
-    splits: Mapping[str, Columns] = field(default_factory=dict)
-    """Columns of each split; none if only the record was read."""
+    notes: tuple[str, ...]  # differences from the official set
+    sources: tuple[Mapping[str, Any], ...]  # name, SHA-256 and size of the files it was made from
+    splits: Mapping[str, Columns] = field(default_factory=dict)  # none: only the record was read
 
 
 def load(name: str, cache: Path | None = None) -> Dataset:
@@ -84,13 +80,10 @@ def stored(name: str, cache: Path | None = None) -> Dataset | None:
         if re.fullmatch(r"data-[0-9a-f]+", values["directory"]) is None:
             raise ValueError(f"directory {values['directory']!r}")
         return Dataset(
-            name,
-            path.parent / values["directory"],
-            str(values["fingerprint"]),
+            name, path.parent / values["directory"], str(values["fingerprint"]),
             {split: (clients, rows) for split, (clients, rows) in values["counts"].items()},
-            tuple(values["notes"]),
-            tuple(values["sources"]),
-        )
+            tuple(values["notes"]), tuple(values["sources"]),
+        )  # fmt: skip
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -104,10 +97,8 @@ def get(
     what = source(name)
     base = root(cache)
     if not what.remotes:
-        raise InputError(
-            f"no verified download of {name!r} is known: run 'fedzmg data import {name} FILE...' "
-            f"with {sources.expected(what)}"
-        )
+        remedy = f"run 'fedzmg data import {name} FILE...' with {sources.expected(what)}"
+        raise InputError(f"no verified download of {name!r} is known: {remedy}")
     with _locked(name, base, progress) as workspace:
         with contextlib.suppress(InputError):  # not stored, or damaged
             found = load(name, base)
@@ -115,10 +106,7 @@ def get(
             return found
         fetch = partial(download, progress=progress, mirror=mirror)
         folder = base / "downloads" / name
-        files = [
-            fetch(one.url, folder / one.name, sha256=one.sha256, size=one.size)
-            for one in what.remotes
-        ]
+        files = [fetch(r.url, folder / r.name, sha256=r.sha256, size=r.size) for r in what.remotes]
         return _convert(name, files, base, workspace, progress)
 
 
@@ -170,9 +158,7 @@ def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
             shutil.rmtree(workspace, ignore_errors=True)
 
 
-def _convert(
-    name: str, files: Sequence[Path], base: Path, workspace: Path, progress: Progress
-) -> Dataset:
+def _convert(name: str, files: Sequence[Path], base: Path, work: Path, report: Progress) -> Dataset:
     """Convert the files of a set and replace its record."""
     found, given = sources.find(name, files), list[dict[str, Any]]()
     for path in found:
@@ -183,18 +169,15 @@ def _convert(
         here = stored(name, base)
         if here is not None and here.sources == tuple(given):
             opened = _open(here)
-            progress.say(f"{name}: these files are imported already")
+            report.say(f"{name}: these files are imported already")
             return opened
     members: dict[Path, Path] = {}
     for i, (path, folder) in enumerate(found.items()):
-        into = workspace / str(i) / path.name
-        members |= sources.unpack(name, path, into, progress) or {path: folder}
+        members |= sources.unpack(name, path, work / str(i) / path.name, report) or {path: folder}
     official = {remote.name: remote.sha256 for remote in source(name).remotes}
-    notes = [
-        f"{file['name']} is not the official file: its SHA-256 is {file['sha256']}"
-        for file in given
-        if official.get(file["name"], file["sha256"]) != file["sha256"]
-    ]
+    others = [one for one in given if official.get(one["name"], one["sha256"]) != one["sha256"]]
+    own = "{name} is not the official file: its SHA-256 is {sha256}"
+    notes = [own.format(**one) for one in others]
     home = base / "sets" / name
     target = home / f"data-{uuid.uuid4().hex[:12]}"
     counts: dict[str, tuple[int | None, int]] = {}
@@ -202,20 +185,16 @@ def _convert(
     try:
         form, splits = sources.choose(name, members)
         for split, paths in splits.items():
-            progress.begin(f"reading {split}", None)
+            report.begin(f"reading {split}", None)
             columns = _read(name, split, form, paths)
             fingerprints.append(f"{split} {save_columns(target / split, columns)}\n")
             counts[split] = columns.clients, columns.rows
             notes += [f"{split}: {note}" for note in columns.notes]
         record = {
-            "format": FORMAT,
-            "name": name,
-            "directory": target.name,
+            "format": FORMAT, "name": name, "directory": target.name,
             "fingerprint": hashlib.sha256("".join(sorted(fingerprints)).encode()).hexdigest(),
-            "counts": counts,
-            "notes": notes,
-            "sources": given,
-        }
+            "counts": counts, "notes": notes, "sources": given,
+        }  # fmt: skip
         with writing(home):
             sync_directory(target)
             write_json(home / "set.json", record)
@@ -227,7 +206,7 @@ def _convert(
             raise
         text = str(error)
         for i, path in enumerate(found):  # the archive, not the folder that it is unpacked to
-            text = text.replace(str(workspace / str(i) / path.name), str(path))
+            text = text.replace(str(work / str(i) / path.name), str(path))
         raise InputError(text) from None
     for old in home.glob("data-*"):
         if old != target:
@@ -242,10 +221,8 @@ def _read(name: str, split: str, form: Form, paths: Sequence[Path]) -> Columns:
     what, where = source(name), ", ".join(map(str, paths))
     lacking = set(what.columns) - set(columns.columns)
     if lacking:
-        raise InputError(
-            f"{where}: holds {', '.join(columns.columns)}, but {name!r} needs {min(lacking)}: give "
-            f"{sources.expected(what)}"
-        )
+        problem = f"holds {', '.join(columns.columns)}, but {name!r} needs {min(lacking)}"
+        raise InputError(f"{where}: {problem}: give {sources.expected(what)}")
     if what.classes is not None:
         y, most = columns.array("y"), what.classes - 1
         refuse_row(y > most, f"{where}: label", y, f"{name!r} has labels 0 to {most}")

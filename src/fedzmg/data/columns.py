@@ -38,7 +38,7 @@ class Strings(NamedTuple):
     """UTF-8 strings end to end; row ``i`` is ``text[offsets[i] : offsets[i + 1]]``."""
 
     text: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
+    offsets: Ids
 
 
 Column: TypeAlias = Array | Strings
@@ -51,8 +51,7 @@ class Owners(NamedTuple):
     offsets: npt.NDArray[np.int64]
 
 
-Grouping: TypeAlias = tuple[Ids, Owners | None]
-"""Rows of the file in the order of the result, and their clients."""
+Grouping: TypeAlias = tuple[Ids, Owners | None]  # rows in the result's order, and their clients
 
 
 def group(owner: Ids, names: Sequence[str]) -> tuple[Ids, Owners]:
@@ -67,10 +66,8 @@ class Columns:
 
     columns: Mapping[str, Column]
     owners: Owners | None = None
-    notes: tuple[str, ...] = ()
-    """Unexpected properties, for the user."""
-    classes: tuple[str, ...] = ()
-    """Names of labels in the order of their ids, where labels have names."""
+    notes: tuple[str, ...] = ()  # unexpected properties, for the user
+    classes: tuple[str, ...] = ()  # names of labels in the order of their ids, if any
 
     def __post_init__(self) -> None:
         lengths = {name: rows_of(column) for name, column in self.columns.items()}
@@ -82,9 +79,7 @@ class Columns:
                 twice = next(n for i, n in enumerate(names) if n in names[:i])
                 raise InputError(f"client {twice!r} occurs twice: give each client one name")
             if len(offsets) != len(names) + 1 or offsets[0] != 0 or offsets[-1] != self.rows:
-                raise InputError(
-                    f"{len(names)} clients do not cover the {self.rows} rows from first to last"
-                )
+                raise InputError(f"{len(names)} clients do not cover all of {self.rows} rows")
 
     @property
     def rows(self) -> int:
@@ -143,17 +138,13 @@ def kind_of(column: Any) -> str:
 
 def save_columns(directory: Path, columns: Columns) -> str:
     """Write columns to a new directory and return their fingerprint."""
+    held = columns.columns.items()
     content = {
-        "format": FORMAT,
-        "rows": columns.rows,
-        "columns": {
-            name: "strings" if isinstance(column, Strings) else "numbers"
-            for name, column in columns.columns.items()
-        },
+        "format": FORMAT, "rows": columns.rows,
+        "columns": {n: "strings" if isinstance(c, Strings) else "numbers" for n, c in held},
         "clients": None if columns.owners is None else list(columns.owners.names),
-        "notes": list(columns.notes),
-        "fingerprint": fingerprint(columns),
-    }
+        "notes": list(columns.notes), "fingerprint": fingerprint(columns),
+    }  # fmt: skip
     with writing(directory):
         directory.mkdir(parents=True)
         for name, array in _arrays(columns).items():
@@ -172,9 +163,7 @@ def _arrays(columns: Columns) -> dict[str, Array]:
     for name, column in columns.columns.items():
         plain = isinstance(column, Strings) or not column.dtype.hasobject
         if not name.isidentifier() or not plain:
-            raise InputError(
-                f"column {name!r} cannot be stored: use a name of letters, and no Python objects"
-            )
+            raise InputError(f"column {name!r} cannot be stored: use letters, no Python objects")
         if isinstance(column, Strings):
             arrays[f"column.{name}.bytes"] = column.text
             arrays[f"column.{name}.offsets"] = column.offsets
@@ -206,10 +195,8 @@ def load_columns(directory: Path) -> Columns:
         return Columns(columns, owners, tuple(content["notes"]))
     except Exception as error:  # NumPy raises anything on damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"stored data {directory} is damaged ({reason}): run 'fedzmg data import' or "
-            "'fedzmg data get' again"
-        ) from None
+        remedy = "run 'fedzmg data import' or 'fedzmg data get' again"
+        raise InputError(f"stored data {directory} is damaged ({reason}): {remedy}") from None
 
 
 def _map(path: Path, end: int | None = None) -> Array:

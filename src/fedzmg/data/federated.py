@@ -29,9 +29,8 @@ class Examples(NamedTuple):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Examples":
         """Copy to a device; double precision is rounded to ``dtype``, other types are kept."""
-        return tree_map(
-            lambda t: t.to(device, dtype if t.dtype == torch.float64 else t.dtype), self
-        )
+        wide = torch.float64
+        return tree_map(lambda t: t.to(device, dtype if t.dtype == wide else t.dtype), self)
 
     def __repr__(self) -> str:
         return f"<Examples: {self.size:,} of {self.kind()}>"
@@ -56,10 +55,8 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
         targets = targets.long()  # labels index outputs
     for tensor in leaves(inputs):
         if len(tensor) != len(targets):
-            raise InputError(
-                f"{what} has inputs of shape {tuple(tensor.shape)} and targets of shape "
-                f"{tuple(targets.shape)}: their first axes must be equally long"
-            )
+            shapes = f"inputs of shape {tuple(tensor.shape)} and targets of {tuple(targets.shape)}"
+            raise InputError(f"{what} has {shapes}: their first axes must be equally long")
     if len(targets) == 0:
         raise InputError(f"{what} holds no example: give at least one")
     return Examples(inputs, targets)
@@ -127,29 +124,22 @@ class FederatedData:
     examples: Examples
     offsets: npt.NDArray[np.int64]
     names: tuple[str, ...]
-    origin: str = ""
-    """Fingerprint of the catalog's data set, if the examples are exactly those that it holds."""
+    origin: str = ""  # fingerprint of the catalog's data set, if these are all of its examples
 
     @classmethod
-    def from_arrays(
-        cls, x: Any, y: Any, clients: Any, names: Sequence[Any] | None = None
-    ) -> "FederatedData":
+    def from_arrays(cls, x: Any, y: Any, clients: Any, names: Any = None) -> "FederatedData":
         """Group examples by client id, or by owners of sorted rows; ``names``: all ids."""
         data = examples(x, y, what="training data")
         if isinstance(clients, Owners):
             return cls(data, clients.offsets, clients.names)
         present, owner = number_clients(clients)
         if len(owner) != data.size:
-            raise InputError(
-                f"{len(owner)} client ids for {data.size} examples: give one per example"
-            )
+            raise InputError(f"{len(owner)} client ids for {data.size} examples: give one for each")
         labels = [str(name) for name in present]
         if names is not None:
             wanted = [str(name) for name in names] if isinstance(names, Iterable) else []
             if sorted(wanted) != sorted(labels):
-                raise InputError(
-                    f"client_names = {names!r:.80}: names must list every client id exactly once"
-                )
+                raise InputError(f"client_names = {names!r:.80}: list every client id once")
             position = {name: i for i, name in enumerate(wanted)}
             owner = np.array([position[name] for name in labels])[owner]
             labels = wanted

@@ -22,6 +22,7 @@ from fedzmg.seeds import stream
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
+Options: TypeAlias = Mapping[str, Any]
 Unit = Literal["examples", "characters"]
 EntropyBase = Literal["classes", "present"]
 Reference = Literal["pooled", "global"]
@@ -34,10 +35,9 @@ def label_counts(
     label, owner = np.asarray(labels), np.asarray(owners)
     whole = all(array.dtype.kind in "iu" for array in (label, owner)) or label.size == 0
     if label.ndim != 1 or label.shape != owner.shape or not whole:
-        raise InputError(
-            f"labels are {label.dtype} of shape {label.shape}, owners {owner.dtype} of shape "
-            f"{owner.shape}: give a whole number each for every example"
-        )
+        given = f"labels are {label.dtype} of shape {label.shape}"
+        given += f", owners {owner.dtype} of shape {owner.shape}"
+        raise InputError(f"{given}: give a whole number each for every example")
     owned = owner >= 0
     outside = owned & ((label < 0) | (label >= classes))
     if outside.any():
@@ -102,17 +102,10 @@ MEASURES = ("volume", "distinct", "entropy", "gini", "kl", "dominant_share")
 
 
 def describe(
-    counts: npt.ArrayLike,
-    names: Sequence[str],
-    *,
-    unit: Unit = "examples",
-    entropy: EntropyBase = "classes",
-    reference: Reference = "global",
-    sample: int | None = None,
-    seed: int = 0,
-    labels: Sequence[str] | None = None,
-    name: str = "",
-) -> dict[str, Any]:
+    counts: npt.ArrayLike, names: Sequence[str], *, unit: Unit = "examples",
+    entropy: EntropyBase = "classes", reference: Reference = "global", sample: int | None = None,
+    seed: int = 0, labels: Sequence[str] | None = None, name: str = "",
+) -> dict[str, Any]:  # fmt: skip
     """Measure clients and average over them; return a report, ready for JSON.
 
     It holds the arguments, ``clients`` (a record each), ``counts`` (of the sampled clients),
@@ -129,16 +122,12 @@ def describe(
     for what, (value, known) in {**given, "reference": (reference, Reference)}.items():
         check_names(what, [value], get_args(known))
     if table.ndim != 2 or 0 in table.shape or table.dtype.kind not in "iu" or table.min() < 0:
-        raise InputError(
-            f"counts are {table.dtype} of shape {table.shape}: expected whole numbers from 0, "
-            "clients by classes"
-        )
+        problem = f"counts are {table.dtype} of shape {table.shape}"
+        raise InputError(f"{problem}: expected whole numbers from 0, clients by classes")
     classes = tuple(map(str, range(table.shape[1]))) if labels is None else tuple(labels)
     if (len(names), len(classes)) != table.shape:
-        raise InputError(
-            f"{len(names)} names of clients and {len(classes)} of classes for counts of shape "
-            f"{table.shape}: give one for each"
-        )
+        problem = f"{len(names)} names of clients and {len(classes)} of classes"
+        raise InputError(f"{problem} for counts of shape {table.shape}: give one for each")
     for client in np.flatnonzero(table.sum(axis=1) == 0).tolist():
         raise InputError(f"client {names[client]!r} holds no data: leave it out")
     chosen = np.arange(len(table))
@@ -160,13 +149,11 @@ def describe(
         "dominant_share": share,
     }
     values = zip(*(column.tolist() for column in measured.values()), strict=True)
-    summary = {
-        measure: {
-            "mean": float(measured[measure].mean()),
-            "sd": float(measured[measure].std(ddof=1)) if len(part) > 1 else None,
-        }
-        for measure in MEASURES
-    }
+    summary: dict[str, Any] = {}
+    for measure in MEASURES:
+        own = measured[measure]
+        sd = float(own.std(ddof=1)) if len(part) > 1 else None
+        summary[measure] = {"mean": float(own.mean()), "sd": sd}
     return {
         "name": name, "unit": unit, "entropy": entropy, "reference": reference,
         "total": len(table), "sample": sample, "seed": seed, "labels": list(classes),
@@ -178,9 +165,8 @@ def describe(
 _entropy = entropy  # describe() has an option of that name
 
 
-PAPER: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("paper_heterogeneity.json").read_text(encoding="utf-8")
-)
+_NUMBERS = Path(__file__).with_name("paper_heterogeneity.json")
+PAPER: dict[str, dict[str, Any]] = json.loads(_NUMBERS.read_text(encoding="utf-8"))
 """Numbers of the FedZMG paper: (mean, deviation) over ten clients, and clients that it names.
 
 ``entropy`` and ``reference`` are the definitions that its numbers fit; it does not state them.
@@ -191,23 +177,19 @@ class Population(NamedTuple):
     """Clients of one split."""
 
     names: tuple[str, ...]
-    counts: Counts
-    """``[clients, classes]``; a class of text is a character."""
+    counts: Counts  # [clients, classes]; a class of text is a character
     unit: Unit
     labels: tuple[str, ...]
-    columns: Columns
-    """Rows sorted by client."""
-    partition: Mapping[str, Any] | None
-    """Partition of the rows; None where the files name clients."""
+    columns: Columns  # rows sorted by client
+    partition: Options | None  # partition of the rows; None where the files name clients
     notes: tuple[str, ...]
 
 
-DEFAULT_PARTITIONS: dict[tuple[str, str], dict[str, Any]] = {
+DEFAULT_PARTITIONS: dict[tuple[str, str], dict[str, Any]] = {  # of sets without clients
     ("digits", "train"): {"name": "dirichlet", "clients": 160, "alpha": 0.1},
     ("cifar100", "train"): {"name": "pachinko", "clients": 500},
     ("cifar100", "test"): {"name": "pachinko", "clients": 100},
 }
-"""Partitions of the presets for sets without clients."""
 
 
 def embedded_columns(name: str, split: str) -> Columns:
@@ -223,9 +205,7 @@ def embedded_columns(name: str, split: str) -> Columns:
     raise InputError(f"{name!r} has no split {split!r}: use --split train")
 
 
-def population(
-    columns: Columns, *, classes: int | None, partition: Mapping[str, Any] | None
-) -> Population:
+def population(columns: Columns, *, classes: int | None, partition: Options | None) -> Population:
     """Sort a split by client and count classes; ``partition`` is for files without clients."""
     record = None
     if partition is not None:
@@ -238,9 +218,8 @@ def population(
         order, owners = group(made.owners[used], [*map(str, range(int(made.owners.max()) + 1))])
         columns = columns.take(used[order], owners)
     if columns.owners is None:
-        raise InputError(
-            "it names no clients: use --partition dirichlet --clients 100 --set alpha=0.1"
-        )
+        remedy = "use --partition dirichlet --clients 100 --set alpha=0.1"
+        raise InputError(f"it names no clients: {remedy}")
     unit: Unit = "characters" if "text" in columns.columns else "examples"
     labels: tuple[str, ...] = (*CHARACTERS, "*")  # any character outside the vocabulary
     if unit == "characters":

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.data.columns import Columns
+from fedzmg.data.columns import Columns, Ids
 from fedzmg.data.federated import number_clients
 from fedzmg.errors import InputError, check_names, unknown
 from fedzmg.seeds import stream
 
-Owners = npt.NDArray[np.int64]
-
+Owners = Ids
+Floats = npt.NDArray[np.float64]
 UNUSED = -1
 
 # Beyond these a Dirichlet is a single label, or uniform, to every digit of a double.
@@ -28,16 +28,14 @@ _LEAST_LOG, _LARGEST_SHAPE = -1e300, 1e300
 _MOST_DRAWS = 100
 
 
-def iid(labels: npt.NDArray[np.int64], clients: int, *, seed: int = 0) -> Owners:
+def iid(labels: Ids, clients: int, *, seed: int = 0) -> Owners:
     """Split at random into clients of equal size (up to one example)."""
     labels = _check(labels, clients)
     owners = np.arange(len(labels), dtype=np.int64) % clients
     return stream(seed, "partition", "iid").permutation(owners)
 
 
-def dirichlet(
-    labels: npt.NDArray[np.int64], clients: int, *, alpha: float, seed: int = 0
-) -> Owners:
+def dirichlet(labels: Ids, clients: int, *, alpha: float, seed: int = 0) -> Owners:
     """Split with label skew into clients of equal size (up to one example).
 
     Each client draws its own label distribution from Dirichlet(alpha). Clients take one example at
@@ -62,9 +60,7 @@ def dirichlet(
     return owners
 
 
-def shards(
-    labels: npt.NDArray[np.int64], clients: int, *, per_client: int = 2, seed: int = 0
-) -> Owners:
+def shards(labels: Ids, clients: int, *, per_client: int = 2, seed: int = 0) -> Owners:
     """Sort by label, cut into shards, and give each client a few of them.
 
     The split of the FedAvg paper: a client sees few labels, about ``per_client`` where a label
@@ -82,9 +78,7 @@ def shards(
     return owners
 
 
-def quantity(
-    labels: npt.NDArray[np.int64], clients: int, *, alpha: float, minimum: int = 1, seed: int = 0
-) -> Owners:
+def quantity(labels: Ids, clients: int, *, alpha: float, minimum: int = 1, seed: int = 0) -> Owners:
     """Split into clients that differ in size and in nothing else.
 
     Every client gets ``minimum`` examples; the rest is divided by shares drawn from
@@ -101,7 +95,7 @@ def quantity(
 
 
 def dirichlet_by_label(
-    labels: npt.NDArray[np.int64], clients: int, *, alpha: float, minimum: int = 10, seed: int = 0
+    labels: Ids, clients: int, *, alpha: float, minimum: int = 10, seed: int = 0
 ) -> Owners:
     """Split with label skew into clients of unequal size.
 
@@ -121,9 +115,8 @@ def dirichlet_by_label(
             break
     else:
         raise InputError(
-            f"alpha = {alpha}, clients = {clients}, minimum = {minimum}: {_MOST_DRAWS} draws left "
-            "some client with fewer examples: use a larger alpha, fewer clients or a smaller "
-            "minimum"
+            f"alpha = {alpha}, clients = {clients}, minimum = {minimum}: not reached in "
+            f"{_MOST_DRAWS} draws: use a larger alpha, fewer clients or a smaller minimum"
         )
     mixed = rng.permutation(len(labels))
     owners = np.empty(len(labels), dtype=np.int64)
@@ -136,22 +129,15 @@ def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
     """Split by a sortable client id; client ``i`` is the ``i``-th id of ``clients``, if known."""
     present, owners = number_clients(ids)
     if clients is not None and clients != len(present):
-        raise InputError(
-            f"clients = {clients}: the ids name {len(present)} clients, which cannot be chosen"
-        )
+        found = f"the ids name {len(present)} clients"
+        raise InputError(f"clients = {clients}: {found}, which cannot be chosen")
     return owners
 
 
 def pachinko(
-    fine: npt.NDArray[np.int64],
-    coarse: npt.NDArray[np.int64],
-    clients: int,
-    *,
-    per_client: int = 100,
-    root: float = 0.1,
-    leaf: float = 10.0,
-    seed: int = 0,
-) -> Owners:
+    fine: Ids, coarse: Ids, clients: int, *, per_client: int = 100, root: float = 0.1,
+    leaf: float = 10.0, seed: int = 0,
+) -> Owners:  # fmt: skip
     """Split by two-level Pachinko allocation, as for federated CIFAR-100.
 
     A client draws probabilities of coarse labels from Dirichlet(root) and, below each of them, of
@@ -188,20 +174,13 @@ def pachinko(
     return owners
 
 
-def _fill(
-    rng: np.random.Generator,
-    left: npt.NDArray[np.int64],
-    above: npt.NDArray[np.int64],
-    wanted: int,
-    root: float,
-    leaf: float,
-) -> npt.NDArray[np.int64]:
+def _fill(rng: Any, left: Ids, above: Ids, wanted: int, root: float, leaf: float) -> Ids:
     """Draw a client's labels, removed from ``left``: many at once, up to one that runs out."""
     groups = int(above.max()) + 1
     # A draw over all labels, without those that are exhausted, is Dirichlet over the others.
     coarse_logs = _log_gamma(rng, root, groups)
     fine_logs = _log_gamma(rng, leaf, len(left))
-    kept: list[npt.NDArray[np.int64]] = []
+    kept: list[Ids] = []
     while wanted:
         labels = np.flatnonzero(left)
         parents, parent = np.unique(above[labels], return_inverse=True)
@@ -222,7 +201,7 @@ def _fill(
     return np.concatenate(kept)
 
 
-def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> npt.NDArray[np.float64]:
+def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> Floats:
     """Draw logarithms of gamma variates, which do not underflow; normalised they are Dirichlet."""
     shape = min(shape, _LARGEST_SHAPE)
     with np.errstate(over="ignore"):
@@ -232,15 +211,13 @@ def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> npt.NDArray
     return np.maximum(logs, _LEAST_LOG)
 
 
-def _softmax(
-    logs: npt.NDArray[np.float64], group: npt.NDArray[np.int64] | None = None
-) -> npt.NDArray[np.float64]:
+def _softmax(logs: Floats, group: Ids | None = None) -> Floats:
     """Normalise logarithms to weights that sum to one (in every ``group``)."""
     if group is None:
         group = np.zeros(len(logs), dtype=np.int64)
     largest = np.full(int(group.max()) + 1, -np.inf)
     np.maximum.at(largest, group, logs)
-    weights: npt.NDArray[np.float64] = np.exp(logs - largest[group])
+    weights: Floats = np.exp(logs - largest[group])
     weights /= np.bincount(group, weights)[group]
     return weights
 
@@ -290,18 +267,13 @@ def hold_out(columns: Columns, share: float, *, seed: int = 0) -> tuple[Columns,
     return parts[0], parts[1]
 
 
-PARTITIONS: dict[str, Callable[..., Owners]] = {
-    rule.__name__: rule
-    for rule in (iid, dirichlet, dirichlet_by_label, shards, quantity, natural, pachinko)
-}
-
-
-_MISSING = {
+_RULES = (iid, dirichlet, dirichlet_by_label, shards, quantity, natural, pachinko)
+PARTITIONS: dict[str, Callable[..., Owners]] = {rule.__name__: rule for rule in _RULES}
+_MISSING = {  # remedy for a missing argument, in Python (and in a command)
     "alpha": "give alpha=0.1 for very unequal clients, 10 for nearly equal ones (--set alpha=0.1)",
     "clients": "give their number, clients=100 (--clients 100)",
     "coarse": "it needs data with coarse labels, such as CIFAR-100",
 }
-"""Remedy for a missing argument, in Python (and in a command)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,11 +281,9 @@ class Partition:
     """Owners and the options that made them."""
 
     name: str
-    options: Mapping[str, Any]
-    """All options of the partition, defaults included."""
+    options: Mapping[str, Any]  # all options of the partition, defaults included
     seed: int
-    owners: Owners
-    """Client of every example, read-only; ``UNUSED`` for examples without one."""
+    owners: Owners  # client of every example, read-only; UNUSED for examples without one
 
     def fingerprint(self) -> str:
         """Compute the SHA-256 of the owners."""
@@ -326,14 +296,9 @@ class Partition:
 
 
 def make(
-    name: str,
-    labels: npt.ArrayLike,
-    clients: int | None = None,
-    *,
-    coarse: npt.ArrayLike | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> Partition:
+    name: str, labels: npt.ArrayLike, clients: int | None = None, *,
+    coarse: npt.ArrayLike | None = None, seed: int = 0, **options: Any,
+) -> Partition:  # fmt: skip
     """Make a partition by its name in :data:`PARTITIONS`, with its own options, e.g. ``alpha``.
 
     For ``natural``, ``labels`` are client ids, and the number of clients is found by itself. Only

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedzmg.data.columns import Ids
 from fedzmg.errors import InputError, brief
 from fedzmg.participation import LARGEST_WORK, Participation, Work, function_name, is_number
 from fedzmg.seeds import key, step_keys, stream
@@ -24,10 +25,8 @@ class Batching:
 
     size: int = 20
     epochs: int = 1
-    straddle: bool = False
-    """Let batches run across the border between two epochs."""
-    keep_partial: bool = True
-    """Keep a batch that is not full: the last one of an epoch, or of the stream if straddling."""
+    straddle: bool = False  # let batches run across the border between two epochs
+    keep_partial: bool = True  # keep batches that are not full, at the end of an epoch or stream
 
     def __post_init__(self) -> None:
         for name in ("size", "epochs"):
@@ -45,10 +44,10 @@ class Batching:
 class Stream:
     """One client's local steps: example positions, number of real ones, ends of epochs."""
 
-    indices: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+    indices: Ids
+    counts: Ids
     closes: npt.NDArray[np.bool_]
-    keys: npt.NDArray[np.int64]
+    keys: Ids
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -64,8 +63,7 @@ class ClientBatch(NamedTuple):
     client: int
     examples: int
     stream: Stream
-    address: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Seed, round, client and occurrence."""
+    address: tuple[int, int, int, int] = (0, 0, 0, 0)  # seed, round, client and occurrence
 
     @property
     def key(self) -> int:
@@ -74,9 +72,7 @@ class ClientBatch(NamedTuple):
         return key(seed, "rule", *place)
 
 
-def sample_cohort(
-    seed: int, round_: int, population: int, size: int, *, replacement: bool
-) -> npt.NDArray[np.int64]:
+def sample_cohort(seed: int, round_: int, population: int, size: int, *, replacement: bool) -> Ids:
     """Sample the clients of a round, the same for every algorithm under this seed."""
     rng = stream(seed, "cohort", round_)
     return rng.choice(population, size=size, replace=replacement)
@@ -126,9 +122,8 @@ class LocalWork:
         if not count:
             return self._batching, 0
         batching = self._batching
-        once = (
-            count / batching.size if batching.straddle else replace(batching, epochs=1).steps(count)
-        )
+        single = replace(batching, epochs=1)
+        once = count / batching.size if batching.straddle else single.steps(count)
         if not once:  # the only batch is not full
             batching, once = replace(batching, keep_partial=True), 1
         extra, is_whole = self._extra, not self._in_steps and amount == int(amount)
@@ -190,9 +185,7 @@ def full_pass(size: int, first: int, count: int) -> Stream:
     return Stream(indices, counts, none.astype(np.bool_), none)
 
 
-def _cut(
-    order: npt.NDArray[np.int64], size: int, first: int, keep_partial: bool = True
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _cut(order: Ids, size: int, first: int, keep_partial: bool = True) -> tuple[Ids, Ids]:
     """Cut every row into batches; return their examples and the number of real ones."""
     runs, length = order.shape
     steps = -(-length // size) if keep_partial else length // size
@@ -208,25 +201,20 @@ def _cut(
 class Padded(NamedTuple):
     """Streams of several clients as rectangles: ``[client, step, ...]``."""
 
-    indices: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.float64]
-    """Weight of every example in its batch; a batch's weights sum to one (to zero past the end)."""
+    indices: Ids
+    weights: npt.NDArray[np.float64]  # sum to one in a batch; zero past the end of a stream
     closes: npt.NDArray[np.bool_]
-    keys: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
+    keys: Ids
+    lengths: Ids
 
 
 def pad(streams: Sequence[Stream], *, per_example: bool = False) -> Padded:
     """Align streams of different length; ``per_example`` weights sum to one over a stream."""
-    steps = max((len(s) for s in streams), default=0)
-    size = streams[0].indices.shape[1]
-    out = Padded(
-        np.zeros((len(streams), steps, size), dtype=np.int64),
-        np.zeros((len(streams), steps, size)),
-        np.zeros((len(streams), steps), dtype=np.bool_),
-        np.zeros((len(streams), steps), dtype=np.int64),
-        np.array([len(s) for s in streams], dtype=np.int64),
-    )
+    lengths = np.array([len(s) for s in streams], dtype=np.int64)
+    each, size = (len(streams), int(lengths.max())), streams[0].indices.shape[1]
+    indices, weights = np.zeros((*each, size), dtype=np.int64), np.zeros((*each, size))
+    closes, keys = np.zeros(each, dtype=np.bool_), np.zeros(each, dtype=np.int64)
+    out = Padded(indices, weights, closes, keys, lengths)
     for k, s in enumerate(streams):
         n = len(s)
         real = np.arange(size) < s.counts[:, None]

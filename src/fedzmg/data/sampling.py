@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedzmg.data.columns import Ids
 from fedzmg.data.federated import FederatedData
 from fedzmg.data.plan import sample_cohort
 from fedzmg.errors import InputError, brief
@@ -14,7 +15,7 @@ from fedzmg.participation import Participation, function_name
 from fedzmg.seeds import key, stream
 
 
-def inclusion_probabilities(examples: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.float64]:
+def inclusion_probabilities(examples: Ids, size: int) -> npt.NDArray[np.float64]:
     """Compute the probabilities of a draw by examples: in proportion to them, but at most one."""
     sure = _always_drawn(examples, size)
     others = np.where(sure, 0, examples)
@@ -22,7 +23,7 @@ def inclusion_probabilities(examples: npt.NDArray[np.int64], size: int) -> npt.N
     return found
 
 
-def _always_drawn(examples: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.bool_]:
+def _always_drawn(examples: Ids, size: int) -> npt.NDArray[np.bool_]:
     """Flag the clients whose share of the cohort would be one or more."""
     sure = np.zeros(len(examples), dtype=np.bool_)
     while True:
@@ -33,9 +34,7 @@ def _always_drawn(examples: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.
         sure |= more
 
 
-def _draw_by_examples(
-    rng: np.random.Generator, examples: npt.NDArray[np.int64], size: int
-) -> npt.NDArray[np.int64]:
+def _draw_by_examples(rng: np.random.Generator, examples: Ids, size: int) -> Ids:
     """Draw systematically on a shuffled order; sequential draws would favour small clients."""
     sure = _always_drawn(examples, size)
     left, order = size - int(sure.sum()), rng.permutation(np.flatnonzero(~sure))
@@ -59,15 +58,12 @@ class Sampler:
         self._examples.flags.writeable = False  # a user's function gets it
         self._schedule = self._numbered(participation.schedule or (), data.names)
         if self._how == "poisson" and replacement:
-            raise InputError(
-                'sampler = "poisson" draws every client at most once: use replacement = false'
-            )
+            problem = 'sampler = "poisson" draws every client at most once'
+            raise InputError(f"{problem}: use replacement = false")
         held = int((self._examples > 0).sum())
         if self._how == "examples" and (held if not replacement else held and cohort) < cohort:
-            raise InputError(
-                f"cohort = {cohort} but {held} clients have examples: choose a smaller cohort, or "
-                'another sampler than "examples"'
-            )
+            remedy = 'choose a smaller cohort, or another sampler than "examples"'
+            raise InputError(f"cohort = {cohort} but {held} clients have examples: {remedy}")
 
     def draw(self, seed: int, round_: int) -> list[int]:
         """Return the clients of a round, the same for every algorithm under this seed."""
@@ -91,9 +87,7 @@ class Sampler:
             return self._own(given, f"{function_name(how)}, round {round_}")
         return [int(client) for client in found]
 
-    def _numbered(
-        self, schedule: Sequence[Sequence[int | str]], names: Sequence[str]
-    ) -> list[list[int]]:
+    def _numbered(self, schedule: Sequence[Any], names: Sequence[str]) -> list[list[int]]:
         known = {name: number for number, name in enumerate(names)} if schedule else {}
         for client in (c for one in schedule for c in one if isinstance(c, str)):
             if client not in known:

@@ -17,20 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
-from fedzmg.data.cache import SILENT, Progress, writing
+from fedzmg.data.cache import Progress, writing
 from fedzmg.data.formats.common import reading
 from fedzmg.errors import InputError, check_names
 
-EMBEDDED = ("digits", "plays")
-"""Data sets that ship with the package."""
+EMBEDDED = ("digits", "plays")  # data sets that ship with the package
 MOST_MEMBERS = 100_000
 MOST_BYTES = 2**33
 _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\x00": lzma.open,
-    b"\x5d\x00\x00": lzma.open,
-}
+    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open, b"\x5d\0\0": lzma.open,
+}  # fmt: skip
 _WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test"}
 
 
@@ -51,17 +47,13 @@ class Remote(NamedTuple):
 class Form:
     """One file layout of a data set."""
 
-    reader: str
-    """Module and function in :mod:`fedzmg.data.formats`."""
+    reader: str  # module and function in fedzmg.data.formats
     files: str
     accepted: tuple[str, ...]
-    official: tuple[str, ...] = ()
-    """Patterns of the official names, which are preferred to others that fit."""
+    official: tuple[str, ...] = ()  # patterns of official names, which are preferred
     options: Mapping[str, Any] = field(default_factory=dict)
-    each: int = 1
-    """Files of one split; 0 for any number."""
-    whole: bool = False
-    """One file holds all splits."""
+    each: int = 1  # files of one split; 0 for any number
+    whole: bool = False  # one file holds all splits
 
 
 @dataclass(frozen=True)
@@ -71,8 +63,7 @@ class Source:
     title: str
     citation: str
     terms: str
-    counts: Mapping[str, tuple[int | None, int]]
-    """Clients (where it has any) and examples of each split."""
+    counts: Mapping[str, tuple[int | None, int]]  # clients, if any, and examples by split
     forms: tuple[Form, ...]
     remotes: tuple[Remote, ...] = ()
     classes: int | None = None
@@ -104,9 +95,7 @@ def source(name: str) -> Source:
 
 def remedy(name: str) -> str:
     """Return the command that fetches a data set."""
-    return (
-        f"fedzmg data get {name}" if source(name).remotes else f"fedzmg data import {name} FILE..."
-    )
+    return f"fedzmg data {f'get {name}' if source(name).remotes else f'import {name} FILE...'}"
 
 
 def expected(what: Source) -> str:
@@ -139,9 +128,7 @@ def unpack(name: str, path: Path, into: Path, progress: Progress) -> dict[Path, 
     return dict.fromkeys(found, into)
 
 
-def extract(
-    archive: Path, into: Path, wanted: Sequence[str], progress: Progress = SILENT
-) -> list[Path]:
+def extract(archive: Path, into: Path, wanted: Sequence[str], progress: Progress) -> list[Path]:
     """Unpack an archive into a new folder; return files whose names match ``wanted``, sorted."""
     count = total = 0
 
@@ -199,9 +186,7 @@ def choose(name: str, files: Mapping[Path, Path]) -> tuple[Form, dict[str, list[
     """Choose the first form with a complete set of files; return it with those of each split."""
     problems: list[InputError] = []
     for form in source(name).forms:
-        fitting = {
-            path: folder for path, folder in files.items() if _like(path.name, form.accepted)
-        }
+        fitting = {path: root for path, root in files.items() if _like(path.name, form.accepted)}
         splits = {
             split: [path for path in fitting if form.whole or _split(path, fitting[path]) == split]
             for split in source(name).counts
@@ -234,10 +219,8 @@ def _narrowed(name: str, split: str, form: Form, paths: list[Path]) -> list[Path
         paths = [path for path in paths if _like(path.name, form.official)] or paths
     if not paths or (form.each and len(paths) != form.each):
         found = ", ".join(map(str, paths)) or "none"
-        raise InputError(
-            f"the {split} split of {name!r} is missing or not clear (found: {found}): give "
-            f"{form.files}, with train or test in each name"
-        )
+        problem = f"the {split} split of {name!r} is missing or not clear (found: {found})"
+        raise InputError(f"{problem}: give {form.files}, with train or test in each name")
     return paths
 
 

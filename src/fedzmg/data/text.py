@@ -1,29 +1,23 @@
 """Encode characters as ids, and cut text, all clients end to end, into equal sequences."""
 
+from string import ascii_letters
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fedzmg.errors import InputError
+from fedzmg.data.columns import Ids
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + LETTERS))
-"""65 characters of the paper's model, in the order of their ids."""
-VOCABULARY = len(CHARACTERS) + 1
-"""Number of ids: the known characters, and one for every other."""
-NO_TARGET = -1
-"""Target where a padded sequence has no next character."""
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+CHARACTERS = "".join(sorted("\n !$&',-.3:;?" + ascii_letters))  # the paper's 65, as their ids
+VOCABULARY = len(CHARACTERS) + 1  # number of ids: the known characters, and one for every other
+NO_TARGET = -1  # target where a padded sequence has no next character
 
-Unknown: TypeAlias = Literal["last", "author"]
-"""Id of unknown characters: the ``last`` one, or 0 as in the ``author`` table of the paper."""
-Remainder: TypeAlias = Literal["drop", "pad"]
-"""Treatment of the end of a client's text that does not fill a sequence."""
+Unknown: TypeAlias = Literal["last", "author"]  # id of unknown characters; author: the paper's 0
+Remainder: TypeAlias = Literal["drop", "pad"]  # of a text that does not fill a sequence
 
 
-def encode(
-    text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], oov: Unknown = "last"
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def encode(text: Bytes, offsets: Ids, oov: Unknown = "last") -> tuple[Bytes, Ids]:
     """Encode UTF-8 text, one id per character; return the ids and the offsets between them."""
     table = np.full(256, VOCABULARY - 1 if oov == "last" else 0, dtype=np.uint8)
     table[np.frombuffer(CHARACTERS.encode(), dtype=np.uint8)] = np.arange(len(CHARACTERS))
@@ -39,22 +33,13 @@ def encode(
 class Sequences(NamedTuple):
     """Windows of ``length + 1`` characters by client; inputs lack the last, targets the first."""
 
-    inputs: npt.NDArray[np.uint8]
-    targets: npt.NDArray[np.int64]
-    """Next character of each input; :data:`NO_TARGET` where there is none."""
-    offsets: npt.NDArray[np.int64]
-    """Client ``i`` owns the windows ``offsets[i] : offsets[i + 1]``; a client may own none."""
+    inputs: Bytes
+    targets: Ids  # next character of each input, or NO_TARGET
+    offsets: Ids  # windows of client i: offsets[i] : offsets[i + 1]; maybe none
 
 
-def sequences(
-    ids: npt.NDArray[np.uint8],
-    offsets: npt.NDArray[np.int64],
-    length: int,
-    remainder: Remainder = "drop",
-) -> Sequences:
+def sequences(ids: Bytes, offsets: Ids, length: int, remainder: Remainder = "drop") -> Sequences:
     """Cut every client's text into disjoint windows of ``length + 1`` characters."""
-    if length < 1:
-        raise InputError(f"length = {length!r}: expected a whole number of at least 1")
     size = length + 1
     full, rest = np.divmod(np.diff(offsets), size)
     counts = full + (rest > 1) if remainder == "pad" else full

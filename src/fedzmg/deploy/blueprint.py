@@ -27,8 +27,7 @@ from fedzmg.wrappers.parts import filled, fit, travelling
 class Down(NamedTuple):
     """Arrays that the server sends to a client."""
 
-    params: Tree
-    """Parameters that travel; personal and frozen ones do not."""
+    params: Tree  # parameters that travel; personal and frozen ones do not
     shared: State
 
 
@@ -51,8 +50,7 @@ def partition(task: Task, client: int, population: int) -> Task:
 class ReportedData(FederatedData):
     """Numbers of examples that devices reported; the examples themselves are not here."""
 
-    prints: tuple[str, ...] = ()
-    """Hash of the examples of every device."""
+    prints: tuple[str, ...] = ()  # hash of the examples of every device
 
     @classmethod
     def of(cls, test: Examples, counts: list[int], *names: tuple[str, ...]) -> "ReportedData":
@@ -74,15 +72,11 @@ class Blueprint:
     rule: ServerRule
     program: Program
     work: LocalWork
-    numbers: dict[str, torch.Tensor]
-    """Hyper-parameters of the client rule, one row."""
-    start: Tree
-    """Initial model."""
-    memory: State
-    """Memory of a client that was never sampled."""
+    numbers: dict[str, torch.Tensor]  # hyper-parameters of the client rule, one row
+    start: Tree  # initial model
+    memory: State  # memory of a client that was never sampled
     down: Down
-    up: Outcome
-    """Result of a client, without its memory."""
+    up: Outcome  # result of a client, without its memory
 
     @classmethod
     def of(cls, task: Task, spec: RunSpec, device: torch.device) -> "Blueprint":

@@ -6,8 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedzmg.deploy.frames import Frame, Wire
 
-RAW = "fedzmg.raw"
-"""Serialization of arrays: their bytes, little-endian, without a header."""
+RAW = "fedzmg.raw"  # serialization of arrays: their bytes, little-endian, without a header
 
 
 def to_records(frame: Frame) -> RecordDict:

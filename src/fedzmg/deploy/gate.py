@@ -17,15 +17,13 @@ from pathlib import Path
 
 from fedzmg.errors import InputError
 
-OPEN = "/v1/fleet/"
-"""Path of devices' calls."""
+OPEN = "/v1/fleet/"  # path of devices' calls
 HOLD, MOST_ASKED = 12.0, 20
 """Seconds that a device waits for a message, and calls per second meanwhile for all devices."""
 _NODE = "flwr-public-key"
 _HOP = {"connection", "content-encoding", "content-length", "host", "transfer-encoding"}
 """Headers of one connection alone."""
-_EMPTY = 16
-"""Bytes of an answer to ``pull-messages`` up to which it holds no message."""
+_EMPTY = 16  # bytes of an answer to ``pull-messages`` up to which it holds no message
 
 
 @contextlib.contextmanager

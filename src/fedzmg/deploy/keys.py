@@ -11,8 +11,7 @@ from typing import Any
 from fedzmg.errors import InputError
 
 CA, CERTIFICATE, SERVER_KEY = "ca.crt", "server.pem", "server.key"
-DAYS = 825
-"""Validity of certificates; clients refuse longer ones."""
+DAYS = 825  # validity of certificates; clients refuse longer ones
 
 
 def make_keys(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:

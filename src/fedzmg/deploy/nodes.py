@@ -20,26 +20,18 @@ class Node:
     """One device."""
 
     client: int
-    node: int
-    """Flower's number of the device, bound to its key."""
+    node: int  # number of the device in Flower, bound to its key
     name: str
     examples: int
-    data: str
-    """Hash of its examples."""
-    last_seen: float = 0.0
-    """Time of its last answer, in seconds since 1970."""
-    rounds: int = 0
-    """Answers that were used."""
-    seconds: float = 0.0
-    """Time of its last local training."""
+    data: str  # hash of its examples
+    last_seen: float = 0.0  # time of its last answer, in seconds since 1970
+    rounds: int = 0  # answers that were used
+    seconds: float = 0.0  # time of its last local training
     refused: int = 0
     late: int = 0
-    absent: int = 0
-    """Rounds of its cohorts that ended without an answer."""
-    lost: int = 0
-    """Answers that began without the memory that the server named."""
-    reason: str = ""
-    """Reason of the last refusal."""
+    absent: int = 0  # rounds of its cohorts that ended without an answer
+    lost: int = 0  # answers that began without the memory that the server named
+    reason: str = ""  # reason of the last refusal
 
 
 @dataclass
@@ -48,12 +40,10 @@ class Nodes:
 
     path: Path
     federation: str
-    nodes: dict[int, Node] = field(default_factory=dict)
-    """Devices by client."""
+    nodes: dict[int, Node] = field(default_factory=dict)  # devices by client
     bound: Mapping[int, int] = field(default_factory=dict)
     """Clients of nodes whose key is bound to one."""
-    refused: int = 0
-    """Messages of nodes that are not a device of this federation."""
+    refused: int = 0  # messages of nodes that are not a device of this federation
 
     @classmethod
     def open(cls, path: Path, bound: Mapping[int, int]) -> "Nodes":

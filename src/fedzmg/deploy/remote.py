@@ -28,8 +28,7 @@ from fedzmg.engine.local import Broadcast, Chunk, Engine, Outcome, Program
 from fedzmg.tree import State, leaves, row, stack, tree_map
 from fedzmg.wrappers.parts import travelling
 
-TICK = 1.0
-"""Seconds between two looks for answers."""
+TICK = 1.0  # seconds between two looks for answers
 
 
 class Limits(NamedTuple):
@@ -37,8 +36,7 @@ class Limits(NamedTuple):
 
     deadline: float = 300.0
     """Seconds until a round continues without clients that have not answered."""
-    min_replies: int = 1
-    """Answers that a round needs; with fewer, it is sent again."""
+    min_replies: int = 1  # answers that a round needs; with fewer, it is sent again
     max_examples: int = 1_000_000
     """Examples of a client at most; also the largest weight that a rule may upload."""
     max_update: float = 100.0

@@ -20,8 +20,7 @@ from fedzmg.simulation import History, RoundReport
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 
-SETTINGS = "FEDZMG_DEPLOY"
-"""Environment variable with the file of settings of the server app."""
+SETTINGS = "FEDZMG_DEPLOY"  # environment variable with the file of settings of the server app
 LOG, PID, DONE = "server.log", "server.pid", "done.json"
 """Files of the server app for its launcher: messages, process id, and the end with its error."""
 
@@ -30,19 +29,16 @@ LOG, PID, DONE = "server.log", "server.pid", "done.json"
 class Settings:
     """Everything that the server app needs to know."""
 
-    spec: str
-    """Text of the specification."""
+    spec: str  # text of the specification
     out: str
     clients: int
-    home: str
-    """Directory of the server app's own files."""
+    home: str  # directory of the server app's own files
     limits: Limits = Limits()
     plugins: tuple[str, ...] = ()
     track: str | None = None
     bound: Mapping[str, int] = field(default_factory=dict)
     """Clients of nodes whose key is bound to one."""
-    parent: int = 0
-    """Process that started the server app, which ends with it."""
+    parent: int = 0  # process that started the server app, which ends with it
 
     def write(self, path: Path) -> None:
         """Write a file that :meth:`read` reads."""

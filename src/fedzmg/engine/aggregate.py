@@ -59,14 +59,10 @@ class Merger:
         by_client: the server asks for the numbers of clients.
     """
 
-    sums: Sums
-    """Everything merged so far."""
-    upload: Upload
-    """Uploads of some clients, for their size."""
-    clients: list[list[int | None]]
-    """Clients of every trial; None: no upload."""
-    losses: Tensor
-    """Mean training losses of these clients; NaN: not merged."""
+    sums: Sums  # everything merged so far
+    upload: Upload  # uploads of some clients, for their size
+    clients: list[list[int | None]]  # clients of every trial; None: no upload
+    losses: Tensor  # mean training losses of these clients; NaN: not merged
     norms: Tensor
     """Norms of delta, average and total, as far as there are any, of these clients; NaN: not
     finite, or no upload."""
@@ -91,19 +87,14 @@ class Merger:
             for b, sends in zip(batches, self._sends, strict=True)
         ]
         """Weights on the host; zero for a client that sends nothing."""
-        self._weighed_all: Tensor | None = None
-        """Weights that the server computed from these."""
+        self._weighed_all: Tensor | None = None  # weights that the server computed from these
         self._forms: tuple[Flat, Flat] | None = None
-        self._order: list[int] = []
-        """Batches that the facts belong to."""
-        self._facts: list[Tensor] = []
-        """Loss and norms of every client, chunk by chunk."""
+        self._order: list[int] = []  # batches that the facts belong to
+        self._facts: list[Tensor] = []  # loss and norms of every client, chunk by chunk
         self._each: list[State] = []
         self._kept: list[_Uploads] = []
-        self.accepted: list[Tensor] = []
-        """Flags of the clients whose uploads count, chunk by chunk."""
-        self.computed = 0
-        """Client steps, padding included."""
+        self.accepted: list[Tensor] = []  # flags of the clients whose uploads count, chunk by chunk
+        self.computed = 0  # client steps, padding included
 
     def add(self, chunk: Chunk) -> None:
         """Merge a chunk, or keep it until all chunks are known.

@@ -32,28 +32,22 @@ EngineName = Literal["auto", PathName]
 
 CHOOSING_SHARE = 0.04
 """Share of a training on a CPU for timing its paths; with all around it, below 0.05."""
-CHOOSING_SECONDS = 1.0
-"""Most time for it: mapping helps networks of short steps, which need less."""
+CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 MAPPED_SPEEDUP = 1.1
 """Speed-up over the loop that mapping on a CPU needs to be chosen; it takes more memory."""
 CLEAR_SPEEDUP = 1.25
 """Speed-up without oneDNN that is needed to turn it off; its kernels suffer least from others."""
-CLEAR_RATIO = 2.0
-"""Distance from a tie at which one timed pass of each path decides."""
+CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
 IMPLAUSIBLE = 1.25
 """Slow-down of the map's first step at which it is not timed if the share does not suffice."""
-TIMED_PASSES = 3
-"""Passes timed at most after one warm-up step; the fastest counts."""
-PROBE_STEPS, MOST_STEPS = 2, 8
-"""Local steps of a timed pass: fewest, and most on a CPU."""
+TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
+PROBE_STEPS, MOST_STEPS = 2, 8  # local steps of a timed pass: fewest, and most on a CPU
 
-COMPILE_SECONDS = 30.0
-"""Time to compile a step for a GPU."""
+COMPILE_SECONDS = 30.0  # time to compile a step for a GPU
 GRAPH_COMPILE_GAIN = 0.6
 """Share of a CUDA graph's time that compiling saves (measured: 0.65 for the paper's CIFAR-100
 network on an H200)."""
-PACKED_COST = 0.5
-"""Cost of a packed trial relative to a lone one on a GPU (measured: 0.48)."""
+PACKED_COST = 0.5  # cost of a packed trial relative to a lone one on a GPU (measured: 0.48)
 
 MEMORY_SHARE = 0.85
 """Share of the free GPU memory for clients; the rest is for evaluation and fragmentation."""
@@ -114,8 +108,7 @@ class EnginePlanner:
         backend: compiler backend.
     """
 
-    choice: EngineChoice
-    """Set by :meth:`plan`."""
+    choice: EngineChoice  # set by :meth:`plan`
     memory: Callable[..., MemoryStore] = MemoryStore
     remote = False  # clients are on other machines, with their examples and memories
 

@@ -34,8 +34,7 @@ STAMP = np.dtype([("round", np.int64), ("hash", np.uint8, 32)])
 """Round of a slot, and the hash of its row once a checkpoint relies on it."""
 
 
-SHARDS = "; "
-"""Separator of the marks of shards."""
+SHARDS = "; "  # separator of the marks of shards
 
 
 def shard_folder(directory: Path, shard: int) -> Path:
@@ -86,11 +85,9 @@ class Slots:
         self._stamps = np.zeros((clients, SLOTS), dtype=STAMP)
         self._stamps["round"] = NEVER
         self._unhashed: set[tuple[int, int]] = set()
-        self.committed: tuple[int, ...] = (0,)
-        """Rounds whose state a checkpoint needs, at most two."""
+        self.committed: tuple[int, ...] = (0,)  # rounds whose state a checkpoint needs, at most two
         self.path = self._stamp_rows.path
-        self.saved = self.path.exists()
-        """The file has the stamps of all clients."""
+        self.saved = self.path.exists()  # the file has the stamps of all clients
         if self.saved:
             known = np.fromfile(self.path, dtype=STAMP)
             if known.size != self._stamps.size:
@@ -202,8 +199,7 @@ class MemoryStore:
     ``directories`` has a directory per trial; None: files are temporary.
     """
 
-    kept_bytes = 0
-    """Bytes that each client keeps after it took part."""
+    kept_bytes = 0  # bytes that each client keeps after it took part
 
     def __init__(
         self, fresh: State, clients: int, directories: Sequence[Path] | None = None

@@ -83,8 +83,7 @@ def _inductor(graph: Any, inputs: Any) -> Any:
         return compile_fx(graph, inputs)
 
 
-WARM_UPS = 2
-"""Runs before a capture: libraries set themselves up, the compiler compiles."""
+WARM_UPS = 2  # runs before a capture: libraries set themselves up, the compiler compiles
 MOST_LOSSES = 16
 _LOSSES: dict[Any, Callable[..., tuple[Tensor, Tree]]] = {}
 """Compiled losses by everything that they depend on, the last used one at the end."""

@@ -29,8 +29,7 @@ class Work(NamedTuple):
     params: Tree
     scratch: State
     steps: Tensor
-    loss: Tensor
-    """Sum of the batch losses since the epoch began."""
+    loss: Tensor  # sum of the batch losses since the epoch began
     epoch_steps: Tensor
     total_loss: Tensor
     active: Tensor
@@ -196,8 +195,7 @@ class Outcome(NamedTuple):
     upload: Upload
     memory: State
     steps: Tensor
-    loss: Tensor
-    """Mean batch loss over the local training."""
+    loss: Tensor  # mean batch loss over the local training
 
 
 def finish(
@@ -224,8 +222,7 @@ class Program:
     dtype: torch.dtype
     device: torch.device
     full_pass_size: int = 256
-    longest: int = 0
-    """Steps of the longest stream that any client can have."""
+    longest: int = 0  # steps of the longest stream that any client can have
     label_counts: Tensor | tuple[()] = ()
     """Examples of each class by client, for rules that need them."""
 
@@ -291,12 +288,10 @@ class Broadcast(NamedTuple):
 class Chunk(NamedTuple):
     """Outcomes of some clients of a round; batch ``batches[i]`` has row ``rows[i]``."""
 
-    batches: list[int]
-    """Positions in the round's list of client batches."""
+    batches: list[int]  # positions in the round's list of client batches
     rows: list[int]
     outcomes: Outcome
-    computed: int
-    """Client steps computed for it, padding included."""
+    computed: int  # client steps computed for it, padding included
     origin: Tree | None = None
     """Global model, if ``delta`` has the clients' own models, which are not yet subtracted."""
 

@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-OUTLIER = 100.0
-"""Norm of an outlier over the median of its cohort, at least."""
-FEWEST = 3
-"""Uploads that a cohort needs for its median to judge any of them."""
+OUTLIER = 100.0  # norm of an outlier over the median of its cohort, at least
+FEWEST = 3  # uploads that a cohort needs for its median to judge any of them
 
 
 def ratios_to_median(norms: Tensor) -> Tensor:

@@ -56,8 +56,7 @@ class Vectorized:
     ) -> None:
         self.program, self.chunk = program, chunk
         self.compiled, self.cuda_graph, self.backend = compiled, cuda_graph, backend
-        self.graphs: StepGraphs | None = None
-        """Made by the first round that replays."""
+        self.graphs: StepGraphs | None = None  # made by the first round that replays
 
     def train(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State

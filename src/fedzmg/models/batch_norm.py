@@ -26,8 +26,7 @@ the statistics of the batch, in evaluation, too."""
 class _Masked(_BatchNorm):
     """Batch normalisation whose statistics leave out padding."""
 
-    real: Tensor
-    """Flags of the examples that are not padding; empty: there is no padding."""
+    real: Tensor  # flags of the examples that are not padding; empty: there is no padding
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
@@ -76,20 +75,17 @@ class _Masked(_BatchNorm):
             old.copy_(torch.where(moves, (1 - share) * old + share * new, old))
 
 
-_SWAPS: dict[type[nn.Module], type] = {
+_SWAPS: dict[type[nn.Module], type] = {  # by exact type: a user's subclass keeps its forward pass
     kind: type(kind.__name__, (_Masked, kind), {})
     for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 }
-"""Replacements by exact type: a user's subclass keeps its forward pass."""
 BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm = _SWAPS.values()
 
 
 def norms_of(module: nn.Module) -> dict[str, _NormBase]:
     """Return layers that normalise by statistics of batches, or keep running statistics."""
-    known = {name: child for name, child in module.named_modules() if isinstance(child, _NormBase)}
-    return {
-        n: c for n, c in known.items() if isinstance(c, _BatchNorm) or c.running_mean is not None
-    }
+    known = ((name, m) for name, m in module.named_modules() if isinstance(m, _NormBase))
+    return {n: m for n, m in known if isinstance(m, _BatchNorm) or m.running_mean is not None}
 
 
 def forget_statistics(module: nn.Module) -> None:
@@ -128,14 +124,10 @@ class NormLayers:
 
     def __init__(self, module: nn.Module, policy: BatchNormPolicy) -> None:
         self._policy = policy
-        self.constants: list[Tensor] = []
-        """Statistics that stay as they are."""
-        self.dependent = self.always_dependent = False
-        """Outputs of an example depend on the others of its batch: in training; and always."""
-        self.flags: list[str] = []
-        """Buffers that take the flags of real examples."""
-        self.unmapped = ""
-        """Reason to train client by client: a layer cannot leave out padding."""
+        self.constants: list[Tensor] = []  # statistics that stay as they are
+        self.dependent = self.always_dependent = False  # on other examples: in training; always
+        self.flags: list[str] = []  # buffers that take the flags of real examples
+        self.unmapped = ""  # reason to train client by client: a layer cannot leave out padding
         norms = norms_of(module)
         if policy == "batch":
             forget_statistics(module)

@@ -2,8 +2,8 @@
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,13 @@ from fedzmg.errors import InputError
 from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
 from fedzmg.models.keyed import NO_KEY, KeyedFunctions
 from fedzmg.models.layers import KeyedLayer, swap_layers
-from fedzmg.models.layout import layout_of
+from fedzmg.models.layout import Known, layout_of
 from fedzmg.parts import BUFFER
 from fedzmg.tree import Inputs, Tree, leaves, row
 
-FUNCTIONS_KEY = "random functions.key"
-"""Name of the key of random functions among those of layers."""
+Maybe: TypeAlias = Tensor | tuple[()]  # (): not given
+Moved: TypeAlias = dict[str, Tensor] | None  # receives the running statistics after a batch
+FUNCTIONS_KEY = "random functions.key"  # name of the key of random functions among those of layers
 
 
 class Call:
@@ -29,9 +30,7 @@ class Call:
     pass; it is used where the compiler must see it. Not for several threads at once.
     """
 
-    def __init__(
-        self, module: nn.Module, functions: KeyedFunctions | None = None, *changing: str
-    ) -> None:
+    def __init__(self, module: nn.Module, functions: Any = None, *changing: str) -> None:
         self.module, self.functions = module, functions
         known = inspect.signature(module.forward).parameters.values()
         self._names = {"**" if p.kind is p.VAR_KEYWORD else p.name for p in known}
@@ -91,14 +90,12 @@ def _depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
         if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
             continue  # not one output per example, which the loss will say better
         if among[:1].shape != lone.shape:
-            raise InputError(
-                f"the model's outputs for one example have shape {tuple(lone.shape)}, among others "
-                f"{tuple(among[:1].shape)}: keep the axis of examples (no squeeze without an axis)"
-            )
+            shapes = f"shape {tuple(lone.shape)}, among others {tuple(among[:1].shape)}"
+            remedy = "keep the axis of examples (no squeeze without an axis)"
+            raise InputError(f"the model's outputs for one example have {shapes}: {remedy}")
         scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0
-        if not torch.allclose(
-            among[:1].double(), lone.double(), rtol=0, atol=1e-3 * scale + 1e-12, equal_nan=True
-        ):
+        one, atol = among[:1].double(), 1e-3 * scale + 1e-12
+        if not torch.allclose(one, lone.double(), rtol=0, atol=atol, equal_nan=True):
             return True
     return False
 
@@ -116,10 +113,7 @@ class FunctionalModel:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        axes: Mapping[str, tuple[int, ...]] | None = None,
-        batch_norm: BatchNormPolicy = "average",
+        self, module: nn.Module, axes: Known | None = None, batch_norm: BatchNormPolicy = "average"
     ) -> None:
         if isinstance(module, type):
             kind = module.__name__
@@ -133,21 +127,16 @@ class FunctionalModel:
         self.layout: Layout = with_statistics(module, trained, batch_norm)
         self.statistics = tuple(name for name in self.layout if name not in trained)
         """Names of running statistics and other changing buffers in the tree."""
-        self._changing: dict[str, torch.dtype] = {}
-        """Buffers of the user's own modules that change in training, and their types."""
-        self._last = list(trained)[-1].rpartition(".")[0]
-        """Name of the last layer with parameters."""
+        self._changing: dict[str, torch.dtype] = {}  # types of buffers that training changes
+        self._last = list(trained)[-1].rpartition(".")[0]  # name of the last layer with parameters
         self.source, self.module = _copied(module), _copied(module)
         self.layer_keys = swap_layers(self.module)
         self.norms = NormLayers(self.module, batch_norm)
         self.renormalizes = any(getattr(m, "max_norm", None) for m in module.modules())
         """Passes change parameters in place: those of embeddings with ``max_norm``."""
-        self._replaced: dict[str, Any] | None = None
-        """Options of the mode that replaces random functions and attention; None: not needed."""
-        self.loop_reason = ""
-        """Reason to train client by client, from :meth:`try_out`; empty: clients can be mapped."""
-        self._halves: tuple[Call, dict[bool, Call]] | None = None
-        """The last layer, and all before it by mode."""
+        self._replaced: dict[str, Any] | None = None  # options of KeyedFunctions, if needed
+        self.loop_reason = ""  # to train client by client; empty: clients can be mapped
+        self._halves: tuple[Call, dict[bool, Call]] | None = None  # last layer; others by mode
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
@@ -195,28 +184,13 @@ class FunctionalModel:
         return frozen + list(_buffers(self.module).values()) + self.norms.constants
 
     def train(
-        self,
-        params: Tree,
-        x: Inputs,
-        key: Tensor | tuple[()] = (),
-        real: Tensor | tuple[()] = (),
-        moved: dict[str, Tensor] | None = None,
+        self, params: Tree, x: Inputs, key: Maybe = (), real: Maybe = (), moved: Moved = None
     ) -> Tensor:
-        """Compute outputs with dropout on.
-
-        ``key`` is the step's key, ``real`` has flags of the examples that are not padding, and
-        ``moved`` receives the running statistics after this batch.
-        """
+        """Compute outputs with dropout on; ``real`` has flags of examples that are not padding."""
         return self._pass(self._training, params, x, key, real, {} if moved is None else moved)
 
     def _pass(
-        self,
-        call: Call,
-        params: Mapping[str, Tensor],
-        x: Inputs,
-        key: Tensor | tuple[()],
-        real: Tensor | tuple[()],
-        moved: dict[str, Tensor] | None,
+        self, call: Call, params: Any, x: Inputs, key: Maybe, real: Maybe, moved: Moved
     ) -> Tensor:
         """Compute outputs; in training with copies of statistics, for ``moved``."""
         inputs = dict(params.items())
@@ -237,19 +211,14 @@ class FunctionalModel:
             moved |= {name: inputs[name].detach().to(params[name].dtype) for name in new}
         return outputs
 
-    def evaluate(self, params: Tree, x: Inputs, real: Tensor | tuple[()] = ()) -> Tensor:
+    def evaluate(self, params: Tree, x: Inputs, real: Maybe = ()) -> Tensor:
         """Compute outputs with dropout off."""
         if self.renormalizes:
             params = params.map(torch.clone)
         return self._pass(self._evaluating, params, x, (), real, None)
 
     def features(
-        self,
-        params: Tree,
-        x: Inputs,
-        key: Tensor | tuple[()] = (),
-        real: Tensor | tuple[()] = (),
-        moved: dict[str, Tensor] | None = None,
+        self, params: Tree, x: Inputs, key: Maybe = (), real: Maybe = (), moved: Moved = None
     ) -> Tensor:
         """Compute the inputs of the last layer; in training if ``moved`` is given."""
         assert self._halves is not None, "split_head comes first"
@@ -271,16 +240,13 @@ class FunctionalModel:
         with torch.no_grad():
             outputs = self.evaluate(params, x)
             try:
-                same = torch.allclose(
-                    self.head(params, self.features(params, x)), outputs, equal_nan=True
-                )
+                split = self.head(params, self.features(params, x))
+                same = torch.allclose(split, outputs, equal_nan=True)
             except RuntimeError:
                 same = False
         if not same:
-            raise InputError(
-                "features are the inputs of the model's last layer with parameters "
-                f"({self._last!r}), whose outputs are not the model's: put it last"
-            )
+            problem = f"features are inputs of {self._last!r}, whose outputs are not the model's"
+            raise InputError(f"{problem}: put it last")
 
     def try_out(self, params: Tree, x: Inputs) -> Tensor:
         """Compute outputs with dropout off, and learn on a few examples how to train the model."""
@@ -379,10 +345,8 @@ def _copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module, {id(t): t.detach().clone() for t in computed})
     except (RuntimeError, TypeError) as error:
-        raise InputError(
-            f"the model cannot be copied ({str(error).splitlines()[0]}): keep only parameters and "
-            "plain values in it"
-        ) from error
+        problem = f"the model cannot be copied ({str(error).splitlines()[0]})"
+        raise InputError(f"{problem}: keep only parameters and plain values in it") from error
 
 
 def module_to(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

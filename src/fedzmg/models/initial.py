@@ -30,26 +30,20 @@ module's own parameters in place."""
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
-_ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear
-"""The last layer inside ``nn.MultiheadAttention``, whose bias starts at zero."""
+_ATTENTION_OUTPUT = nn.modules.linear.NonDynamicallyQuantizableLinear  # its bias starts at zero
 
 
 def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tree:
-    """Initialise the trainable parameters from a seed.
-
-    Parameters that a scheme does not know keep the values of the module, for every seed; those that
-    look random are named in a warning.
-    """
+    """Initialise the trainable parameters from a seed; warn of those that keep random values."""
     check_scheme(scheme)
     if scheme == "given":
         return model.params()
     module = copy.deepcopy(model.module)
     kept, named = _draw(module, model.layout, scheme, seed), dict(module.named_parameters())
     if varied := [(n, k) for n, k in kept.items() if (named[n] != named[n].flatten()[:1]).any()]:
-        warn_once(
-            f"initializer {scheme!r}: unknown parameters start from the model's values in every "
-            f"seed: {listed(varied)}; init=FUNCTION (module, generator) draws them"
-        )
+        problem = "unknown parameters start from the model's values in every seed"
+        remedy = "init=FUNCTION (module, generator) draws them"
+        warn_once(f"initializer {scheme!r}: {problem}: {listed(varied)}; {remedy}")
     start = model.params()
     norms = (name for name in model.statistics if model.layout[name].layer == BATCH_NORM)
     fresh = {n: torch.full_like(start[n], float(n.endswith("running_var"))) for n in norms}
@@ -62,10 +56,9 @@ def given_values(model: FunctionalModel, scheme: Initializer) -> list[Tensor]:
     if callable(scheme):
         return []
     params = model.params()
-    kept = (
-        params if scheme == "given" else _draw(copy.deepcopy(model.module), model.layout, scheme, 0)
-    )
-    return [params[name] for name in kept]
+    if scheme == "given":
+        return list(params.values())
+    return [params[name] for name in _draw(copy.deepcopy(model.module), model.layout, scheme, 0)]
 
 
 @torch.no_grad()
@@ -82,10 +75,8 @@ def _draw(module: nn.Module, layout: Layout, scheme: Any, seed: int) -> dict[str
             continue
         for name, p in own.items():
             full = f"{prefix}.{name}".lstrip(".")
-            filled = fill_adapter(layout.get(full), p, generator) or _fill(
-                child, name, p, scheme, generator
-            )
-            if not filled and full in named:
+            known = fill_adapter(layout.get(full), p, generator)
+            if not (known or _fill(child, name, p, scheme, generator)) and full in named:
                 kept[full] = type(child).__name__
     return kept
 

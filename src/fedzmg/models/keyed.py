@@ -19,10 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedzmg.models.kernels.layers import RANGE, draws, mapped
 
-NO_KEY = torch.zeros((), dtype=torch.int64)
-"""Key of a pass that got none: random numbers of an evaluation are always the same."""
-Values = Callable[..., Tensor]
-"""(mode, tensor, *parameters) -> random values in the form of the tensor."""
+NO_KEY = torch.zeros((), dtype=torch.int64)  # of a pass without one: evaluations draw equal numbers
+Values = Callable[..., Tensor]  # (mode, tensor, *parameters) -> random values like the tensor
 
 
 class Draws:
@@ -31,10 +29,8 @@ class Draws:
     key: Tensor
     layer: int
     calls: int
-    axes: tuple[int, ...] = ()
-    """Axis of examples by call; the first one in calls beyond the last."""
-    shapes: list[torch.Size] | None = None
-    """Shapes drawn, if somebody wants to learn the axes."""
+    axes: tuple[int, ...] = ()  # axis of examples by call; the first one in calls beyond the last
+    shapes: list[torch.Size] | None = None  # shapes drawn, if somebody wants to learn the axes
 
     def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
         """Draw 32 random bits for every element, or whether they are ``below`` a number."""
@@ -60,27 +56,18 @@ class Draws:
 class KeyedFunctions(Draws, TorchFunctionMode):
     """Mode that computes random functions from a key, and attention from matrix products.
 
-    Args:
-        layer: number of the mode among the model's keyed layers.
-        always: replace functions in a loop over clients, too, not only in a map.
-        seeds: seed the global generators by the key for functions that take none.
-        axes: axis of examples by call.
+    It has the number ``layer`` among the model's keyed layers. ``always``: in a loop over clients,
+    too. ``seeds``: seed the global generators for functions that take no key.
     """
 
     def __init__(
-        self,
-        layer: int,
-        *,
-        always: bool = True,
-        seeds: bool = False,
-        axes: tuple[int, ...] = (),
+        self, layer: int, *, always: bool = True, seeds: bool = False, axes: tuple[int, ...] = ()
     ) -> None:
         super().__init__()
         self.axes = axes
         self.layer, self.calls, self.always, self.seeds = layer, 0, always, seeds
         self.key = NO_KEY
-        self.found: set[str] = set()
-        """Kinds of functions used while seeded: ``random``, ``attention``, ``unkeyed``."""
+        self.found: set[str] = set()  # used while seeded: random, attention, unkeyed
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace random functions and attention; leave everything else."""
@@ -156,14 +143,9 @@ def _dropout(form: Callable[..., Tensor], channels: bool, unbatched: int = 0) ->
     """Build dropout of elements or whole channels; ``unbatched`` axes are one example."""
 
     def replaced(
-        mode: Draws,
-        input: Tensor,
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,
-        *,
+        mode: Draws, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *,
         train: bool = True,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         if not 0 <= p <= 1:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         if not training or not train or p == 0:
@@ -214,15 +196,9 @@ def _chance(mode: KeyedFunctions, input: Tensor, p: Any = None, **_: Any) -> Ten
 
 
 def _integers(
-    mode: KeyedFunctions,
-    *numbers: Any,
-    size: Any = None,
-    low: int = 0,
-    high: int | None = None,
-    dtype: torch.dtype = torch.int64,
-    device: Any = None,
-    **_: object,
-) -> Tensor:
+    mode: KeyedFunctions, *numbers: Any, size: Any = None, low: int = 0, high: int | None = None,
+    dtype: torch.dtype = torch.int64, device: Any = None, **_: object,
+) -> Tensor:  # fmt: skip
     """Draw whole numbers: ``randint(high, size)`` or ``randint(low, high, size)``."""
     if size is None:
         *numbers, size = numbers  # type: ignore[assignment]
@@ -265,16 +241,10 @@ def _empty(make: Callable[..., Tensor]) -> Values:
 
 
 def attention(
-    mode: KeyedFunctions,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+    mode: KeyedFunctions, query: Tensor, key: Tensor, value: Tensor,
+    attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
     """Compute attention from matrix products; torch's fused kernels do not map over clients."""
     mode.note("attention")
     if not dropout_p and not mapped():
@@ -290,10 +260,8 @@ def attention(
     if attn_mask is None:
         weights = scores.softmax(-1)
     else:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        else:
-            scores = scores + attn_mask
+        is_mask = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if is_mask else scores + attn_mask
         # A position that may read nothing gets zeros, and its gradient is not NaN.
         alone = (scores == -math.inf).all(-1, keepdim=True)
         weights = scores.masked_fill(alone, 0).softmax(-1).masked_fill(alone, 0)
@@ -333,9 +301,8 @@ def _twin(function: Any) -> Any:
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     names = function.__globals__ | dict.fromkeys(checks, _no_override)
     names["_in_projection_packed"] = _in_projections  # torch's does not compile inside of a mode
-    return types.FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
+    own = function.__name__, function.__defaults__, function.__closure__
+    return types.FunctionType(function.__code__, names, *own)
 
 
 def _in_projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Any:

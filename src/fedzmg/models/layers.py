@@ -25,8 +25,7 @@ from fedzmg.models.kernels.layers import RANGE, mapped
 from fedzmg.models.keyed import Draws, dropout
 from fedzmg.models.recurrent import RECURRENT, scan
 
-POWER_ITERATIONS = 15
-"""Steps of the power method in a pass; torch does as many once and one at every training step."""
+POWER_ITERATIONS = 15  # power method in a pass; torch does as many once and one at every step
 
 
 class KeyedLayer(Draws, nn.Module):
@@ -153,9 +152,8 @@ class Conv2d(nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if torch.compiler.is_compiling() and input.is_cuda and self.padding_mode == "zeros":
-            return layers.conv2d(
-                input, weight, bias, self.stride, self.padding, self.dilation, self.groups
-            )
+            form = self.stride, self.padding, self.dilation, self.groups
+            return layers.conv2d(input, weight, bias, *form)
         return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
 
 
@@ -242,10 +240,7 @@ SWAPS: dict[type[nn.Module], type[nn.Module]] = {
         Bilinear, Conv2d, Embedding, EmbeddingBag, Linear, MultiheadAttention, *RECURRENT,
     )
 } | {parametrizations._SpectralNorm: _SpectralNorm}  # fmt: skip
-"""Replacements by exact type: a user's subclass keeps its forward pass.
-
-Every class has the name of the one that it replaces, so that a model prints as before.
-"""
+"""By exact type: a user's subclass keeps its forward pass. Names stay: models print as before."""
 
 
 def swap_layers(module: nn.Module) -> tuple[str, ...]:

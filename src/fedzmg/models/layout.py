@@ -31,10 +31,8 @@ from fedzmg.models.layers import GRU
 from fedzmg.models.lora import adapter_info
 from fedzmg.plain_text import plain
 
-Axes: TypeAlias = tuple[int, ...]
-"""Input axes of one parameter; ``()`` leaves it alone."""
-Known: TypeAlias = Mapping[Any, Axes]
-"""Axes that the user gave by name or pattern, or the model's by parameter."""
+Axes: TypeAlias = tuple[int, ...]  # input axes of one parameter; () leaves it alone
+Known: TypeAlias = Mapping[Any, Axes]  # given by name or pattern, or the model's by parameter
 AxisRule: TypeAlias = Callable[[nn.Module, str, int], ParamInfo | None]
 """(module, its parameter's own name, rank) -> role and input axes; None if they are unknown."""
 
@@ -65,7 +63,7 @@ def _attention(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
     return _BIAS if name in ("in_proj_bias", "bias_k", "bias_v") else None
 
 
-_KINDS: dict[AxisRule, tuple[type[nn.Module], ...]] = {
+_KINDS: dict[AxisRule, tuple[type[nn.Module], ...]] = {  # subclasses included
     _dense: (nn.Linear, nn.Bilinear, _ConvNd),
     _recurrent: (nn.RNNBase, nn.RNNCellBase, GRU),
     _attention: (nn.MultiheadAttention,),
@@ -73,14 +71,10 @@ _KINDS: dict[AxisRule, tuple[type[nn.Module], ...]] = {
     lambda *_: _NORM: (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase, nn.PReLU),
 }
 INPUT_AXES = {kind: rule for rule, kinds in _KINDS.items() for kind in kinds}
-"""Module type (subclasses included) to the rule for its own parameters."""
-_FOREIGN = {"transformers.pytorch_utils.Conv1D": {"weight": ParamInfo("kernel", (0,))}}
-"""Parameters of classes of packages that need not be installed."""
+_FOREIGN = {"transformers.pytorch_utils.Conv1D": {"weight": ParamInfo("kernel", (0,))}}  # optional
 
 
-def layout_of(
-    model: nn.Module, axes: Mapping[str, Any] | None = None, *, frozen: bool = False
-) -> Layout:
+def layout_of(model: nn.Module, axes: Known | None = None, *, frozen: bool = False) -> Layout:
     """Find role and input axes of every trainable parameter of a model.
 
     Vectors and scalars are never projected, so modules of unknown types matter only for weights of
@@ -122,10 +116,8 @@ def layout_of(
             elif info.input_axes != first.input_axes and info.role != "unknown":
                 layout[shared] = first._replace(layer=f"{first.layer}+{info.layer}")
     if unused := given.keys() - used:
-        raise InputError(
-            f"axes names {min(unused)!r}, which is not a trainable parameter of the model "
-            f"(it has {', '.join(layout)})"
-        )
+        problem = f"axes names {min(unused)!r}, which is not a trainable parameter of the model"
+        raise InputError(f"{problem} (it has {', '.join(layout)})")
     return layout
 
 
@@ -143,10 +135,8 @@ def not_projected(layout: Layout) -> str:
 def warn_of_unknown(layout: Layout) -> None:
     """Warn once of weights that are not projected for want of axes, and of shared ones."""
     shared = listed((n, i.layer) for n, i in layout.items() if "+" in i.layer)
-    parts = {
-        "not projected, because the input axes are unknown": not_projected(layout),
-        "projected over the inputs of the first layer that has it": shared,
-    }
+    parts = {"not projected, because the input axes are unknown": not_projected(layout)}
+    parts["projected over the inputs of the first layer that has it"] = shared
     if found := [f"{problem}: {names}; " for problem, names in parts.items() if names]:
         warn_once("".join(found) + "axes={name or pattern: (1,)} or () changes that")
 
@@ -161,10 +151,8 @@ def listed(named: Iterable[tuple[str, str]]) -> str:
     for name, layer in named:
         pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
         groups.setdefault((pattern, layer), []).append(name)
-    return ", ".join(
-        f"{pattern if len(names) > 1 else names[0]} ({layer})"
-        for (pattern, layer), names in groups.items()
-    )
+    found = ((p if len(names) > 1 else names[0], layer) for (p, layer), names in groups.items())
+    return ", ".join(f"{name} ({layer})" for name, layer in found)
 
 
 def checked_axes(given: Any, rank: int, name: str) -> Axes:
@@ -174,18 +162,15 @@ def checked_axes(given: Any, rank: int, name: str) -> Axes:
         found = {range(rank)[axis] for axis in axes}
         if len(found) == len(axes):
             return tuple(sorted(found))
-    raise InputError(
-        f"input axes {given} of parameter {name!r}: expected different axes of its {rank}"
-    )
+    raise InputError(f"input axes {given} of parameter {name!r}: expected different ones of {rank}")
 
 
 def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> ParamInfo:
     if (adapter := adapter_info(model, name, rank)) is not None:
         return adapter
     *path, own_name = name.split(".")
-    if isinstance(module, ParametrizationList) and all(
-        isinstance(m, _SpectralNorm) for m in module
-    ):
+    own = module if isinstance(module, ParametrizationList) else [module]
+    if all(isinstance(m, _SpectralNorm) for m in own):
         # Spectral norm stores the layer's weight up to a factor.
         *layer, _, own_name = path
         module = model.get_submodule(".".join(layer))
@@ -202,21 +187,13 @@ def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> Param
     return ParamInfo("bias", ()) if rank < 2 else ParamInfo("unknown", (), kind_name)
 
 
-def known_axes(
-    model: nn.Module, axes: Mapping[str, Axes] | None = None
-) -> tuple[dict[Tensor, Axes], set[Tensor]]:
-    """Return the input axes of a model's parameters, also frozen ones, and its biases and norms.
-
-    Frozen parameters of unknown axes are left out.
-    """
+def known_axes(model: nn.Module, axes: Known | None = None) -> tuple[Known, set[Tensor]]:
+    """Return known input axes of a model's parameters, also frozen ones, and biases and norms."""
     named = dict(model.named_parameters())
-    layout = {
-        name: info
-        for name, info in layout_of(model, axes, frozen=True).items()
-        if named[name].requires_grad or info.role != "unknown"
-    }
+    every = layout_of(model, axes, frozen=True).items()
+    layout = {n: info for n, info in every if named[n].requires_grad or info.role != "unknown"}
     warn_of_unknown(layout)
-    known: dict[Tensor, Axes] = {named[name]: info.input_axes for name, info in layout.items()}
+    known = {named[name]: info.input_axes for name, info in layout.items()}
     return known, {named[n] for n, info in layout.items() if info.role in ("bias", "norm")}
 
 
@@ -243,10 +220,9 @@ def group_axes(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
             found_at = p if p in known else key_of(known, name)
             given.append(known.get(found_at, () if p.ndim < 2 else None))
             if given[-1] is None:
-                raise InputError(
-                    f"input axes of parameter {name!r} of shape {tuple(p.shape)} are not known: "
-                    "name it in axes, () to leave it uncentred, or give its group 'input_axes'"
-                )
+                problem = f"input axes of {name!r} of shape {tuple(p.shape)} are not known"
+                remedy = "name it in axes, () to leave it uncentred, or give its group 'input_axes'"
+                raise InputError(f"{problem}: {remedy}")
     elif given is None:
         if any(p.ndim > 1 for p in params):
             warn_once(
@@ -258,10 +234,8 @@ def group_axes(group: Mapping[str, Any], known: Known | None) -> list[Axes]:
     elif not isinstance(given, Sequence) or all(isinstance(a, SupportsIndex) for a in given):
         given = [given if p.ndim > 1 else () for p in params]
     if len(given) != len(params):
-        raise InputError(
-            f"input_axes has {len(given)} entries for {len(params)} parameters: "
-            "give one tuple for each, or a single tuple for all"
-        )
+        problem = f"input_axes has {len(given)} entries for {len(params)} parameters"
+        raise InputError(f"{problem}: give one tuple for each, or a single tuple for all")
     found = [checked_axes(a, p.ndim, n) for a, p, n in zip(given, params, names, strict=True)]
     warn_of_single_inputs(zip(names, params, found, strict=True))
     return found
@@ -274,25 +248,18 @@ def check_names(axes: Known | None, groups: Iterable[Mapping[str, Any]]) -> None
         if isinstance(key, str) and not any(fnmatchcase(name, key) for name in known):
             if known:
                 raise unknown("parameter in axes", key, known)
-            raise InputError(
-                f"axes names {key!r}, but the parameters have no names: pass "
-                "model.named_parameters()"
-            )
+            remedy = "pass model.named_parameters()"
+            raise InputError(f"axes names {key!r}, but parameters have no names: {remedy}")
 
 
 def warn_of_single_inputs(named: Iterable[tuple[str, Tensor, Axes]]) -> None:
     """Warn of weights that the projection never moves: a single gradient is its own mean."""
-    single = [
-        name
-        for name, p, axes in named
-        if axes and p.numel() and math.prod(p.shape[axis] for axis in axes) == 1
-    ]
-    if single:
-        warn_once(
-            f"units of parameter {', '.join(single)} have one input each, and a gradient minus its "
-            "own mean is zero: no step but decay will change them; leave them uncentred with "
-            "axes={name: ()} or 'input_axes' of their group"
-        )
+    inputs = {n: [p.shape[a] for a in axes] for n, p, axes in named if axes and p.numel()}
+    if single := [name for name, sizes in inputs.items() if math.prod(sizes) == 1]:
+        problem = f"units of parameter {', '.join(single)} have one input each"
+        reason = "a gradient minus its own mean is zero: no step but decay will change them"
+        remedy = "leave them uncentred with axes={name: ()} or 'input_axes' of their group"
+        warn_once(f"{problem}, and {reason}; {remedy}")
 
 
 @functools.cache

@@ -57,15 +57,9 @@ class LoRAConv2d(Adapted, nn.Conv2d):
 
 
 def add_lora(
-    model: nn.Module,
-    rank: int = 8,
-    alpha: float = 16,
-    targets: Sequence[str] | str = "*",
-    *,
-    dropout: float = 0.0,
-    merge: bool = False,
-    seed: int = 0,
-) -> nn.Module:
+    model: nn.Module, rank: int = 8, alpha: float = 16, targets: Sequence[str] | str = "*", *,
+    dropout: float = 0.0, merge: bool = False, seed: int = 0,
+) -> nn.Module:  # fmt: skip
     """Return a copy of a model with adapters; nothing else of it is trained.
 
     ``B`` starts at zero, so outputs are those of the model. ``A`` starts uniform in ``1/sqrt(n)``
@@ -121,20 +115,15 @@ def _targets(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """Return the layers that get adapters, and reject a pattern without one."""
     # By exact type: a user's subclass keeps its forward pass, and nn.MultiheadAttention never
     # calls the layer inside.
-    usable = [
-        name
-        for name, layer in model.named_modules()
-        if type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
-    ]
+    kinds, layers = (nn.Linear, nn.Conv2d), model.named_modules()
+    usable = [n for n, m in layers if type(m) in kinds and getattr(m, "groups", 1) == 1]
     found: dict[str, None] = {}
     for pattern in patterns:
         matching = [name for name in usable if fnmatchcase(name, pattern)]
         if not matching:
-            known = ", ".join(usable[:4]) or "none"
-            raise InputError(
-                f"targets: {pattern!r} matches no nn.Linear or nn.Conv2d of the model ({known}"
-                f"{', ...' if len(usable) > 4 else ''})"
-            )
+            known = f"{', '.join(usable[:4]) or 'none'}{', ...' if len(usable) > 4 else ''}"
+            problem = f"{pattern!r} matches no nn.Linear or nn.Conv2d of the model"
+            raise InputError(f"targets: {problem} ({known})")
         found |= dict.fromkeys(matching)
     return list(found)
 
@@ -172,8 +161,7 @@ def product(a: Any, b: Any) -> Tensor:
 class Adapter(NamedTuple):
     """Names of the parameters of an adapted layer, and the factor of their product."""
 
-    weight: str
-    """Empty if the weight is a constant."""
+    weight: str  # empty if the weight is a constant
     a: str
     b: str
     scale: float
@@ -188,8 +176,7 @@ def adapters(layout: Layout) -> Iterator[Adapter]:
             yield Adapter(weight, name, f"{layer}lora_B{rest}", info.scale or 1.0)
 
 
-_FACTOR = re.compile(r"(.*?)\.?(lora_[AB])(?:\.(\w+))?\.weight")
-"""Names of factors; peft's have the name of the adapter inside."""
+_FACTOR = re.compile(r"(.*?)\.?(lora_[AB])(?:\.(\w+))?\.weight")  # peft: adapter's name inside
 
 
 def adapter_info(model: nn.Module, name: str, rank: int) -> ParamInfo | None:

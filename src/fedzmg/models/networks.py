@@ -74,10 +74,7 @@ class CharGRU(nn.Module):
 
 
 def shakespeare_gru() -> CharGRU:
-    """Build the paper's GRU for text: embedding of 256, 1024 units, 66 outputs per position.
-
-    4,022,850 parameters: the GRU has two bias vectors, as Keras's with ``reset_after=True``.
-    """
+    """Build the paper's GRU for text, 4,022,850 parameters: two biases, as ``reset_after=True``."""
     return CharGRU(66, 256, 1024)
 
 
@@ -92,9 +89,8 @@ class _ResidualBlock(nn.Module):
         self.norm2 = nn.GroupNorm(groups, outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs)
-            )
+            small = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(small, nn.GroupNorm(groups, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
@@ -135,10 +131,7 @@ def resnet18_gn(outputs: int, channels: int = 3, width: int = 64, groups: int = 
 
 
 class _Attention(nn.Module):
-    """Causal attention: every position reads itself and those before it.
-
-    Written as matrix products and a softmax: torch's fused attention does not map over clients.
-    """
+    """Causal attention of matrix products: torch's fused one does not map over clients."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -146,10 +139,8 @@ class _Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
-            for layer in (self.query, self.key, self.value)
-        )
+        each = (layer(x) for layer in (self.query, self.key, self.value))
+        query, key, value = (y.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for y in each)
         scores = query @ key.mT / math.sqrt(query.shape[-1])
         position = torch.arange(x.shape[-2], device=x.device)
         scores = scores.masked_fill(position > position[:, None], -math.inf)
@@ -205,9 +196,7 @@ class CharTransformer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         time, longest = tokens.shape[-1], self.places.num_embeddings
         if time > longest:
-            raise InputError(
-                f"a sequence of {time} characters for a model of length {longest}: "
-                "cut the sequences or make the model longer"
-            )
+            problem = f"a sequence of {time} characters for a model of length {longest}"
+            raise InputError(f"{problem}: cut the sequences or make the model longer")
         places = self.places(torch.arange(time, device=tokens.device))
         return self.dense(self.norm(self.blocks(self.tokens(tokens) + places)))  # type: ignore[no-any-return]

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.functional import FunctionalModel, Maybe, Moved
 from fedzmg.tree import Inputs, Tree
 
-LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> one loss per example."""
-PrepareFunction: TypeAlias = Callable[[Inputs, torch.dtype], Inputs]
-"""Stored inputs -> model inputs, e.g. bytes to floats; called on the device."""
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # to one loss per example
+Outputs: TypeAlias = tuple[Tensor, Any]  # and features, if wanted
+PrepareFunction: TypeAlias = Callable[[Inputs, torch.dtype], Inputs]  # stored to model inputs
 
 
 class Batch(NamedTuple):
@@ -22,9 +21,8 @@ class Batch(NamedTuple):
     x: Inputs
     y: Tensor
     weights: Tensor
-    key: Tensor | tuple[()]
-    real: Tensor | tuple[()] = ()
-    """Flags of examples that are not padding, if the model needs them."""
+    key: Maybe
+    real: Maybe = ()  # flags of examples that are not padding, if the model needs them
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class Objective:
 
     model: FunctionalModel
     loss: LossFunction
-    layers_in: torch.dtype | None = None
-    """Compute layers in this precision on a GPU; parameters and losses keep theirs."""
+    layers_in: torch.dtype | None = None  # of layers on a GPU; parameters and losses keep theirs
 
     def train(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         """Compute the weighted loss of a batch, dropout on, and running statistics after it."""
@@ -46,25 +43,18 @@ class Objective:
         """Compute the weighted loss of a batch, dropout off."""
         return self._weighted(self.outputs(params, batch.x, batch.real), batch)
 
-    def outputs(self, params: Tree, x: Inputs, real: Tensor | tuple[()] = ()) -> Tensor:
+    def outputs(self, params: Tree, x: Inputs, real: Maybe = ()) -> Tensor:
         """Compute predictions, dropout off."""
         return self._outputs(self.model.evaluate, params, x, real)
 
-    def without_features(
-        self, params: Tree, batch: Batch, moved: dict[str, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[()]]:
-        """Compute outputs, and nothing in place of features; in training if ``moved`` is given.
-
-        It receives the running statistics after the batch.
-        """
+    def without_features(self, params: Tree, batch: Batch, moved: Moved = None) -> Outputs:
+        """Compute outputs, and nothing in place of features; in training if ``moved`` is given."""
         if moved is None:
             return self.outputs(params, batch.x, batch.real), ()
         given = params, batch.x, batch.key, batch.real, moved
         return self._outputs(self.model.train, *given), ()
 
-    def with_features(
-        self, params: Tree, batch: Batch, moved: dict[str, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def with_features(self, params: Tree, batch: Batch, moved: Moved = None) -> Outputs:
         """Compute outputs and inputs of the last layer; in training if ``moved`` is given."""
         key = () if moved is None else batch.key
         inputs = self._outputs(self.model.features, params, batch.x, key, batch.real, moved)
@@ -106,10 +96,7 @@ def pixel_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Compute cross-entropy of logits and targets from 0 to 1, averaged over an example's labels.
-
-    Negative targets are ignored.
-    """
+    """Compute cross-entropy of logits per example; targets are from 0 to 1, or ignored below 0."""
     targets = targets.reshape(outputs.shape).to(outputs.dtype)
     losses = outputs.clamp(min=0) - outputs * targets + (-outputs.abs()).exp().log1p()
     return _mean(torch.where(targets >= 0, losses, 0.0), targets >= 0)
@@ -140,7 +127,6 @@ LOSSES: dict[str, LossFunction] = {
         binary_cross_entropy, squared_error, absolute_error,
     )
 }  # fmt: skip
-"""Losses that a task takes by name."""
 
 
 def class_axis(loss: LossFunction) -> int | None:

@@ -14,11 +14,10 @@ from torch.nn.utils.rnn import PackedSequence
 from fedzmg.models.kernels import layers
 from fedzmg.models.kernels.layers import mapped
 
-States = tuple[Tensor, ...]
-"""Hidden state, and the cell of an LSTM."""
+States = tuple[Tensor, ...]  # hidden state, and the cell of an LSTM
 
 
-def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> tuple[Tensor]:
+def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> States:
     """Compute the next state; both products hold the gates reset, update, new."""
     reset_in, update_in, new_in = from_input.chunk(3, -1)
     reset_h, update_h, new_h = from_hidden.chunk(3, -1)
@@ -28,31 +27,26 @@ def _gru(from_input: Tensor, from_hidden: Tensor, hidden: Tensor) -> tuple[Tenso
     return (new + update * (hidden - new),)
 
 
-def _lstm(
-    from_input: Tensor, from_hidden: Tensor, _: Tensor, cell: Tensor
-) -> tuple[Tensor, Tensor]:
+def _lstm(from_input: Tensor, from_hidden: Tensor, _: Tensor, cell: Tensor) -> States:
     """Compute the next state and cell; both products hold the gates write, keep, new, show."""
     write, keep, new, show = torch.add(from_input, from_hidden).chunk(4, -1)
     cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
     return torch.sigmoid(show) * torch.tanh(cell), cell
 
 
-_NEXT: dict[str, Callable[..., States]] = {
+_NEXT: dict[str, Callable[..., States]] = {  # (both products, *states) -> next states
     "GRU": _gru,
     "LSTM": _lstm,
     "RNN_TANH": lambda x, h, _: (torch.tanh(x + h),),
     "RNN_RELU": lambda x, h, _: (torch.relu(x + h),),
 }
-"""(product with the input, product with the state, *states) -> next states, by kind."""
 
 
 def scan(
     kind: str, x: Tensor, states: States | None, weights: Sequence[Tensor | None]
 ) -> tuple[Tensor, States]:
-    """Compute all hidden states ``(batch, time, units)`` of a layer in one direction, and the last.
-
-    ``weights`` are those of input and state, both biases, and an LSTM's projection.
-    """
+    """Compute hidden states ``(batch, time, units)`` of a layer in one direction, and the last."""
+    # Weights are those of input and state, both biases, and an LSTM's projection.
     from_input = F.linear(x, weights[0], weights[2])  # type: ignore[arg-type]
     own, bias, *projection = weights[1], *weights[3:]
     assert own is not None
@@ -106,10 +100,8 @@ class Recurrent(nn.RNNBase):
         weights = [[getattr(self, name) for name in names] for names in self._all_weights[rows]]
         if not states:
             widths = (self.proj_size or self.hidden_size, self.hidden_size)
-            shapes = [
-                (ways, x.shape[0], width) for width in widths[: 2 if self.mode == "LSTM" else 1]
-            ]
-            first = tuple(x.new_zeros(shape) for shape in shapes)
+            used = widths[: 2 if self.mode == "LSTM" else 1]
+            first = tuple(x.new_zeros(ways, x.shape[0], width) for width in used)
         else:
             first = tuple(part[rows] for part in states)
         if not mapped():
@@ -153,4 +145,3 @@ RECURRENT = GRU, GRUCell, LSTM, LSTMCell, RNN, RNNCell = tuple(
     type(kind.__name__, (Cell if issubclass(kind, nn.RNNCellBase) else Recurrent, kind), {})
     for kind in (nn.GRU, nn.GRUCell, nn.LSTM, nn.LSTMCell, nn.RNN, nn.RNNCell)
 )
-"""Replacements of torch's classes that map over clients."""

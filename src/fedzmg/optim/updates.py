@@ -22,8 +22,7 @@ from fedzmg.models.layout import Axes
 Options: TypeAlias = Mapping[str, Any]
 """Options of a group; ``lr`` is a tensor only where reading it would block a device or compiler."""
 HALF = (torch.float16, torch.bfloat16)
-MIN_MOMENTUM = 1e-6
-"""Smallest momentum that a mean can be divided by without overflow in float32."""
+MIN_MOMENTUM = 1e-6  # smallest momentum that a mean can be divided by without overflow in float32
 
 
 def inputs(shape: Sequence[int], axes: Axes) -> int:

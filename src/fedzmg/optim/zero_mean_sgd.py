@@ -131,7 +131,7 @@ class ZeroMeanSGD(Optimizer):
                 {"params": [(n, p) for n, p in named if p in spared], "weight_decay": 0.0},
             ]
         groups = [group for group in groups if group["params"]]
-        return cls(groups, lr, momentum, weight_decay, axes=known, **options)  # type: ignore[arg-type]
+        return cls(groups, lr, momentum, weight_decay, axes=known, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; see the class for ``"input_axes"``."""

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from fedzmg.simulation.history import Watched
     from fedzmg.simulation.rounds import Simulation
 
-WIDTH = 64
-"""Clients whose models are evaluated or fine-tuned at once."""
-EXAMPLES = 256
-"""Examples of every client that are evaluated at once."""
+WIDTH = 64  # clients whose models are evaluated or fine-tuned at once
+EXAMPLES = 256  # examples of every client that are evaluated at once
 
 
 @rule_class

@@ -42,16 +42,14 @@ from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, row, stack, tree_map
 from fedzmg.wrappers.parts import fit, travelling
 
-PROBED_ROUNDS = 100
-"""Rounds that are searched for one with clients."""
+PROBED_ROUNDS = 100  # rounds that are searched for one with clients
 
 
 class _Launched(NamedTuple):
     """A round that was queued on the device, before any of it has been read back."""
 
     round: int
-    snapshot: Snapshot
-    """The state after it."""
+    snapshot: Snapshot  # the state after it
     facts: RoundFacts
 
 

@@ -28,10 +28,7 @@ def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, Preset]:
     if isinstance(value, Preset):
         return name or value.name, value
     if not isinstance(value, Task) and (not callable(value) or isinstance(value, type)):
-        given = f"{value!r:.80}"
-        raise InputError(
-            f"{given}: expected a Task, or a function without arguments that makes one"
-        )
+        raise InputError(f"{value!r:.80}: expected a Task, or a function () that makes one")
     name = name or str(value.name if isinstance(value, Task) else value.__name__)
     return name, OwnTask(name, value)
 
@@ -40,12 +37,8 @@ def _same(old: Preset, new: Preset) -> bool:
     return old is new or getattr(old, "source", old) is getattr(new, "source", new)
 
 
-TASKS: Registry[Preset] = Registry(
-    "task",
-    {name: _BY_NAME[fields.pop("preset")](name, **fields) for name, fields in _TABLE.items()},
-    _entry,
-    _same,
-)
+_PRESETS = {name: _BY_NAME[own.pop("preset")](name, **own) for name, own in _TABLE.items()}
+TASKS: Registry[Preset] = Registry("task", _PRESETS, _entry, _same)
 
 
 def info(name: str) -> Preset:

@@ -30,10 +30,8 @@ class Problem(NamedTuple):
     y: Real
     owners: NDArray[np.int64]
     start: Real
-    optimum: Real
-    """Minimiser of the mean loss over all examples."""
-    constrained: Real
-    """Minimiser among models whose entries sum to the start's sum."""
+    optimum: Real  # minimiser of the mean loss over all examples
+    constrained: Real  # minimiser among models whose entries sum to the start's sum
 
 
 class Column(nn.Linear):

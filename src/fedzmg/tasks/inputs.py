@@ -11,15 +11,9 @@ from torch import Tensor, nn
 from fedzmg.data.columns import Array, Columns, Owners
 from fedzmg.data.federated import Examples, number_clients
 from fedzmg.errors import InputError
+from fedzmg.models import objective
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.layout import warn_once
-from fedzmg.models.objective import (
-    LossFunction,
-    PrepareFunction,
-    binary_cross_entropy,
-    class_axis,
-    cross_entropy,
-)
 from fedzmg.tree import Inputs, tree_map
 
 LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
@@ -47,7 +41,7 @@ def token_ids(x: Tensor, _: torch.dtype) -> Tensor:
     return x.long()
 
 
-def default_prepare(model: FunctionalModel, x: Inputs) -> PrepareFunction:
+def default_prepare(model: FunctionalModel, x: Inputs) -> objective.PrepareFunction:
     """Choose the first conversion of inputs that the model reads: as is, ids, pixels or numbers."""
     if not isinstance(x, Tensor) or x.is_floating_point():
         return as_stored
@@ -63,18 +57,17 @@ def default_prepare(model: FunctionalModel, x: Inputs) -> PrepareFunction:
     return as_stored
 
 
-def whole_labels(data: Examples, loss: LossFunction) -> Examples:
+def whole_labels(data: Examples, loss: objective.LossFunction) -> Examples:
     """Convert class labels that are stored as floating point numbers, as tables often do."""
     y = data.y
-    if class_axis(loss) is not None and y.is_floating_point() and bool((y == y.round()).all()):
-        return data._replace(y=y.long())
-    return data
+    labelled = objective.class_axis(loss) is not None and y.is_floating_point()
+    return data._replace(y=y.long()) if labelled and bool((y == y.round()).all()) else data
 
 
-def check_labels(data: Examples, outputs: Any, loss: LossFunction, what: str) -> None:
+def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, what: str) -> None:
     """Reject labels that the outputs cannot predict."""
-    y, axis = data.y, class_axis(loss)
-    if axis is None and loss is not binary_cross_entropy:
+    y, axis = data.y, objective.class_axis(loss)
+    if axis is None and loss is not objective.binary_cross_entropy:
         return
     if not isinstance(outputs, Tensor):
         given = type(outputs).__name__
@@ -90,32 +83,28 @@ def check_labels(data: Examples, outputs: Any, loss: LossFunction, what: str) ->
         if one_hot and bool((y.sum(1) == 1).all()):
             raise InputError(f"{given}, which are one-hot: pass class numbers, y.argmax(1)")
         column = " (y.squeeze(1))" if y.ndim == len(shape) == 2 and y.shape[1] == 1 else ""
-        raise InputError(
-            f"{given}, and the model gives a tensor of shape {shape}: give one whole number per "
-            f"prediction{column}, or pass another loss and metric"
-        )
-    classes, padded = shape[axis], loss is not cross_entropy  # negative targets are padding
+        remedy = f"give one whole number per prediction{column}, or pass another loss and metric"
+        raise InputError(f"{given}, and the model gives a tensor of shape {shape}: {remedy}")
+    classes, padded = shape[axis], loss is not objective.cross_entropy  # negative: padding
     ignored = ", negative ones are ignored" if padded else ""
     for label in (int(y.min()), int(high)):
         if label >= classes or (label < 0 and not padded):
-            raise InputError(
-                f"{what} holds the label {label} but the model has {classes} outputs "
-                f"(labels 0 to {classes - 1}{ignored}): change the labels or the last layer"
-            )
+            allowed = f"{classes} outputs (labels 0 to {classes - 1}{ignored})"
+            problem = f"{what} holds the label {label} but the model has {allowed}"
+            raise InputError(f"{problem}: change the labels or the last layer")
 
 
-def warn_of_probabilities(module: nn.Module, outputs: Any, loss: LossFunction) -> None:
+def warn_of_probabilities(module: nn.Module, outputs: Any, loss: objective.LossFunction) -> None:
     """Warn of a model that ends in softmax or sigmoid, which the loss applies once more."""
     if not isinstance(outputs, Tensor) or not (outputs.ge(0) & outputs.le(1)).all():
         return
     found = isinstance(list(module.modules())[-1], nn.Softmax | nn.Sigmoid)
-    if (axis := class_axis(loss)) is not None and outputs.ndim > 1:
+    if (axis := objective.class_axis(loss)) is not None and outputs.ndim > 1:
         found = found or bool((outputs.sum(axis) - 1).abs().le(1e-3).all())
-    if found and (axis is not None or loss is binary_cross_entropy):
-        warn_once(
-            "the model's outputs are probabilities (a softmax or sigmoid at its end), but "
-            f"{loss.__name__} expects logits and learns slowly from these: remove the last layer"
-        )
+    if found and (axis is not None or loss is objective.binary_cross_entropy):
+        problem = "the model's outputs are probabilities (a softmax or sigmoid at its end), but"
+        wanted = f"{loss.__name__} expects logits and learns slowly from these"
+        warn_once(f"{problem} {wanted}: remove the last layer")
 
 
 Collate = Callable[[list[Any]], Any]
@@ -130,9 +119,7 @@ def by_client(given: Any) -> dict[str, Any] | None:
     return None
 
 
-def read_datasets(
-    parts: Mapping[str, Any], what: str, collate: Collate | None
-) -> tuple[Any, Any, list[str]]:
+def read_datasets(parts: Mapping[str, Any], what: str, collate: Collate | None) -> tuple[Any, ...]:
     """Load datasets of (input, target) pairs or dicts: inputs, targets, and names of parts."""
     samples: list[Any] = []
     names: list[str] = []
@@ -195,10 +182,9 @@ def find_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64] | N
         raise InputError(f"test_clients: {error}") from None
     matched = match_clients(train, Owners((*map(str, present),), np.arange(len(present) + 1)))
     if (matched < 0).all():
-        raise InputError(
-            f"test_clients: {str(present[0])!r} and all others are no training clients, which are "
-            f"called {train[0]!r}, ...: give ids of the same kind"
-        )
+        first, known = str(present[0]), f"which are called {train[0]!r}, ..."
+        problem = f"test_clients: {first!r} and all others are not training clients, {known}"
+        raise InputError(f"{problem}: give ids of the same kind")
     return matched[owner]
 
 
@@ -222,9 +208,7 @@ def column_arrays(columns: Columns, what: str) -> tuple[Array, Array]:
     """Extract inputs and targets."""
     held = columns.columns if isinstance(columns, Columns) else {}
     if not all(isinstance(held.get(name), np.ndarray) for name in "xy"):
-        raise InputError(
-            f"the {what} is a {type(columns).__name__} of {', '.join(held) or 'no columns'}: "
-            "expected columns x and y of numbers; read them with fedzmg.data.formats, or turn text "
-            "into numbers and use Task.from_arrays"
-        )
+        given = f"the {what} is a {type(columns).__name__} of {', '.join(held) or 'no columns'}"
+        remedy = "read them with fedzmg.data.formats, or turn text into numbers for from_arrays"
+        raise InputError(f"{given}: expected columns x and y of numbers; {remedy}")
     return columns.array("x"), columns.array("y")

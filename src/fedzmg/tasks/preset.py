@@ -27,18 +27,15 @@ from fedzmg.tasks.protocol import Protocol
 from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes
 
-TUNED_ON = {"digits-personal": "digits"}
-"""Tasks that use the learning rates tuned on another one."""
+TUNED_ON = {"digits-personal": "digits"}  # tasks that use the learning rates tuned on another one
 
 
 class Tuning(NamedTuple):
     """Best point of a search for one algorithm on one task."""
 
     options: Mapping[str, float]
-    source: str
-    """File or directory of the search, with every score."""
-    remark: str = ""
-    """Reason to distrust the point; empty if there is none."""
+    source: str  # file or directory of the search, with every score
+    remark: str = ""  # reason to distrust the point; empty if there is none
 
 
 @cache
@@ -66,8 +63,7 @@ class Decision(NamedTuple):
     name: str
     value: Any
     default: Any
-    words: tuple[str, ...]
-    """Allowed words; empty for a number."""
+    words: tuple[str, ...]  # allowed words; empty for a number
     low: int
     high: int
     doc: str
@@ -91,10 +87,8 @@ class Preset(ABC):
     """Everything that is decided before a task is built."""
 
     name: str
-    clients: int
-    """Number of training clients in the whole data set."""
-    data: str = ""
-    """Name of the data set in the catalog; empty if it ships with the package."""
+    clients: int  # number of training clients in the whole data set
+    data: str = ""  # name of the data set in the catalog; empty if it ships with the package
     summary: str = ""
     protocol: ClassVar[Protocol]
 
@@ -170,21 +164,19 @@ class Preset(ABC):
         """Return data, clients, model, protocol, tuned options and fields, ready for JSON."""
         params = FunctionalModel(self.network()).params()
         parameters = sum(leaf.numel() for leaf in params.values())
+        fields = [
+            {"key": f"preset.{o.name}", "default": o.value, "range": o.rule[0], "doc": o.doc}
+            for o in self.decisions()
+        ]
         return {
-            "name": self.name,
-            "summary": self.summary,
-            "about": inspect.cleandoc(type(self).__doc__ or ""),
-            "data": self.data or None,
-            "missing": self.missing,
-            "clients": self.clients,
+            "name": self.name, "summary": self.summary,
+            "about": inspect.cleandoc(type(self).__doc__ or ""), "data": self.data or None,
+            "missing": self.missing, "clients": self.clients,
             "model": {"parameters": parameters, "bytes": num_bytes(params)},
             "protocol": dict(vars(self.protocol)),
             "tuned": {name: found._asdict() for name, found in tunings(self.name).items()},
-            "fields": [
-                {"key": f"preset.{o.name}", "default": o.value, "range": o.rule[0], "doc": o.doc}
-                for o in self.decisions()
-            ],
-        }
+            "fields": fields,
+        }  # fmt: skip
 
 
 class OwnTask(Preset):
@@ -237,8 +229,7 @@ class OwnTask(Preset):
         return self.task
 
     def describe(self) -> dict[str, Any]:
-        tuned_options = {
-            name: Tuning(own, "the task")._asdict() for name, own in self.task.options.items()
-        }
+        own = self.task.options.items()
+        tuned_options = {name: Tuning(best, "the task")._asdict() for name, best in own}
         about = {"about": (callable(self.source) and inspect.getdoc(self.source)) or ""}
         return super().describe() | about | {"tuned": tuned_options}

@@ -9,15 +9,10 @@ from fedzmg.data.plan import Batching
 from fedzmg.errors import InputError, brief, check_names
 from fedzmg.storage.reading import MOST_PLANNED
 
-LARGEST = {
-    "rounds": MOST_PLANNED,
-    "cohort": 10**6,
-    "batch_size": 10**9,
-    "epochs": 10**5,
-    "eval_every": 10**9,
-    "fine_tune": 10**5,
-}
-"""Largest values of a protocol's whole numbers; a larger one is a mistake."""
+LARGEST = {  # a larger number is a mistake
+    "rounds": MOST_PLANNED, "cohort": 10**6, "batch_size": 10**9, "epochs": 10**5,
+    "eval_every": 10**9, "fine_tune": 10**5,
+}  # fmt: skip
 _EXPECTED = {int: "a whole number from {} to {}", bool: "true or false", float: "a finite number"}
 
 

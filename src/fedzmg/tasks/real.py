@@ -29,16 +29,12 @@ from fedzmg.tasks.task import Task
 Polarity: TypeAlias = Literal["background-one", "ink-one"]
 Centring: TypeAlias = Literal["none", "image"]
 Drawn: TypeAlias = tuple[FederatedData, Examples, Examples, npt.NDArray[np.int64] | None]
-SHIFT = 4
-"""Largest shift of an augmented image in each direction, in pixels."""
+SHIFT = 4  # largest shift of an augmented image in each direction, in pixels
 PER_CLIENT = 100
-PROTOCOL = Protocol(
-    rounds=1000, cohort=10, batch_size=16, epochs=4, straddle=True, eval_every=5, threshold=0.75
-)
-"""The paper's protocol. Batches cross the border between epochs: TFF repeats, then batches."""
+# The paper's protocol. Batches cross the border between epochs: TFF repeats, then batches.
+PROTOCOL = Protocol(1000, batch_size=16, epochs=4, straddle=True, eval_every=5, threshold=0.75)
 LENGTH = 40
-TEST_EVERY = 8
-"""Every eighth sequence of a role is kept for evaluation."""
+TEST_EVERY = 8  # every eighth sequence of a role is kept for evaluation
 
 
 @cache
@@ -46,12 +42,9 @@ def _digits(clients: int, alpha: float, seed: int) -> Drawn:
     """Return training, tuning and test images; partitioning takes half a second."""
     data = load_digits()
     owners = dirichlet(data.train_y, clients, alpha=alpha, seed=seed)
-    return (
-        FederatedData.from_arrays(data.train_x, data.train_y, owners),
-        examples(data.test_x[0::2], data.test_y[0::2]),
-        examples(data.test_x[1::2], data.test_y[1::2]),
-        None,
-    )
+    train = FederatedData.from_arrays(data.train_x, data.train_y, owners)
+    tune, test = (examples(data.test_x[i::2], data.test_y[i::2]) for i in range(2))
+    return train, tune, test, None
 
 
 @cache
@@ -62,14 +55,10 @@ def _personal_digits(clients: int, alpha: float, seed: int) -> Drawn:
     order = np.argsort(owners, kind="stable")
     own = owners[order]
     fifth = (np.arange(len(own)) - np.searchsorted(own, own)) % 5
-    train, tune, test = order[fifth < 3], order[fifth == 3], order[fifth == 4]
-    x, y = data.train_x, data.train_y
-    return (
-        FederatedData.from_arrays(x[train], y[train], owners[train]),
-        examples(x[tune], y[tune]),
-        examples(x[test], y[test]),
-        owners[test],
-    )
+    rows, x, y = order[fifth < 3], data.train_x, data.train_y
+    train = FederatedData.from_arrays(x[rows], y[rows], owners[rows])
+    tune, test = (examples(x[order[fifth == i]], y[order[fifth == i]]) for i in (3, 4))
+    return train, tune, test, own[fifth == 4]
 
 
 @cache
@@ -86,11 +75,9 @@ def _plays() -> tuple[FederatedData, Examples, Examples]:
     x, y = cut.inputs.astype(np.int64), cut.targets
     # Evaluating every held-out sequence would cost more than training on a small machine.
     tune, test = held[::6], held[3::6]
-    return (
-        FederatedData.from_arrays(x[train], y[train], [data.roles[i] for i in role[train]]),
-        examples(x[tune], y[tune]),
-        examples(x[test], y[test]),
-    )
+    owners = [data.roles[i] for i in role[train]]
+    tuning, testing = examples(x[tune], y[tune]), examples(x[test], y[test])
+    return FederatedData.from_arrays(x[train], y[train], owners), tuning, testing
 
 
 @dataclass(frozen=True)
@@ -113,9 +100,8 @@ class Digits(Preset):
         train, tune, test, owners = self.drawn(self.clients, self.alpha, self.partition_seed)
         # Only changed fields are recorded: names of run directories depend on nothing else.
         preset = {o.name: o.value for o in self.decisions() if o.value != o.default}
-        return self.assembled(
-            train, tune, test, prepare=unit_pixels, init="keras", preset=preset, test_owners=owners
-        )
+        parts = {"prepare": unit_pixels, "preset": preset, "test_owners": owners}
+        return self.assembled(train, tune, test, init="keras", **parts)
 
 
 @dataclass(frozen=True)
@@ -152,8 +138,7 @@ class PaperTask(Preset):
         "half", "test examples that report results: half (the other half tunes), or all"
     )
     initializer: Literal["keras", "torch"] = decision("keras", "library of the initial weights")
-    shared_clients: ClassVar[bool] = True
-    """True if clients of the same name in training and test data are the same."""
+    shared_clients: ClassVar[bool] = True  # equal names in training and test mean one client
 
     @abstractmethod
     def parts(self) -> dict[str, Any]:
@@ -193,12 +178,9 @@ class PaperTask(Preset):
 class Pixels:
     """Conversion of stored pixels, where background is largest, to the unit interval."""
 
-    polarity: Polarity = "background-one"
-    """``ink-one`` inverts pixels."""
-    centring: Centring = "none"
-    """``image`` subtracts each image's own mean, over all its pixels and channels."""
-    axes: int = 2
-    """Number of trailing axes of one image."""
+    polarity: Polarity = "background-one"  # ink-one inverts pixels
+    centring: Centring = "none"  # image: subtract each image's own mean over pixels and channels
+    axes: int = 2  # number of trailing axes of one image
 
     def __call__(self, x: Tensor, dtype: torch.dtype, /) -> Tensor:
         # Pixels that are not multiples of 1/255 are stored as floating-point fractions.
@@ -223,9 +205,7 @@ class Characters(PaperTask):
     Digits with 62 outputs are the likeliest reading, and the default of stand-ins.
     """
 
-    outputs: int = decision(
-        62, "width of the last layer; labels must be below it", low=1, high=10**5
-    )
+    outputs: int = decision(62, "width of the last layer; labels are below it", low=1, high=10**5)
     polarity: Polarity = decision("background-one", "background 1.0 as stored, or ink 1.0")
     centring: Centring = decision("none", "subtract each image's own mean")
     protocol = PROTOCOL
@@ -246,9 +226,7 @@ class Cifar100(PaperTask):
     and tables name the thresholds 20 and 33 %; protocol.threshold is the first.
     """
 
-    outputs: int = decision(
-        100, "width of the last layer; labels must be below it", low=1, high=10**5
-    )
+    outputs: int = decision(100, "width of the last layer; labels are below it", low=1, high=10**5)
     split: Literal["pachinko", "tff"] = decision("pachinko", "Pachinko clients, or TFF's own")
     partition_seed: int = decision(0, "seed of the Pachinko allocation")
     centring: Centring = decision("none", "subtract each image's own mean")
@@ -312,20 +290,17 @@ class NextCharacter(PaperTask):
 
     def parts(self) -> dict[str, Any]:
         padded = self.partial_sequences == "pad"
-        return {
-            "loss": masked_cross_entropy if padded else cross_entropy,
-            "metric": MASKED_ACCURACY if padded else ACCURACY,
-            "prepare": token_ids,
-        }
+        loss = masked_cross_entropy if padded else cross_entropy
+        metric = MASKED_ACCURACY if padded else ACCURACY
+        return {"loss": loss, "metric": metric, "prepare": token_ids}
 
     def rows(self, columns: Columns, what: str) -> tuple[Examples, Owners | None]:
         assert columns.owners is not None
         snippets = columns.strings("text")
         # A client's rows are adjacent: its stream is one slice of the text.
         borders = snippets.offsets[columns.owners.offsets]
-        cut = sequences(
-            *encode(snippets.text, borders, self.oov), self.length, self.partial_sequences
-        )
+        encoded = encode(snippets.text, borders, self.oov)
+        cut = sequences(*encoded, self.length, self.partial_sequences)
         owners = Owners(columns.owners.names, cut.offsets)
         return examples(cut.inputs, cut.targets, what=what), owners
 

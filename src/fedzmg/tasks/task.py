@@ -24,26 +24,11 @@ from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme, given_values
 from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cross_entropy
 from fedzmg.parts import Parts
-from fedzmg.tasks.inputs import (
-    Collate,
-    as_pair,
-    as_stored,
-    by_client,
-    check_labels,
-    column_arrays,
-    default_prepare,
-    describe_inputs,
-    find_owners,
-    read_datasets,
-    unit_pixels,
-    warn_of_probabilities,
-    whole_labels,
-)
+from fedzmg.tasks import inputs
 from fedzmg.tasks.protocol import Protocol
 from fedzmg.tree import leaves, num_bytes, row, tree_map
 
-FULL_BATCH = 10**5
-"""Batch size that needs no comparison with the number of examples."""
+FULL_BATCH = 10**5  # batch size that needs no comparison with the number of examples
 
 
 @dataclass(frozen=True)
@@ -60,7 +45,7 @@ class Task:
     test: Examples
     loss: LossFunction = cross_entropy
     metric: Metric = ACCURACY
-    prepare: PrepareFunction = as_stored
+    prepare: PrepareFunction = inputs.as_stored
     init: Initializer = "torch"
     protocol: Protocol = field(default_factory=Protocol)
     tune: Examples | None = None
@@ -108,23 +93,17 @@ class Task:
         check_scheme(self.init)
         clients, protocol = len(self.train), self.protocol
         if protocol.cohort > clients and not protocol.replacement:
-            raise InputError(
-                f"cohort = {protocol.cohort} but there are {clients} clients: choose a smaller "
-                "cohort or replacement=True"
-            )
+            problem = f"cohort = {protocol.cohort} but there are {clients} clients"
+            raise InputError(f"{problem}: choose a smaller cohort or replacement=True")
         owners = self.test_owners
         if owners is not None and (owners.shape != (self.test.size,) or owners.max() >= clients):
-            raise InputError(
-                f"{len(owners)} owners of {self.test.size} test examples, of {clients} clients: "
-                "give each example the number of one client"
-            )
+            given = f"{len(owners)} owners of {self.test.size} test examples, of {clients} clients"
+            raise InputError(f"{given}: give each example the number of one client")
         everything = self.train.examples.size * protocol.epochs
         if protocol.batch_size > max(FULL_BATCH, everything):
             # Batches are padded to this size.
-            there = f"there are {self.train.examples.size:,} training examples"
-            raise InputError(
-                f"batch_size = {protocol.batch_size} but {there}: choose a smaller one"
-            )
+            there = f"but there are {self.train.examples.size:,} training examples"
+            raise InputError(f"batch_size = {protocol.batch_size} {there}: choose a smaller one")
         self.metric.check_level("threshold", protocol.threshold)
         params = self.model.params()
         dtype = next(iter(params.values())).dtype
@@ -135,13 +114,13 @@ class Task:
             # A copy: a prepare function may modify its input.
             few = tree_map(torch.clone, row(data, slice(2)))
             x, y = few.to(data.y.device, dtype)
-            with _named(f"the model cannot read {what} data of {describe_inputs(x)}"):
+            with _named(f"the model cannot read {what} data of {inputs.describe_inputs(x)}"):
                 # Independence of examples is a matter of the model: one try of it suffices.
                 call = self.model.try_out if what == "training" else self.model.evaluate
                 with torch.no_grad():
                     outputs = call(params, self.prepare(x, dtype))
-            check_labels(data, outputs, self.loss, f"{what} data")
-            warn_of_probabilities(self.model.module, outputs, self.loss)
+            inputs.check_labels(data, outputs, self.loss, f"{what} data")
+            inputs.warn_of_probabilities(self.model.module, outputs, self.loss)
             with _named("the loss fails on the model's outputs"):
                 check_values("loss", self.loss(outputs, y), len(y))
             with _named(f"the metric {self.metric.name} fails on the model's outputs"):
@@ -195,27 +174,14 @@ class Task:
 
     @classmethod
     def from_arrays(
-        cls,
-        model: nn.Module,
-        x: Any,
-        y: Any,
-        clients: Any,
-        *,
-        test: tuple[Any, Any],
-        test_clients: Any = None,
-        tune: tuple[Any, Any] | None = None,
-        name: str = "custom",
-        loss: LossFunction | str = cross_entropy,
-        metric: Metric | str | None = None,
-        prepare: PrepareFunction | None = None,
-        init: Initializer = "torch",
+        cls, model: nn.Module, x: Any, y: Any, clients: Any, *, test: tuple[Any, Any],
+        test_clients: Any = None, tune: tuple[Any, Any] | None = None, name: str = "custom",
+        loss: LossFunction | str = cross_entropy, metric: Metric | str | None = None,
+        prepare: PrepareFunction | None = None, init: Initializer = "torch",
         axes: Mapping[str, tuple[int, ...]] | None = None,
-        client_names: Sequence[Any] | None = None,
-        parts: Parts | None = None,
-        batch_norm: BatchNormPolicy = "average",
-        notes: tuple[str, ...] = (),
-        **protocol: Any,
-    ) -> "Task":
+        client_names: Sequence[Any] | None = None, parts: Parts | None = None,
+        batch_norm: BatchNormPolicy = "average", notes: tuple[str, ...] = (), **protocol: Any,
+    ) -> "Task":  # fmt: skip
         """Build a task from a module and arrays.
 
         Args:
@@ -251,31 +217,31 @@ class Task:
         for name in protocol.keys() - Protocol.__dataclass_fields__.keys():
             known = [*inspect.signature(cls.from_arrays).parameters][:-1]
             raise unknown("argument", name, [*known, *Protocol.__dataclass_fields__])
-        tuning = None if tune is None else examples(*as_pair(tune, "tune"), what="tuning data")
+        pair = inputs.as_pair
+        tuning = None if tune is None else examples(*pair(tune, "tune"), what="tuning data")
         train = FederatedData.from_arrays(x, y, clients, client_names)
-        owners = find_owners(test_clients, train.names)
+        owners = inputs.find_owners(test_clients, train.names)
         made = FunctionalModel(model, axes, batch_norm)
         loss, metric = loss_and_metric(loss, metric)
         made_task = cls(
-            name, made, replace(train, examples=whole_labels(train.examples, loss)),
-            whole_labels(examples(*as_pair(test, "test"), what="test data"), loss), loss, metric,
-            prepare or default_prepare(made, train.examples.x), init,
-            Protocol().with_options(protocol), tuning and whole_labels(tuning, loss),
+            name, made, replace(train, examples=inputs.whole_labels(train.examples, loss)),
+            inputs.whole_labels(examples(*pair(test, "test"), what="test data"), loss),
+            loss, metric, prepare or inputs.default_prepare(made, train.examples.x), init,
+            Protocol().with_options(protocol), tuning and inputs.whole_labels(tuning, loss),
             test_owners=owners, notes=notes, parts=parts or Parts(),
         )  # fmt: skip
         made_task._try_extremes()
         return made_task
 
     def _try_extremes(self) -> None:
-        """Evaluate examples with the smallest and largest whole numbers, which may be ids.
-
-        On a GPU, or mapped, an id beyond an embedding's rows ends in an obscure error, or in none.
-        """
+        """Evaluate examples with the smallest and largest whole numbers, which may be ids."""
+        # On a GPU, or mapped, an id beyond an embedding's rows ends in an obscure error, or none.
         params = self.model.params()
         dtype = next(iter(params.values())).dtype
         for what, data in (("training", self.train.examples), ("test", self.test)):
             for leaf in leaves(data.x):
-                if leaf.is_floating_point() or self.prepare is unit_pixels or not leaf.numel():
+                pixels = self.prepare is inputs.unit_pixels
+                if leaf.is_floating_point() or pixels or not leaf.numel():
                     continue
                 flat, size = leaf.cpu().numpy(), leaf[0].numel()
                 for example in {int(flat.argmin()) // size, int(flat.argmax()) // size}:
@@ -285,15 +251,9 @@ class Task:
 
     @classmethod
     def from_datasets(
-        cls,
-        model: nn.Module,
-        datasets: Sequence[Any] | Mapping[str, Any],
-        *,
-        test: Any,
-        tune: Any = None,
-        collate: Collate | None = None,
-        **options: Any,
-    ) -> "Task":
+        cls, model: nn.Module, datasets: Sequence[Any] | Mapping[str, Any], *, test: Any,
+        tune: Any = None, collate: inputs.Collate | None = None, **options: Any,
+    ) -> "Task":  # fmt: skip
         """Build a task from one dataset per client: torch's, Hugging Face's, or lists of examples.
 
         Every dataset is read once, here: random transforms are drawn once. Examples are pairs
@@ -309,32 +269,25 @@ class Task:
                 for example to pad texts. It gets all examples of training, test or tuning at once.
             **options: other arguments of :meth:`from_arrays`.
         """
-        if (clients := by_client(datasets)) is None:
+        if (clients := inputs.by_client(datasets)) is None:
             given = type(datasets).__name__
             raise InputError(f"datasets is a {given}: give a list or dict, a dataset per client")
-        x, y, ids = read_datasets(clients, "dataset of client", collate)
-        own = by_client(test)
+        x, y, ids = inputs.read_datasets(clients, "dataset of client", collate)
+        own = inputs.by_client(test)
         _refuse(options, "client_names", *(["test_clients"] if own else []))
-        test_x, test_y, test_ids = read_datasets(own or {"": test}, "test dataset", collate)
+        test_x, test_y, test_ids = inputs.read_datasets(own or {"": test}, "test dataset", collate)
         if own:
             options["test_clients"] = test_ids
         if tune is not None:
-            options["tune"] = read_datasets({"": tune}, "tuning dataset", collate)[:2]
-        return cls.from_arrays(
-            model, x, y, ids, test=(test_x, test_y), client_names=[*clients], **options
-        )
+            options["tune"] = inputs.read_datasets({"": tune}, "tuning dataset", collate)[:2]
+        options |= {"test": (test_x, test_y), "client_names": [*clients]}
+        return cls.from_arrays(model, x, y, ids, **options)
 
     @classmethod
     def from_columns(
-        cls,
-        model: nn.Module,
-        train: Columns,
-        *,
-        test: Columns,
-        tune: Columns | None = None,
-        prepare: PrepareFunction | None = None,
-        **options: Any,
-    ) -> "Task":
+        cls, model: nn.Module, train: Columns, *, test: Columns, tune: Columns | None = None,
+        prepare: PrepareFunction | None = None, **options: Any,
+    ) -> "Task":  # fmt: skip
         """Build a task from a module and columns read by ``fedzmg.data.formats``.
 
         ``train``, ``test`` and ``tune`` hold columns ``x`` and ``y`` with the same ``classes``;
@@ -345,24 +298,21 @@ class Task:
         given = {"training data": train, "test data": test}
         if tune is not None:
             given["tuning data"] = tune
-        held = {what: column_arrays(columns, what) for what, columns in given.items()}
+        held = {what: inputs.column_arrays(columns, what) for what, columns in given.items()}
         if train.owners is None:
-            raise InputError(
-                "the training data names no clients: name their column when you read it, or make "
-                "ids with fedzmg.data.partition and use Task.from_arrays"
-            )
+            remedy = "make ids with fedzmg.data.partition and use Task.from_arrays"
+            own = "the training data names no clients: name their column when you read it"
+            raise InputError(f"{own}, or {remedy}")
         for what, columns in given.items():
             if columns.classes != train.classes:
                 there, here = (", ".join(c.classes[:8]) or "none" for c in (columns, train))
-                raise InputError(
-                    f"the {what} has the classes {there}, the training data {here}: read the "
-                    f"{what} with classes=TRAIN.classes"
-                )
+                problem = f"the {what} has the classes {there}, the training data {here}"
+                raise InputError(f"{problem}: read the {what} with classes=TRAIN.classes")
         _refuse(options, "test_clients", "client_names", "notes")
         x, y = held["training data"]
         return cls.from_arrays(
             model, x, y, train.owners, test=held["test data"], tune=held.get("tuning data"),
-            prepare=prepare or (unit_pixels if x.dtype == np.uint8 else None),
+            prepare=prepare or (inputs.unit_pixels if x.dtype == np.uint8 else None),
             test_clients=test.owners, client_names=None,
             notes=tuple(dict.fromkeys(n for columns in given.values() for n in columns.notes)),
             **options,

@@ -1,6 +1,6 @@
 """Tiny federations for the conformance suite, and trainings that properties share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,12 +21,9 @@ from fedzmg.tree import Tree, leaves, named_leaves, stack
 from fedzmg.wrappers.parts import fit
 
 CPU = torch.device("cpu")
-PACK = 2
-"""Trials that train side by side."""
-SIZES = (3, 5, 1, 8, 6, 4, 2)
-"""Client 2 has one example, less than a batch: it takes no step without partial batches."""
-TOLERANCE = 1e-9
-"""Largest difference between engines after two rounds, in float64."""
+PACK = 2  # trials that train side by side
+SIZES = (3, 5, 1, 8, 6, 4, 2)  # client 2 has less than a batch: no step without partial ones
+TOLERANCE = 1e-9  # largest difference between engines after two rounds, in float64
 
 
 class _Network(nn.Module):
@@ -66,17 +63,13 @@ def with_inputs(problem: Task, change: Callable[[Tensor], Tensor], client: int |
 class ChangedPlanner(RoundPlanner):
     """Planner that changes the batches of every round."""
 
-    def __init__(
-        self,
-        problem: Task,
-        algorithm: Algorithm,
-        change: Callable[[list[ClientBatch]], list[ClientBatch]],
-    ) -> None:
+    def __init__(self, problem: Task, algorithm: Algorithm, change: Callable[..., Any]) -> None:
         super().__init__(problem, range(PACK), None, algorithm.client.extra_epochs)
         self._change = change
 
     def batches(self, round_: int, chosen: range | None = None) -> list[ClientBatch]:
-        return self._change(super().batches(round_))
+        changed: list[ClientBatch] = self._change(super().batches(round_))
+        return changed
 
 
 class Run(NamedTuple):
@@ -84,8 +77,7 @@ class Run(NamedTuple):
 
     snapshots: list[Any]
     records: list[list[Any]]
-    kept: list[Any]
-    """Checkpoints after one round."""
+    kept: list[Any]  # checkpoints after one round
 
 
 def run_of(sim: Simulation, rounds: int = 2) -> Run:
@@ -137,22 +129,11 @@ class Case:
         return algorithm
 
     def simulation(
-        self,
-        engine: Any = "vectorized",
-        problem: Task | None = None,
-        chosen: Sequence[Trial] | None = None,
-        **options: Any,
+        self, engine: Any = "vectorized", problem: Any = None, chosen: Any = (), **options: Any
     ) -> Simulation:
         """Begin to train the pack, or chosen trials of it."""
-        return Simulation(
-            problem or self.task(),
-            chosen or self.trials(),
-            rounds=4,
-            device=CPU,
-            dtype=torch.float64,
-            engine=engine,
-            **options,
-        )
+        options |= {"rounds": 4, "device": CPU, "dtype": torch.float64, "engine": engine}
+        return Simulation(problem or self.task(), chosen or self.trials(), **options)
 
     def run(self, engine: str) -> Run:
         """Train two rounds of the pack; only once for all properties."""
@@ -176,8 +157,5 @@ def distance(one: Any, two: Any) -> tuple[float, str]:
     """Return the largest difference between tensors of equal structure, and its leaf's name."""
     pairs = zip(named_leaves(one).items(), leaves(two), strict=True)
     # NaN is infinitely far from everything.
-    gaps = [
-        (float((a.double() - b.double()).abs().nan_to_num(torch.inf).max()), name)
-        for (name, a), b in pairs
-    ]
-    return max(gaps)
+    gaps = {name: (a.double() - b.double()).abs().nan_to_num(torch.inf) for (name, a), b in pairs}
+    return max((float(gap.max()), name) for name, gap in gaps.items())

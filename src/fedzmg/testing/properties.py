@@ -13,15 +13,7 @@ from fedzmg.engine.choose import EnginePlanner
 from fedzmg.simulation import simulate
 from fedzmg.simulation.dry_run import check_pure, rehearse, same
 from fedzmg.simulation.rule_errors import where
-from fedzmg.testing.case import (
-    PACK,
-    TOLERANCE,
-    Case,
-    ChangedPlanner,
-    distance,
-    run_of,
-    with_inputs,
-)
+from fedzmg.testing.case import TOLERANCE, Case, ChangedPlanner, distance, run_of, with_inputs
 from fedzmg.testing.result import Violation
 from fedzmg.tree import Tree, leaves, num_bytes, row
 from fedzmg.wrappers.parts import travelling
@@ -65,16 +57,11 @@ def _options_make_the_same_algorithm(case: Case) -> str:
 
 def _numbers_can_be_packed(case: Case) -> str:
     fields = case.algorithm.fields()
-    plain = [
-        key
-        for key, (rule, field) in fields.items()
-        if isinstance(getattr(rule, field.name), float) and "number" not in field.metadata
-    ]
-    if plain:
-        raise Violation(
-            f"{', '.join(plain)}: declare with number(DEFAULT, doc=...); trials with other values "
-            "of a plain float cannot train together"
-        )
+    values = {key: getattr(rule, f.name) for key, (rule, f) in fields.items()}
+    floats = [key for key, value in values.items() if isinstance(value, float)]
+    if plain := [key for key in floats if "number" not in fields[key][1].metadata]:
+        problem = "trials with other values of a plain float cannot train together"
+        raise Violation(f"{', '.join(plain)}: declare with number(DEFAULT, doc=...); {problem}")
     first, second = (trial.algorithm.options() for trial in case.trials())
     varied = [key for key in first if first[key] != second[key]]
     case.packed_rules()  # an error if trials do not fit together
@@ -89,11 +76,9 @@ def _engines_agree(case: Case) -> str:
     reverse = ChangedPlanner(case.task(), case.algorithm, lambda batches: batches[::-1])
     chunked = case.simulation(EnginePlanner("vectorized", chunk=3), planner=reverse)
     # The second round reads the client memory that the first one wrote.
-    others = {
-        "vectorized": case.run("vectorized"),
-        "chunks of clients in another order": run_of(chunked),
-        "cuda_graph": run_of(case.simulation("cuda_graph")),
-    }
+    others = {"vectorized": case.run("vectorized")}
+    others["chunks of clients in another order"] = run_of(chunked)
+    others["cuda_graph"] = run_of(case.simulation("cuda_graph"))
     return _all_close(reference, {k: run.snapshots[-1].params for k, run in others.items()})
 
 
@@ -109,11 +94,9 @@ def _packed_equals_alone(case: Case) -> str:
     for engine in ENGINES:
         packed = case.run(engine)
         alone = run_of(case.simulation(engine, chosen=case.trials()[1:]))
-        _equal_bits(
-            (alone.records, row(alone.snapshots[1], 0)),
-            ([records[1:] for records in packed.records], row(packed.snapshots[1], 1)),
-            f"{engine}: a trial alone and the same trial in a pack",
-        )
+        same = [records[1:] for records in packed.records], row(packed.snapshots[1], 1)
+        what = f"{engine}: a trial alone and the same trial in a pack"
+        _equal_bits((alone.records, row(alone.snapshots[1], 0)), same, what)
     return "equal bits"
 
 
@@ -124,11 +107,9 @@ def _resumed_equals_whole(case: Case) -> str:
         if resumed.round != 1:
             raise Violation(f"{engine}: the checkpoint after round 1 is of round {resumed.round}")
         records = run_of(resumed, 1).records
-        _equal_bits(
-            (records, resumed.snapshot),
-            (whole.records[1:], whole.snapshots[-1]),
-            f"{engine}: a resumed and an uninterrupted training",
-        )
+        what = f"{engine}: a resumed and an uninterrupted training"
+        rest = whole.records[1:], whole.snapshots[-1]
+        _equal_bits((records, resumed.snapshot), rest, what)
     return "equal bits"
 
 
@@ -144,10 +125,8 @@ def _equal_bits(one: tuple[Any, Any], two: tuple[Any, Any], what: str) -> None:
 
 def _one_client_suffices(case: Case) -> str:
     problem = case.task((5,), cohort=1)
-    loop, mapped = (
-        run_of(case.simulation(engine, problem)).snapshots[-1].params for engine in ENGINES
-    )
-    return _all_close(loop, {"vectorized": mapped})
+    loop, mapped = (run_of(case.simulation(engine, problem)) for engine in ENGINES)
+    return _all_close(loop.snapshots[-1].params, {"vectorized": mapped.snapshots[-1].params})
 
 
 def _useless_uploads_change_nothing(case: Case) -> str:
@@ -167,7 +146,7 @@ def _useless_uploads_change_nothing(case: Case) -> str:
     found = {engine: run_of(case.simulation(engine, bad)) for engine in ENGINES}
     for engine, run in found.items():
         counts = [(r.clients, r.dropped) for r in run.records[-1]]
-        if counts != [(3, 1)] * PACK:
+        if set(counts) != {(3, 1)}:
             raise Violation(f"{engine}: (merged, dropped) = {counts[0]}, expected (3, 1)")
     models = {engine: run.snapshots[-1].params for engine, run in found.items()}
     return _all_close(expected, models, "without useless clients")
@@ -191,10 +170,8 @@ def _traffic_and_state_are_as_declared(case: Case) -> str:
     sim, cohort = case.simulation(), case.task().protocol.cohort
     model = num_bytes(travelling(sim.program.rule, case.task().model.params()))
     # In float32, which the multiples are declared for: messages may be integers.
-    [history] = simulate(
-        case.task(), case.trials()[:1], rounds=1, engine="sequential", device="cpu"
-    )
-    record = history.records[0]
+    one = case.task(), case.trials()[:1]
+    record = simulate(*one, rounds=1, engine="sequential", device="cpu")[0].records[0]
 
     def size(state: object) -> float:
         if isinstance(state, Tree) and state and len(state) < len(sim.snapshot.params):
@@ -216,13 +193,10 @@ def _traffic_and_state_are_as_declared(case: Case) -> str:
     shown = ", ".join(f"{name}={value:g}" for name, value in counted.items())
     if case.info is None:
         return f"not declared; counted {shown}"
-    wrong = [
-        f"{name} = {getattr(case.info, name):g}: {value:g} counted"
-        for name, value in counted.items()
-        if getattr(case.info, name) != value
-    ]
-    if wrong:
-        raise Violation(f"{'; '.join(wrong)} (in models); declare it in AlgorithmInfo")
+    declared = {name: getattr(case.info, name) for name in counted}
+    if wrong := [name for name, value in counted.items() if declared[name] != value]:
+        each = (f"{name} = {declared[name]:g}: {counted[name]:g} counted" for name in wrong)
+        raise Violation(f"{'; '.join(each)} (in models); declare it in AlgorithmInfo")
     return shown
 
 

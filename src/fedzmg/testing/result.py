@@ -24,10 +24,8 @@ class CheckRow(NamedTuple):
     property: str
     passed: bool
     seconds: float
-    detail: str = ""
-    """One line: numbers, or the reason of a failure."""
-    traceback: str = ""
-    """User code that raised an error."""
+    detail: str = ""  # one line: numbers, or the reason of a failure
+    traceback: str = ""  # user code that raised an error
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class Net:
         drawn = [normal(generator, *s).flatten() / s[-1] ** 0.5 for s in self.shapes.values()]
         self.start = torch.cat(drawn)
         rule = ZeroMean(SGD()).for_layout(layout_of(self.module))
-        centred = (rule.centred(self.tree(row)) for row in eye(len(self.start)))
+        centred = (rule.changed(self.tree(row)) for row in eye(len(self.start)))
         # Phi of the package's rule as a matrix; biases are free.
         self.phi = torch.stack([torch.cat([*map(torch.flatten, row.values())]) for row in centred])
 

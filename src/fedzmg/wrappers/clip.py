@@ -35,9 +35,8 @@ def clip_norm(grad: Tree, bound: Number) -> Tree:
     peak = torch.stack([torch.linalg.vector_norm(leaf, math.inf) for leaf in leaves]).amax()
     # Relative to the largest entry, so that squares neither overflow nor vanish.
     unit = torch.where(peak > 0, peak, torch.ones_like(peak))
-    length = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(leaf / unit) for leaf in leaves])
-    )
+    norms = [torch.linalg.vector_norm(leaf / unit) for leaf in leaves]
+    length = torch.linalg.vector_norm(torch.stack(norms))
     # NaN compares false, so a gradient that is not finite is multiplied by one.
     factor = torch.where(length > bound / unit, bound / length / unit, torch.ones_like(length))
     return grad * factor

@@ -86,10 +86,7 @@ class PartsClient(Wrapper):
         return self.gradients_per_step > 1 and bool(self.split.averaged or self.split.own)
 
     def _inside(self, context: ClientContext) -> ClientContext:
-        """Return the context of the rule inside.
-
-        Personal parameters are zero in shared values, and in corrections relative to these.
-        """
+        """Return the context of the rule inside; personal shared values and corrections are 0."""
         personal, memory = context.memory
         params, zeros = filled(personal, self._trained(context.params)), personal.zeros()
 
@@ -129,9 +126,7 @@ class PartsClient(Wrapper):
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
         return self.inner.loss(self._inside(context), batch)
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         inside, *waiting = scratch if self._waits else (scratch,)
         own = self._inside(context), self._trained(params), inside, self._trained(grad)
         point, inside = self.inner.next_point(*own)

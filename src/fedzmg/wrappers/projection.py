@@ -21,8 +21,6 @@ Axes: TypeAlias = Mapping[str, tuple[int, ...]]
 def zero_mean(grad: Tensor, input_axes: tuple[int, ...]) -> Tensor:
     """Project a gradient onto the hyperplane of zero mean over ``input_axes``.
 
-    The mean of a half-precision gradient is taken in float32.
-
     >>> zero_mean(torch.tensor([[1.0, 3.0, 5.0], [2.0, -4.0, 8.0]]), (1,))
     tensor([[-2.,  0.,  2.],
             [ 0., -6.,  6.]])
@@ -47,11 +45,9 @@ def _wide(grad: Tensor) -> torch.dtype:
 
 
 def projected_axes(
-    layout: Layout,
-    project: Project = "all",
-    embedding_axis: EmbeddingAxis = "vocab",
+    layout: Layout, project: Project = "all", embedding_axis: EmbeddingAxis = "vocab",
     biases: Biases = "free",
-) -> Axes:
+) -> Axes:  # fmt: skip
     """Return the axes over which a parameter is centred (a bias with its layer); ``()``: none."""
     if project in ("all", "no_embedding", "all_but_last"):
         warn_of_unknown(layout)

@@ -19,7 +19,7 @@ Degenerate cases: ``constant`` is the rule inside bit for bit, and so is every f
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,22 +32,19 @@ from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper, rate_of
 
 R = TypeVar("R", bound=Rule)
-Shape = Literal["constant", "step", "cosine", "exponential"]
-
-NEEDS: dict[str, tuple[str, ...]] = {
+NEEDS: dict[str, tuple[str, ...]] = {  # all but the constant one take a floor, too
     "constant": (),
     "step": ("every", "gamma"),
     "cosine": ("horizon",),
     "exponential": ("gamma",),
 }
-"""Numbers that each shape needs; all but the constant one take a floor, too."""
 
 
 @dataclass(frozen=True)
 class Schedule(Rule):
     """Factor of the learning rate in a round; base of client and server schedules."""
 
-    schedule: Shape = choice(*get_args(Shape), doc="change of the learning rate over rounds")
+    schedule: str = choice(*NEEDS, doc="change of the learning rate over rounds")
     every: Number | None = number(None, low=1, doc="step: rounds between two changes")
     gamma: Number | None = number(None, above=0, doc="step, exponential: factor of a change")
     horizon: Number | None = number(None, low=1, doc="cosine: rounds until the fall ends")
@@ -63,10 +60,8 @@ class Schedule(Rule):
             raise InputError(f"schedule {self.schedule!r} needs {' and '.join(needs)}")
         for name, value in given.items():
             if name not in takes:
-                raise InputError(
-                    f"{name} = {value!r}: schedule {self.schedule!r} takes "
-                    f"{', '.join(takes) or 'no numbers'}; leave it out"
-                )
+                known = f"schedule {self.schedule!r} takes {', '.join(takes) or 'no numbers'}"
+                raise InputError(f"{name} = {value!r}: {known}; leave it out")
             if name in ("every", "horizon") and isinstance(value, float) and value % 1:
                 raise InputError(f"{name} = {value!r}: expected a whole number of rounds")
         for inner in inner_rules(self).values():

@@ -8,7 +8,7 @@ the same if the variate is projected too.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, Self, TypeVar, get_args
 
 from torch import Tensor
@@ -21,12 +21,21 @@ from fedzmg.tree import State, Tree
 from fedzmg.wrappers.projection import Axes, Biases, EmbeddingAxis, projected_axes, zero_mean
 
 R = TypeVar("R", bound=Rule)
+T = TypeVar("T")
 
 
 def rate_of(rule: Rule) -> Number | None:
     """Return the ``lr`` of the outermost rule that has one."""
     rates = [r.lr for r in chain(rule) if any(f.name == "lr" for f in fields(r))]
     return rates[0] if rates else None
+
+
+def known(rule: Rule, value: T | None) -> T:
+    """Return a value that ``for_layout`` fills in."""
+    if value is None:
+        name = type(rule).__name__
+        raise InputError(f"{name} does not know the model yet: call for_layout(layout) first")
+    return value
 
 
 def _forwarding(kind: type[R]) -> type[R]:
@@ -81,10 +90,8 @@ class Wrapper(ClientRule):
 class PartsAware(Wrapper):
     """A wrapper that knows the names of personal parameters."""
 
-    personal: tuple[str, ...] | None = field(
-        default=None, repr=False, kw_only=True, metadata={"derived": True}
-    )
-    """None: there are no parts."""
+    _: KW_ONLY
+    personal: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
 
     def for_parts(self, personal: tuple[str, ...]) -> Self:
         return replace(super().for_parts(personal), personal=personal)
@@ -97,9 +104,7 @@ class StatefulWrapper(Wrapper):
         """Return the context of the rule inside."""
         return context
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         own, inside = scratch
         point, inside = self.inner.next_point(self.seen(context, own), params, inside, grad)
         return point, (own, inside)
@@ -127,16 +132,11 @@ class GradientWrapper(Wrapper):
         """Return the gradient for the rule inside; empty in a full pass for the loss alone."""
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        seen = (
-            full_pass._replace(grad=self.changed(full_pass.grad))
-            if isinstance(full_pass, FullPass)
-            else full_pass
-        )
-        return self.inner.begin(context, seen)
+        if isinstance(full_pass, FullPass):
+            full_pass = full_pass._replace(grad=self.changed(full_pass.grad))
+        return self.inner.begin(context, full_pass)
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         return self.inner.next_point(context, params, scratch, self.changed(grad))
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
@@ -207,9 +207,7 @@ class Projected(ServerWrapper):
     """
 
     axes: Axes | None = field(default=None, repr=False, metadata={"derived": True})
-    embedding_axis: EmbeddingAxis = choice(
-        *get_args(EmbeddingAxis), doc="axis of an embedding that counts as its inputs"
-    )
+    embedding_axis: EmbeddingAxis = choice(*get_args(EmbeddingAxis), doc="embedding's input axis")
     biases: Biases = choice(*get_args(Biases), doc="biases: left alone, or centred too")
 
     def for_layout(self, layout: Layout) -> Self:
@@ -217,14 +215,12 @@ class Projected(ServerWrapper):
         return replace(super().for_layout(layout), axes=axes)
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
-        if self.axes is None:
-            raise InputError("Projected does not know the model yet: call for_layout(layout) first")
+        axes = known(self, self.axes)
         after, state = self.inner.update(params, state, cohort)
-        known = self.axes
 
         def moved(name: str, leaf: Tensor) -> Tensor:
-            if not known[name]:
+            if not axes[name]:
                 return leaf  # subtracting and adding params would round
-            return params[name] + zero_mean(leaf - params[name], known[name])
+            return params[name] + zero_mean(leaf - params[name], axes[name])
 
         return Tree({name: moved(name, leaf) for name, leaf in after.items()}), state

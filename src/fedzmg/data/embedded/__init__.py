@@ -23,12 +23,9 @@ class Plays(NamedTuple):
     the play, with a newline between two lines and between two speeches.
     """
 
-    text: npt.NDArray[np.uint8]
-    """All speeches as ASCII codes."""
-    offsets: npt.NDArray[np.int64]
-    """Start of each role in the text, and the length of the text."""
-    roles: tuple[str, ...]
-    """Unique name of each role, made of play and speaker, in alphabetical order."""
+    text: npt.NDArray[np.uint8]  # all speeches as ASCII codes
+    offsets: npt.NDArray[np.int64]  # start of each role in the text, and the length of the text
+    roles: tuple[str, ...]  # unique names, of play and speaker, in alphabetical order
 
 
 def _load(name: str) -> dict[str, npt.NDArray[Any]]:

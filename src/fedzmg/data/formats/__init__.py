@@ -15,14 +15,10 @@ from fedzmg.data.columns import Columns
 from fedzmg.errors import InputError
 
 SUFFIXES = {
-    ".csv": "tabular.read_table",
-    ".parquet": "tabular.read_table",
-    ".pq": "tabular.read_table",
-    ".h5": "federated_files.read_h5",
-    ".hdf5": "federated_files.read_h5",
-    ".json": "federated_files.read_leaf",
-    ".npz": "arrays.read_arrays",
-}
+    ".csv": "tabular.read_table", ".parquet": "tabular.read_table", ".pq": "tabular.read_table",
+    ".h5": "federated_files.read_h5", ".hdf5": "federated_files.read_h5",
+    ".json": "federated_files.read_leaf", ".npz": "arrays.read_arrays",
+}  # fmt: skip
 
 
 def reader(name: str) -> Callable[..., Columns]:

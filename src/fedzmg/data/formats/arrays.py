@@ -47,16 +47,12 @@ def read_arrays(paths: Paths) -> Columns:
             with common.reading(str(path)), path.open("rb") as stream:
                 _load(stream, names[0] if len(names) == 1 else "", str(path), found)
     if not {"x", "y"} <= set(found):
-        raise InputError(
-            f"{where}: no array 'x' or 'y': write numpy.savez(FILE, x=..., y=..., clients=...)"
-        )
+        raise InputError(f"{where}: no array 'x' or 'y': write numpy.savez(FILE, x=..., y=...)")
     notes = (f"arrays not used: {', '.join(others)}",) if others else ()
     return _columns(where, notes, **found)
 
 
-def _columns(
-    where: str, notes: tuple[str, ...], x: Any, y: Any = None, clients: Any = None
-) -> Columns:
+def _columns(where: str, notes: Any, x: Any, y: Any = None, clients: Any = None) -> Columns:
     with common.reading(f"{where}: x", "give rows of equal shape"):
         text = isinstance(x, list | tuple) and any(isinstance(row, str | bytes) for row in x)
         values = x if text else np.asarray(x)

@@ -19,6 +19,10 @@ _BEST_RATIO = 256
 
 OnePath: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = OnePath | Sequence[OnePath]
+Names: TypeAlias = Sequence[str] | None
+Size: TypeAlias = tuple[int, int] | None  # height and width of images
+Entries: TypeAlias = Iterator[tuple[str, Any]]  # name in messages, and value
+Coded: TypeAlias = tuple[Ids, tuple[str, ...]]  # number of every entry, and names by number
 Features: TypeAlias = Array | Sequence[Any] | Callable[[Ids], Array] | None
 """Numbers, strings, or a function that decodes images in the order it is given."""
 
@@ -32,9 +36,7 @@ def as_paths(given: Paths, *, folder: bool = False, single: bool = False) -> lis
     except TypeError:
         raise InputError(f"{given!r:.80} is not a path: give a path or a list of paths") from None
     if not paths or (single and len(paths) > 1):
-        raise InputError(
-            f"{len(paths)} paths are given: give {'one' if single else 'at least one'}"
-        )
+        raise InputError(f"{len(paths)} paths: give {'one' if single else 'at least one'}")
     kind = "folder" if folder else "regular file"
     for path in paths:
         with reading(str(path)):
@@ -54,18 +56,16 @@ def reading(where: str, remedy: str = "check the path, or get the file again") -
     except MemoryError:
         raise InputError(f"{where}: not enough memory to read it: split it into parts") from None
     except Exception as error:  # parsers of other packages raise anything on damaged files
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
-        raise InputError(
-            f"{where}: cannot be read ({reason or type(error).__name__}): {remedy}"
-        ) from None
+        text = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+        reason = text or type(error).__name__
+        raise InputError(f"{where}: cannot be read ({reason}): {remedy}") from None
 
 
 def refuse_bomb(where: str, size: int, stored: int) -> None:
     """Refuse, before allocating it, a size that ``stored`` bytes cannot plausibly unpack to."""
     if size > max(_SMALL, _BEST_RATIO * stored):
-        raise InputError(
-            f"{where}: claims {size:,} bytes in {stored:,}, as an archive bomb does: get it again"
-        )
+        problem = f"claims {size:,} bytes in {stored:,}, as an archive bomb does"
+        raise InputError(f"{where}: {problem}: get it again")
 
 
 def by_client(clients: Any, rows: int, where: str) -> Grouping:
@@ -80,7 +80,7 @@ def by_client(clients: Any, rows: int, where: str) -> Grouping:
     return group(*codes(ids if isinstance(ids, list) else [str(number) for number in ids.tolist()]))
 
 
-def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
+def codes(values: Sequence[str]) -> Coded:
     """Number strings in sorted order; whole numbers sort by value."""
     different = set(values)
     numeric = all(re.fullmatch("0|-?[1-9][0-9]{,18}", value) for value in different)
@@ -89,9 +89,7 @@ def codes(values: Sequence[str]) -> tuple[Ids, tuple[str, ...]]:
     return np.fromiter((known[value] for value in values), np.int64, len(values)), names
 
 
-def labels(
-    values: Any, where: str, classes: Sequence[str] | None = None
-) -> tuple[Ids, tuple[str, ...]]:
+def labels(values: Any, where: str, classes: Names = None) -> Coded:
     """Convert labels to ids from 0; return names of classes, too, sorted or in the given order."""
     given = numbers_or_strings(values, f"{where}: labels")
     names = tuple(classes or ())
@@ -151,18 +149,12 @@ def refuse_row(bad: Array, what: str, values: Array, remedy: str) -> None:
 
 
 def assemble(
-    where: str,
-    grouping: Grouping,
-    features: Features,
-    y: Any = None,
-    *,
-    classes: Sequence[str] | None = None,
-    notes: Sequence[str] = (),
+    where: str, by: Grouping, features: Features, y: Any, *, classes: Names = None, notes: Any = ()
 ) -> Columns:
     """Make sorted columns of features and labels in the order of the file."""
     columns: dict[str, Column] = {}
     names: tuple[str, ...] = ()
-    order, owners = grouping
+    order, owners = by
     if y is not None:
         ids, names = labels(y, where, classes)
         if len(ids) != len(order):

@@ -36,16 +36,14 @@ from fedzmg.data.formats import common
 from fedzmg.data.formats.common import REMEDY, Paths
 from fedzmg.errors import InputError
 
-Client: TypeAlias = tuple[str, str, Mapping[str, Column]]
-"""Name, name in messages, and columns: none for a client without examples."""
-_DATASETS: dict[str, tuple[str, tuple[int, ...], str]] = {
+Client: TypeAlias = tuple[str, str, Mapping[str, Column]]  # name, in messages, and columns if any
+_DATASETS: dict[str, tuple[str, tuple[int, ...], str]] = {  # column, shape, kinds of dtype
     "pixels": ("x", (28, 28), "f"),
     "image": ("x", (32, 32, 3), "u"),
     "label": ("y", (), "iu"),
     "coarse_label": ("coarse", (), "iu"),
     "snippets": ("text", (), "S"),
 }
-"""Column, shape of a row and kinds of dtype of each dataset."""
 _LAYOUTS = ({"pixels", "label"}, {"image", "label", "coarse_label"}, {"snippets"})
 _LEAF = "give LEAF's lists users and num_samples and its table user_data, or get the file again"
 _USER = "give lists x and y of equal length, their length in num_samples, and rows of equal length"
@@ -71,16 +69,13 @@ def _clients(paths: Sequence[Path], classes: int | None) -> Iterator[Client]:
                 where = f"{path}: client {name!r}"
                 with common.reading(where, REMEDY):
                     found = _datasets(file["examples"][name])
-                    claimed += sum(
-                        math.prod(d.chunks or (0,)) * d.dtype.itemsize + d.nbytes
-                        for d in found.values()
-                    )
+                    for d in found.values():
+                        claimed += math.prod(d.chunks or (0,)) * d.dtype.itemsize + d.nbytes
                     common.refuse_bomb(str(path), claimed, path.stat().st_size)
-                    filled = len(next(iter(found.values()))) > 0
                     columns = {
                         _DATASETS[key][0]: _column(key, dataset[:], where, classes)
                         for key, dataset in found.items()
-                        if filled
+                        if len(dataset)
                     }
                 yield name, where, columns
 
@@ -133,10 +128,8 @@ def _column(name: str, values: Array, where: str, classes: int | None) -> Column
         pixels = values.astype(np.float32, copy=False)
         bad = ~((pixels >= 0) & (pixels <= 1))
         if bad.any():
-            raise InputError(
-                f"{where}: example {np.argwhere(bad)[0, 0]} has a pixel of {pixels[bad][0]:g}: "
-                "expected values from 0 to 1"
-            )
+            problem = f"example {np.argwhere(bad)[0, 0]} has a pixel of {pixels[bad][0]:g}"
+            raise InputError(f"{where}: {problem}: expected values from 0 to 1")
         small = as_bytes(pixels)
         return pixels if small is None else small
     most = classes - 1 if classes and name == "label" else 2**63 - 1
@@ -188,9 +181,8 @@ def _numbers(rows: list[Any], where: str) -> Array:
     """Convert rows of numbers: whole numbers stay whole, fractions become bytes if they can."""
     array = np.array(rows)
     if array.ndim > 2 or array.size == 0 or array.dtype.kind not in "if":
-        raise InputError(
-            f"{where}: has shape {array.shape} of {array.dtype}: give rows of numbers or text"
-        )
+        given = f"has shape {array.shape} of {array.dtype}"
+        raise InputError(f"{where}: {given}: give rows of numbers or text")
     if array.ndim == 2 and array.shape[1] == 784:
         array = array.reshape(-1, 28, 28)
     if array.dtype.kind == "i":
@@ -213,12 +205,11 @@ def _collect(where: str, found: Iterable[Client]) -> Columns:
         raise InputError(f"{where}: no client has an example: get the file again")
     kinds: dict[str, str] = {}
     for here, held in filled:
-        found_kinds = {
-            n: "text" if isinstance(c, Strings) else f"shape {c.shape[1:]}" for n, c in held.items()
-        }
-        kinds = kinds or found_kinds
-        if found_kinds != kinds:
-            raise InputError(f"{here}: has {found_kinds} where others have {kinds}: correct it")
+        shapes = {n: None if isinstance(c, Strings) else c.shape[1:] for n, c in held.items()}
+        own = {n: "text" if shape is None else f"shape {shape}" for n, shape in shapes.items()}
+        kinds = kinds or own
+        if own != kinds:
+            raise InputError(f"{here}: has {own} where others have {kinds}: correct it")
     columns = {n: _join([held[n] for _, held in filled]) for n in kinds}
     sizes = [rows_of(next(iter(held.values()))) if held else 0 for _, _, held in clients.values()]
     notes = []

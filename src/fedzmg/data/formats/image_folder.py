@@ -8,7 +8,7 @@ of a client by path.
 import csv
 import io
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from fedzmg.data.columns import Array, Columns, Ids, group
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Paths
+from fedzmg.data.formats.common import Entries, Names, Paths, Size
 from fedzmg.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
@@ -27,11 +27,7 @@ _REMEDY = "replace or remove it"
 
 
 def read_image_folder(
-    paths: Paths,
-    *,
-    size: tuple[int, int] | None = None,
-    grey: bool | None = None,
-    classes: Sequence[str] | None = None,
+    paths: Paths, *, size: Size = None, grey: bool | None = None, classes: Names = None
 ) -> Columns:
     """Read a folder with one folder of images for each client.
 
@@ -47,9 +43,8 @@ def read_image_folder(
         client, *inner = path.relative_to(root).parts
         label = inner[0] if len(inner) == 2 else tables.pop(f"{client}/{path.name}", None)
         if label is None or len(inner) not in (1, 2):
-            raise InputError(
-                f"{path}: has no label: expected CLIENT/LABEL/IMAGE, or a line in labels.csv"
-            )
+            expected = "CLIENT/LABEL/IMAGE, or a line in labels.csv"
+            raise InputError(f"{path}: has no label: expected {expected}")
         clients.append(client)
         labels.append(label)
     folders = {path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."}
@@ -99,17 +94,11 @@ def _add_labels(path: Path, folder: str, tables: dict[str, str]) -> None:
 
 
 def decode_all(
-    sources: Iterable[tuple[str, Any]],
-    order: Ids,
-    size: tuple[int, int] | None = None,
-    grey: bool | None = None,
-    *,
-    stored: int | None = None,
+    sources: Entries, order: Ids, size: Size = None, grey: bool | None = None, stored: int = 0
 ) -> Array:
     """Decode images of one shape into one column; image ``order[i]`` goes to row ``i``.
 
-    ``sources`` has for each image its name in messages, and a path, bytes (also as in a struct of
-    Hugging Face), or an image of Pillow. ``stored`` bytes in files bound the result.
+    Sources are paths, bytes or images of Pillow. ``stored`` bytes in files bound the result.
     """
     try:
         from PIL import Image
@@ -133,20 +122,19 @@ def decode_all(
                 else:
                     pixels = _pixels(source, size, grey)
             if x is None:
-                if stored is not None:
+                if stored:
                     named = f"{where} and {len(order) - 1} more images"
                     common.refuse_bomb(named, len(order) * pixels.nbytes, stored)
                 x = np.empty((len(order), *pixels.shape), np.uint8)
             if pixels.shape != x.shape[1:]:
-                raise InputError(
-                    f"{where}: has shape {pixels.shape}, the first {x.shape[1:]}: set size and grey"
-                )
+                shapes = f"shape {pixels.shape}, the first {x.shape[1:]}"
+                raise InputError(f"{where}: has {shapes}: set size and grey")
             x[row] = pixels
     assert x is not None
     return x
 
 
-def _pixels(image: Any, size: tuple[int, int] | None, grey: bool | None) -> Array:
+def _pixels(image: Any, size: Size, grey: bool | None) -> Array:
     """Return the pixels of one image: [height, width], or [3, height, width]."""
     width, height = image.size
     if width * height > _MOST_PIXELS or getattr(image, "is_animated", False):

@@ -11,16 +11,16 @@ column for ``dataset[name]``.
 
 import contextlib
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedzmg.data.columns import Array, Columns, group
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Features, Paths
+from fedzmg.data.formats.common import Entries, Features, Names, Paths, Size
 from fedzmg.data.formats.image_folder import decode_all
 from fedzmg.errors import InputError, unknown
 
@@ -29,6 +29,7 @@ with contextlib.suppress(ImportError):  # optional; dataset objects do not need 
     from pyarrow import compute, parquet
     from pyarrow import csv as arrow_csv
 
+Parts: TypeAlias = Mapping[str, Any] | Sequence[Any]
 _BLOCK = 2**24
 _MOST_COLUMNS = 2**16
 _STRINGS = {"string", "large_string", "string_view", "binary", "large_binary"}
@@ -36,15 +37,9 @@ _ROW = "look at that row of the dataset"
 
 
 def read_table(
-    paths: Paths,
-    *,
-    client: str | None = "client",
-    label: str | None = "label",
-    features: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
-    size: tuple[int, int] | None = None,
-    grey: bool | None = None,
-) -> Columns:
+    paths: Paths, *, client: str | None = "client", label: str | None = "label",
+    features: Names = None, classes: Names = None, size: Size = None, grey: bool | None = None,
+) -> Columns:  # fmt: skip
     """Read one table from one or more files with the same columns.
 
     Args:
@@ -75,7 +70,7 @@ def read_table(
         with common.reading(f"{where}: column {name!r}", "fill it in or leave it out"):
             columns[name] = _arrow_values(table[name])
 
-    def entries(name: str) -> Iterator[tuple[str, Any]]:
+    def entries(name: str) -> Entries:
         for row, value in enumerate(columns[name]):
             yield f"{where}: column {name!r}, row {row}", value
 
@@ -86,9 +81,7 @@ def read_table(
     return common.assemble(where, grouping, inputs, columns.get(label), classes=classes)
 
 
-def _table(
-    path: Path, client: str | None, label: str | None, features: Sequence[str] | None
-) -> tuple[Any, list[str]]:
+def _table(path: Path, client: Any, label: Any, features: Names) -> tuple[Any, list[str]]:
     """Read the columns that are needed; return them with the names of the features."""
     with path.open("rb") as file:
         start = file.read(4)
@@ -101,10 +94,8 @@ def _table(
             have = next(csv.reader([text.readline(2**22)]), [])
     few = 0 < len(set(have)) == len(have) <= _MOST_COLUMNS
     if not few or not "".join(have).isprintable():
-        raise InputError(
-            f"{path}: {len(have)} columns: use 1 to {_MOST_COLUMNS}, with different names of plain "
-            "text in the first line"
-        )
+        remedy = f"use 1 to {_MOST_COLUMNS}, with different names of plain text in the first line"
+        raise InputError(f"{path}: {len(have)} columns: {remedy}")
     chosen = _choose_features(have, (client, label), features, str(path))
     needed = [name for name in (client, label, *chosen) if name is not None]
     if packed:
@@ -179,9 +170,7 @@ def from_dataset(dataset: Any, *, client: str | None, label: str | None, **optio
     return _columns({"dataset": dataset}, None, client, label, **options)
 
 
-def from_partitions(
-    partitions: Mapping[str, Any] | Sequence[Any], *, label: str | None, **options: Any
-) -> Columns:
+def from_partitions(partitions: Parts, *, label: str | None, **options: Any) -> Columns:
     """Make columns of one dataset for each client, in the order given.
 
     ``partitions`` are datasets by name of client; those of a sequence are called 0, 1, 2, ...
@@ -208,15 +197,9 @@ def _feature(dataset: Any, name: str, attribute: str) -> Any:
 
 
 def _columns(
-    parts: Mapping[str, Any],
-    names: Sequence[str] | None,
-    client: str | None,
-    label: str | None,
-    features: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
-    size: tuple[int, int] | None = None,
-    grey: bool | None = None,
-) -> Columns:
+    parts: Mapping[str, Any], names: Names, client: str | None, label: str | None,
+    features: Names = None, classes: Names = None, size: Size = None, grey: bool | None = None,
+) -> Columns:  # fmt: skip
     """Join datasets by name in messages; ``names`` are their clients, if each is a client's."""
     if not parts:
         raise InputError("no partition is given: give one dataset for each client")
@@ -225,10 +208,8 @@ def _columns(
         # Streams have columns, too, but no length; several splits have a mapping.
         known = all(hasattr(type(dataset), method) for method in ("__getitem__", "__len__"))
         if not isinstance(have, list | tuple) or not known or len(dataset) == 0:
-            raise InputError(
-                f"{where}: a {type(dataset).__name__} is not a table with rows: choose one split, "
-                "and load a stream first"
-            )
+            problem = f"a {type(dataset).__name__} is not a table with rows"
+            raise InputError(f"{where}: {problem}: choose one split, and load a stream first")
         features = _choose_features(have, (client, label), features, where)
     [(where, first), *_] = parts.items()
     sizes = [len(dataset) for dataset in parts.values()]
@@ -255,7 +236,7 @@ def _columns(
     return common.assemble(where, grouping, inputs, y, classes=classes)
 
 
-def _entries(parts: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+def _entries(parts: Mapping[str, Any], name: str) -> Entries:
     """Yield each entry of a column with its name in messages."""
     for part, dataset in parts.items():
         with common.reading(f"{part}: column {name!r}", _ROW):
@@ -268,13 +249,9 @@ def _entries(parts: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _inputs(
-    where: str,
-    chosen: Sequence[str],
-    values: Callable[[str], Any],
-    entries: Callable[[str], Iterator[tuple[str, Any]]],
-    decode: Callable[..., Array],
-    declared: Any = None,
-) -> Features:
+    where: str, chosen: Sequence[str], values: Callable[[str], Any],
+    entries: Callable[[str], Entries], decode: Callable[..., Array], declared: Any = None,
+) -> Features:  # fmt: skip
     """Return text, a decoder of images, stacked arrays, or numbers side by side."""
     if len(chosen) == 1:
         first = next(entries(chosen[0]))[1]
@@ -298,9 +275,7 @@ def _inputs(
     return np.concatenate(parts, axis=1) if parts else None
 
 
-def _choose_features(
-    have: Sequence[str], named: Sequence[str | None], features: Sequence[str] | None, where: str
-) -> list[str]:
+def _choose_features(have: Sequence[str], named: Any, features: Names, where: str) -> list[str]:
     """Return the columns to learn from; ``named`` are those of clients and labels, if any."""
     special = [name for name in named if name is not None]
     for name in (*special, *(features or ())):
@@ -313,7 +288,7 @@ def _choose_features(
     return chosen
 
 
-def _stack(where: str, entries: Iterator[tuple[str, Any]], declared: Any) -> Array:
+def _stack(where: str, entries: Entries, declared: Any) -> Array:
     """Stack arrays of one shape, colours first; lists of lists have lost their declared type."""
     with contextlib.suppress(TypeError):
         declared = np.dtype(declared or "O")

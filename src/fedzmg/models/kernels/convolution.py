@@ -21,12 +21,8 @@ _chosen: dict[tuple[Any, ...], bool] = {}  # True if ours were faster, by shape 
 
 def available(x: Tensor, w: Tensor) -> bool:
     """Tell whether our kernels can compute this convolution."""
-    return (
-        x.is_cuda
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and max(w.shape[-4], w.shape[-3]) <= MAX_CHANNELS
-        and HAS_TRITON
-    )
+    fits = x.dtype in (torch.float32, torch.bfloat16) and max(w.shape[-4:-2]) <= MAX_CHANNELS
+    return x.is_cuda and fits and HAS_TRITON
 
 
 @custom_op("fedzmg::conv2d", mutates_args=())
@@ -127,10 +123,7 @@ def grouped_conv2d(x: Tensor, w: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _kernel_layout(x: Tensor) -> Tensor:
-    """Change the memory layout to that of our kernels.
-
-    The compiler then writes it directly. Inside of an operator it would be a copy.
-    """
+    """Change the memory layout to that of our kernels; inside of an operator it would be a copy."""
     return _channels_last(x).permute(0, 1, 4, 2, 3)
 
 
@@ -142,10 +135,7 @@ def _channels_last(x: Tensor) -> Tensor:
 def clients_conv2d(
     x: Tensor, w: Tensor, rows: int, columns: int, rounding: str, turned: bool
 ) -> Tensor:
-    """Convolve images of clients ``[clients, batch, ...]`` with weights of their own.
-
-    ``turned`` is the transposed convolution: outputs to inputs, the gradient of the other.
-    """
+    """Convolve ``[clients, batch, ...]`` images with own weights; ``turned``: transposed."""
     from fedzmg.models.kernels.triton_convolution import convolve
 
     out = convolve(_channels_last(x), w, (rows, columns), rounding, turned=turned)
@@ -168,9 +158,8 @@ def clients_conv2d_weight(
     """Compute the gradient of the weights."""
     from fedzmg.models.kernels.triton_convolution import weight_gradient
 
-    out = weight_gradient(
-        _channels_last(x), _channels_last(signal), (taps[0], taps[1]), (rows, columns), rounding
-    )
+    inputs, back = _channels_last(x), _channels_last(signal)
+    out = weight_gradient(inputs, back, (taps[0], taps[1]), (rows, columns), rounding)
     return out.to(x.dtype).contiguous()
 
 

@@ -31,11 +31,11 @@ MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
 # lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.
 MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3 & 0x7FFFFFFF, 0x31848BAB)
 _MASK32 = 0xFFFFFFFF
-RANGE = _MASK32 + 1
-"""Random bits are whole numbers from 0 up to, not including, this one."""
+RANGE = _MASK32 + 1  # random bits are whole numbers from 0 up to, not including, this one
 BLOCK = 1 << 15  # places that a CPU works on at a time: they stay in its cache
 Whole = TypeVar("Whole", int, Tensor)
 Words = npt.NDArray[np.uint32]
+Array = npt.NDArray[Any]
 ONEDNN_BY_DEFAULT = platform.machine().lower() not in ("aarch64", "arm64")
 
 
@@ -66,14 +66,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+    dilation: Any = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
     """Compute ``F.conv2d`` in the fast form for weights that differ between clients."""
     plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str)
     if plain and input.ndim == 4 and input.is_cuda and _pair(stride) == (1, 1):
@@ -109,13 +104,8 @@ _SWAPS: dict[Any, Callable[..., Any]] = {F.linear: linear, F.conv2d: conv2d}
 
 def gru_available(from_input: Tensor, weights: Tensor) -> bool:
     """Tell whether our kernels can compute this recurrence."""
-    return (
-        from_input.is_cuda
-        and from_input.dtype in (torch.float32, torch.bfloat16)
-        and weights.dtype == torch.float32
-        and from_input.shape[-3] <= MAX_BATCH
-        and HAS_TRITON
-    )
+    known = from_input.dtype in (torch.float32, torch.bfloat16) and weights.dtype == torch.float32
+    return from_input.is_cuda and known and from_input.shape[-3] <= MAX_BATCH and HAS_TRITON
 
 
 def gru_states(from_input: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
@@ -133,29 +123,24 @@ def clients_gru(
     """Compute states ``[clients, steps + 1, batch, units]`` and the gates that backward needs."""
     from fedzmg.models.kernels import triton_layers
 
-    return triton_layers.forward(
-        from_input.contiguous(), weights.contiguous(), bias.contiguous(), rounding
-    )
+    from_input, weights, bias = (t.contiguous() for t in (from_input, weights, bias))
+    return triton_layers.forward(from_input, weights, bias, rounding)
 
 
 @clients_gru.register_fake
 def _(from_input: Tensor, weights: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
     clients, batch, steps, _ = from_input.shape
     units = weights.shape[-1]
-    return (
-        from_input.new_empty(clients, steps + 1, batch, units),
-        from_input.new_empty(clients, steps, batch, 4, units),
-    )
+    states = from_input.new_empty(clients, steps + 1, batch, units)
+    return states, from_input.new_empty(clients, steps, batch, 4, units)
 
 
 @clients_gru.register_vmap
 def _(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    every = [
-        t.expand(info.batch_size, *t.shape) if d is None else clients_first(t, d)
-        for t, d in zip(inputs[:3], in_dims, strict=False)
-    ]
+    size, pairs = info.batch_size, zip(inputs[:3], in_dims, strict=False)
+    every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
     found = clients_gru(*(t.flatten(0, 1) for t in every), inputs[3])
-    states, gates = (t.unflatten(0, (info.batch_size, -1)) for t in found)
+    states, gates = (t.unflatten(0, (size, -1)) for t in found)
     return (states, gates), (0, 0)
 
 
@@ -166,18 +151,15 @@ def clients_gru_back(
     """Compute gradients of ``from_input`` and of the products with the weights."""
     from fedzmg.models.kernels import triton_layers
 
-    return triton_layers.backward(
-        signal.contiguous(), states, gates, weights.contiguous(), rounding
-    )
+    signal, weights = signal.contiguous(), weights.contiguous()
+    return triton_layers.backward(signal, states, gates, weights, rounding)
 
 
 @clients_gru_back.register_fake
 def _(signal: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
     clients, batch, steps, units = signal.shape
-    return (
-        signal.new_empty(clients, batch, steps, 3 * units),
-        signal.new_empty(clients, steps, batch, 3 * units),
-    )
+    to_input = signal.new_empty(clients, batch, steps, 3 * units)
+    return to_input, signal.new_empty(clients, steps, batch, 3 * units)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -258,9 +240,7 @@ def _(_info: Any, in_dims: Any, keys: Tensor, *rest: Any) -> tuple[Tensor, int]:
     return _draw_op(clients_first(keys, in_dims[0]), *rest), 0
 
 
-def _on_cpu(
-    keys: npt.NDArray[np.int64], layer: int, call: int, places: int, below: int | None
-) -> npt.NDArray[Any]:
+def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) -> Array:
     """Draw in place on 32-bit words, whose products overflow as wanted."""
     kind: type[np.generic] = np.int64 if below is None else np.bool_
     out = np.empty((len(keys), places), dtype=kind)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 Precision = Literal["float32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Our own GPU kernels can run here; otherwise torch's are used."""
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # else torch's GPU kernels are used
 
 
 @contextlib.contextmanager
@@ -85,11 +84,9 @@ TIMES = 5
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """Time a call on the GPU, without the time that Python takes to launch it.
-
-    Steps are replayed from graphs, where launches cost next to nothing. Timed from Python, small
-    kernels would be compared by the number of their launches instead of by their work.
-    """
+    """Time a call on the GPU, without the time that Python takes to launch it."""
+    # Steps are replayed from graphs, where launches cost next to nothing. Timed from Python, small
+    # kernels would be compared by the number of their launches instead of by their work.
     call()  # what is compiled, loaded or kept at first use is not timed
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -65,11 +65,9 @@ def _pixels_kernel(
         w = tl.load(weights + first + of, mask=known, other=0.0)
         total = tl.dot(tile, w, total, input_precision=PRECISION)
     target = client * batch * (OUT_HEIGHT * OUT_WIDTH) + place
-    tl.store(
-        out + target[:, None] * FILTERS + outputs[None, :],
-        total.to(out.dtype.element_ty),
-        mask=real[:, None] & (outputs < FILTERS)[None, :],
-    )
+    written = real[:, None] & (outputs < FILTERS)[None, :]
+    to = out + target[:, None] * FILTERS + outputs[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=written)
 
 
 @triton.jit
@@ -168,8 +166,12 @@ def _weights_kernel(
 _SHAPE = ["batch", "HEIGHT", "WIDTH", "C", "FILTERS", "TAP_COLUMNS", "PRECISION"]
 
 
-def _tuned(kernel: Any, configs: list[Any]) -> Any:
+def _tuned(kernel: Any, *tiles: tuple[int, int, int, int], **more: int) -> Any:
     """Choose the fastest tile, measured once per shape; interpreted: the first."""
+    configs = [
+        triton.Config({"PIXELS": pixels, "BYTES": size, **more}, num_warps=warps, num_stages=stages)
+        for pixels, size, warps, stages in tiles
+    ]
     chosen = configs[:1] if isinstance(kernel, InterpretedFunction) else configs
     tune = triton.autotune(chosen, key=_SHAPE, do_bench=_bench, cache_results=True)
     return tune(kernel)
@@ -190,27 +192,12 @@ def _launch(tuned: Any, grid: Any, *args: Any, **constants: Any) -> None:
 
 # Copies of 16 bytes pass by the first-level cache, those of 8 fill it: twice the instructions, but
 # a shifted tile is then mostly found there. Which is faster depends on the shape.
-_pixels = _tuned(
-    _pixels_kernel,
-    [
-        triton.Config(
-            {"PIXELS": pixels, "DEPTH": 32, "BYTES": size}, num_warps=warps, num_stages=stages
-        )
-        for pixels, size, warps, stages in ((128, 16, 4, 3), (256, 16, 8, 2), (128, 8, 4, 2))
-    ],
-)
+_pixels = _tuned(_pixels_kernel, (128, 16, 4, 3), (256, 16, 8, 2), (128, 8, 4, 2), DEPTH=32)
 # Two warps for tiles of 32 filters, four for 64: Triton cuts products like these along one side,
 # and more warps would repeat each other. Taller tiles would go to the instructions of whole warp
 # groups, which want 32-bit numbers pixel by pixel in memory; ours lie channel by channel.
 _weights = {
-    warps: _tuned(
-        _weights_kernel,
-        [
-            triton.Config({"PIXELS": pixels, "BYTES": size}, num_warps=warps, num_stages=stages)
-            for pixels, size, stages in ((32, 16, 3), (32, 8, 3), (16, 8, 4))
-        ],
-    )
-    for warps in (2, 4)
+    n: _tuned(_weights_kernel, (32, 16, n, 3), (32, 8, n, 3), (16, 8, n, 4)) for n in (2, 4)
 }
 
 
@@ -222,10 +209,7 @@ def _padded(size: int) -> int:
 def convolve(
     x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, turned: bool = False
 ) -> Tensor:
-    """Convolve to ``[clients, batch, height, width, FILTERS]``; inputs have the same axes.
-
-    ``turned`` weights give the gradient of the inputs from that of the outputs.
-    """
+    """Convolve to ``[clients, batch, height, width, FILTERS]``, from inputs of the same axes."""
     clients, batch, height, width, channels = x.shape
     tap_rows, tap_columns = w.shape[-2:]
     rows, columns = padding
@@ -262,9 +246,8 @@ def weight_gradient(
     warps = 4 if tile["OUTPUTS"] == 64 else 2
     lines = height if tile["SHIFTED"] else out_height
     splits = _splits(clients * parts, batch * lines * out_width, warps)
-    out = torch.empty(
-        (clients, splits, outputs, *taps, channels), dtype=torch.float32, device=x.device
-    )
+    shape = clients, splits, outputs, *taps, channels
+    out = x.new_empty(shape, dtype=torch.float32)
     _launch(
         _weights[warps], (parts, splits, clients), x, signal, out, batch, splits,
         HEIGHT=height, WIDTH=width, OUT_HEIGHT=out_height, OUT_WIDTH=out_width,
@@ -286,23 +269,18 @@ def _tile(channels: int, outputs: int, taps: tuple[int, int], precision: str) ->
     pieces = taps[1] if shifted else min(most, triton.cdiv(depth, columns))
     groups = triton.cdiv(taps[0], most // pieces) if shifted else 1
     return {
-        "SHIFTED": shifted,
-        "COLUMNS": columns,
-        "PIECES": pieces,
+        "SHIFTED": shifted, "COLUMNS": columns, "PIECES": pieces,
         "ROWS": triton.cdiv(taps[0], groups) if shifted else 1,
         "BLOCKS": channels // columns if shifted else triton.cdiv(depth, pieces * columns),
-        "GROUPS": groups,
-        "OUTPUTS": min(64, _padded(outputs)),
-    }
+        "GROUPS": groups, "OUTPUTS": min(64, _padded(outputs)),
+    }  # fmt: skip
 
 
 @cache
 def _splits(programs: int, pixels: int, warps: int) -> int:
-    """Count the shares of a client's pixels that keep a GPU busy to the end.
-
-    Programs run in waves of as many as a large GPU holds (a constant: bits depend on shapes
-    alone). Each costs its tiles and something for its start and for the sum over shares.
-    """
+    """Count the shares of a client's pixels that keep a GPU busy to the end."""
+    # Programs run in waves of as many as a large GPU holds (a constant: bits depend on shapes
+    # alone). Each costs its tiles and something for its start and for the sum over shares.
     wave, tiles, fixed = 132 * 8 // warps, triton.cdiv(pixels, 32), 8
 
     def cost(shares: int) -> int:
