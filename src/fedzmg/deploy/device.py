@@ -145,5 +145,5 @@ def serve(listener: Listener, device: Device, say: Callable[[str], None]) -> Non
                     answer.send(app)
                     if error := answer.facts.get("error"):
                         say(f"client {device.client}: {error}")
-                except (OSError, EOFError) as lost:
+                except (OSError, EOFError, ValueError) as lost:
                     say(f"client {device.client}: lost a message: {type(lost).__name__} {lost}")
