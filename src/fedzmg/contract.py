@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -121,10 +121,6 @@ class ClientRule(Rule, ABC):
     def uploads_difference(self) -> bool:
         """Tell whether uploads are the difference of two models alone, which :meth:`finish` is."""
         return type(self).finish is ClientRule.finish
-
-    def in_place(self) -> Self:
-        """Return a rule whose steps may overwrite the parameters that they get, or this one."""
-        return self
 
     def init_memory(self, params: Tree) -> State:
         """Return the memory of a client that was never sampled before."""

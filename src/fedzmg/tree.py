@@ -25,8 +25,6 @@ from torch._C._functorch import (
 from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 from torch.utils import _pytree as pytree
 
-PIECE = 1 << 17
-"""Elements that a thread of a CPU works on at once: a few of these tensors fit into its cache."""
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any
@@ -195,19 +193,6 @@ def vmap(function: Callable[..., Any]) -> Callable[..., Any]:
             _vmap_decrement_nesting()
 
     return mapped
-
-
-def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Walk through tensors of equal size together, in pieces that stay in a CPU's cache.
-
-    Pieces of the first one are views, which may be written to.
-    """
-    first, *others = tensors
-    if first.numel() <= PIECE or first.is_cuda or not first.is_contiguous():
-        return iter([tensors])
-    size = PIECE * torch.get_num_threads()
-    flat = first.view(-1), *(tensor.reshape(-1) for tensor in others)
-    return zip(*(torch.split(tensor, size) for tensor in flat), strict=True)
 
 
 def map_trees(function: Callable[[Tree], Tree], value: Any) -> Any:

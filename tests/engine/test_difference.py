@@ -1,4 +1,4 @@
-"""Steps in place and merging in one sweep give the bits of the obvious path."""
+"""Merging models in one sweep gives the bits of the obvious path."""
 
 from typing import Any
 
@@ -7,12 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedzmg import Task, Trial, simulate, tree
-from fedzmg.algorithms import fedavg
+from fedzmg import Task, Trial, simulate
 from fedzmg.engine import difference, sequential
 from fedzmg.engine.aggregate import Merger
-
-PIECE = 7
 
 
 def task(*, batch_norm: bool, broken: int | None = None) -> Task:
@@ -48,11 +45,9 @@ def test_the_fast_path_changes_no_bit(
 ) -> None:
     problem = task(batch_norm=batch_norm, broken=broken)
     with monkeypatch.context() as patch:
-        patch.setattr(fedavg.SGD, "in_place", lambda self: self)
         patch.setattr(Merger, "_add_models", lambda *_: False)
         model, records = results(problem, name)
-    for module in (tree, fedavg, difference):
-        monkeypatch.setattr(module, "PIECE", PIECE)
+    monkeypatch.setattr(difference, "LARGE", 7)
     if not collected:
         monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
     fast_model, fast_records = results(problem, name)

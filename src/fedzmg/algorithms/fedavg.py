@@ -19,7 +19,7 @@ from torch import Tensor
 from fedzmg.contract import Algorithm, ClientRule, ServerRule
 from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
 from fedzmg.rule import Layout, Number, choice, number, rule_class
-from fedzmg.tree import PIECE, State, Tree, pieces
+from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import known
 
 
@@ -45,17 +45,12 @@ class SGD(ClientRule):
     form: str = choice("heavy_ball", "nesterov", doc="form of the momentum")
     spared: tuple[str, ...] | None = field(default=None, repr=False, metadata={"derived": True})
     """Names of the parameters that do not decay, once the model is known."""
-    overwrites: bool = field(default=False, repr=False, metadata={"derived": True})
-    """Write large parameters over the old ones."""
 
     def for_layout(self, layout: Layout) -> Self:
         if self.decay_scope == "all":
             return self
         spared = tuple(name for name, info in layout.items() if info.role in ("bias", "norm"))
         return replace(self, spared=spared)
-
-    def in_place(self) -> Self:
-        return replace(self, overwrites=True)
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return () if self.momentum is None else context.params.zeros()
@@ -67,16 +62,8 @@ class SGD(ClientRule):
         if self.decay is not None:
             params = self._decayed(params, 1 - self.decay * self.lr)
         back = -self.lr
-
-        def moved(weights: Tensor, grad: Tensor) -> Tensor:
-            if not self.overwrites or weights.numel() <= PIECE:
-                # The same as weights - lr * grad, with one new tensor instead of two.
-                return (back * grad).add_(weights)
-            for own, part in pieces(weights, grad):
-                own.add_(back * part)
-            return weights
-
-        return params.map(moved, grad), scratch
+        # The same as params - lr * grad, with one new tensor a leaf instead of two.
+        return params.map(lambda w, g: (back * g).add_(w), grad), scratch
 
     def _decayed(self, params: Tree, kept: Number) -> Tree:
         if self.decay_scope == "all":

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedzmg.engine.local import Chunk
 from fedzmg.engine.sums import Sums
-from fedzmg.tree import PIECE, Tree, pieces
+from fedzmg.tree import Tree
+
+LARGE = 1 << 17  # values above which a model is larger than a cache
 
 
 def add_models(
@@ -25,7 +27,7 @@ def add_models(
     params, origin = chunk.outcomes.upload.delta, chunk.origin
     assert origin is not None
     factors = torch.tensor(weights, dtype=spare.dtype)
-    large, rows = len(weights) == 1 and len(spare) > PIECE, spare
+    large, rows = len(weights) == 1 and len(spare) > LARGE, spare
     if large:
         norms = [float(weighted_sum(sums.averaged[0], spare, origin, params, factors[0]))]
     else:
@@ -58,12 +60,10 @@ def weighted_sum(
     sizes, extremes = [leaf.numel() for leaf in origin.values()], []
     parts = (torch.split(flat, sizes) for flat in (before, after))
     for name, old, new in zip(origin, *parts, strict=True):
-        models = origin[name].reshape(-1), params[name].reshape(-1)
-        for result, start, sent, own in pieces(new, old, *models):
-            if len(result):
-                moved = sent - own
-                extremes += [moved.amax(), -moved.amin()]
-                torch.add(start, moved.mul_(weight), out=result)
+        if len(new):
+            moved = origin[name].reshape(-1) - params[name].reshape(-1)
+            extremes += [moved.amax(), -moved.amin()]
+            torch.add(old, moved.mul_(weight), out=new)
     return torch.stack(extremes).amax()
 
 

@@ -71,15 +71,12 @@ class Sequential:
             return program.objective.train(params, examples)
 
         def apply(function: Callable[..., Any], *args: Any) -> Any:
-            return function(now, *args)
+            return function(rule, *args)
 
-        in_place = rule.in_place()
         for t in range(len(stream)):
-            # After the first step, the parameters are the client's own.
-            now = in_place if t and rule.gradients_per_step == 1 else rule
             with self._named(batch, f"local step {t + 1}"):
                 gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
-                after = local.full_step(now, apply, gradient, context, work.params, work.scratch)
+                after = local.full_step(rule, apply, gradient, context, work.params, work.scratch)
             work = (local.count if rule.uses_epoch_end else local.move)(work, *after)
             if rule.uses_epoch_end and stream.closes[t]:
                 full = rule.full_pass == "epochs"

@@ -11,7 +11,7 @@ rule is; those of personal layers stay in the client's memory.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,9 +67,6 @@ class PartsClient(Wrapper):
     def uploads_difference(self) -> bool:
         parts = self.split.personal or self.split.frozen or self.split.own
         return not parts and self.inner.uploads_difference
-
-    def in_place(self) -> Self:
-        return replace(self, inner=self.inner.in_place())
 
     def _trained(self, tree: Tree) -> Tree:
         return pick(tree, (*self.split.shared, *self.split.personal))

@@ -76,12 +76,6 @@ class Wrapper(ClientRule):
         own: Any = type(self).finish
         return own is Wrapper.finish and self.inner.uploads_difference
 
-    def in_place(self) -> Self:
-        # A step of its own may read parameters after the rule inside has overwritten them.
-        steps: Any = (Wrapper.step, GradientWrapper.step)
-        known = type(self).step in steps
-        return replace(self, inner=self.inner.in_place()) if known else self
-
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return self.inner_at(context).step(context, params, scratch, grad)
 
