@@ -117,11 +117,6 @@ class ClientRule(Rule, ABC):
         """Tell whether clients use :meth:`personal_model` instead of the global model."""
         return False
 
-    @property
-    def uploads_difference(self) -> bool:
-        """Tell whether uploads are the difference of two models alone, which :meth:`finish` is."""
-        return type(self).finish is ClientRule.finish
-
     def init_memory(self, params: Tree) -> State:
         """Return the memory of a client that was never sampled before."""
         return ()

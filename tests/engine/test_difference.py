@@ -1,4 +1,4 @@
-"""Merging models in one sweep gives the bits of the obvious path."""
+"""Merging whole models gives the bits of the obvious path."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedzmg import Task, Trial, simulate
-from fedzmg.engine import difference, sequential
+from fedzmg.engine import sequential
 from fedzmg.engine.aggregate import Merger
 
 
@@ -47,7 +47,6 @@ def test_the_fast_path_changes_no_bit(
     with monkeypatch.context() as patch:
         patch.setattr(Merger, "_add_models", lambda *_: False)
         model, records = results(problem, name)
-    monkeypatch.setattr(difference, "LARGE", 7)
     if not collected:
         monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
     fast_model, fast_records = results(problem, name)

@@ -27,6 +27,8 @@ from fedzmg.engine.sums import MergedPart, Sums
 from fedzmg.messages import Cohort, Rows, Upload
 from fedzmg.tree import Flat, State, flat_form, flatten_rows, leaves, row, tree_map, unflatten_rows
 
+LARGE = 1 << 18  # values of a model above which copies cost more than operations
+
 
 class _Uploads(NamedTuple):
     """Flat uploads of a chunk; ``batches[i]`` has row ``rows[i]``, and entry ``i`` elsewhere."""
@@ -166,16 +168,15 @@ class Merger:
     def _add_models(self, chunk: Chunk) -> bool:
         """Merge models that are not yet subtracted; false if there are none, or not here."""
         every = [] if chunk.origin is None else [*chunk.origin.values()]
-        special = self._guard or self._fewest or self._weigh or self._trials > 1
+        width = sum(leaf.numel() for leaf in every)
+        special = self._guard or self._fewest or self._weigh or self._trials > 1 or width > LARGE
         if special or len({leaf.dtype for leaf in every}) != 1 or not is_at_hand(every[0]):
             return False
         if self._forms is None:
-            self._spare = every[0].new_empty(sum(leaf.numel() for leaf in every))
             form = flat_form((chunk.outcomes.upload.delta, ()))
-            self._begin(form, flat_form(()), self._spare[None], 0)
-        weights, before = [self._usual[i] for i in chunk.batches], self.sums.averaged
-        self.sums, facts, counts = add_models(self.sums, self._spare, chunk, weights)
-        self._spare = self._spare if self.sums.averaged is before else before[0]
+            self._begin(form, flat_form(()), every[0].new_empty(1, width), 0)
+        weights = [self._usual[i] for i in chunk.batches]
+        facts, counts = add_models(self.sums, chunk, weights)
         self._facts.append(facts)
         self._order += chunk.batches
         self.accepted.append(counts)

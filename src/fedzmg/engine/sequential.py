@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, bind
+from fedzmg.contract import ClientRule, bind, chain
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, client_loss, eager_gradient
 from fedzmg.messages import FullPass
 from fedzmg.models.objective import Batch
 from fedzmg.tree import State, Tree, num_bytes, row, stack
+from fedzmg.wrappers.parts import PartsClient
+from fedzmg.wrappers.wrapper import Wrapper
 
 CHUNK_BYTES = 1 << 22
 """Models that the loop collects before they are merged: a merge of small ones costs a step."""
@@ -39,7 +41,7 @@ class Sequential:
         model = num_bytes(broadcast.params) // len(broadcast.round)
         size = max(1, CHUNK_BYTES // max(model, 1))
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
-        subtract = self.subtracts or len(own) > 1 or not self.program.rule.uploads_difference
+        subtract = self.subtracts or len(own) > 1 or not uploads_difference(self.program.rule)
         rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
@@ -118,3 +120,14 @@ class Sequential:
             name = self.program.data.names[batch.client]
             error.add_note(f"client {name!r}, {what}, engine {self.path!r}")
             raise
+
+
+def uploads_difference(rule: ClientRule) -> bool:
+    """Tell whether uploads are the difference of two models alone, as a plain ``finish`` makes."""
+
+    def plain(one: Any) -> bool:
+        if isinstance(one, PartsClient):
+            return not (one.split.personal or one.split.frozen or one.split.own)
+        return type(one).finish in (ClientRule.finish, Wrapper.finish)
+
+    return all(map(plain, chain(rule)))

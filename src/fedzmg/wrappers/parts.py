@@ -63,11 +63,6 @@ class PartsClient(Wrapper):
     def is_personal(self) -> bool:
         return bool(self.split.personal or self.split.own) or self.inner.is_personal
 
-    @property
-    def uploads_difference(self) -> bool:
-        parts = self.split.personal or self.split.frozen or self.split.own
-        return not parts and self.inner.uploads_difference
-
     def _trained(self, tree: Tree) -> Tree:
         return pick(tree, (*self.split.shared, *self.split.personal))
 

@@ -71,11 +71,6 @@ class Wrapper(ClientRule):
         """Return the rule inside for a round."""
         return self.inner
 
-    @property
-    def uploads_difference(self) -> bool:
-        own: Any = type(self).finish
-        return own is Wrapper.finish and self.inner.uploads_difference
-
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         return self.inner_at(context).step(context, params, scratch, grad)
 
