@@ -2,8 +2,7 @@
 
 A SuperLink serves devices and its own administration at one address, without authentication of
 the latter. It therefore listens on the loopback interface only, and this gate forwards the calls
-of devices. It also bounds the bytes that a device may send in answer to one message, and answers a
-device that asks for messages only when there is one: Flower's devices ask every three seconds.
+of devices. It also bounds the bytes that a device may send in answer to one message.
 """
 
 import asyncio
@@ -18,8 +17,6 @@ from pathlib import Path
 from fedzmg.errors import InputError
 
 OPEN = "/v1/fleet/"  # path of devices' calls
-HOLD, MOST_ASKED = 12.0, 20
-"""Seconds that a device waits for a message, and calls per second meanwhile for all devices."""
 _NODE = "flwr-public-key"
 _HOP = {"connection", "content-encoding", "content-length", "host", "transfer-encoding"}
 """Headers of one connection alone."""
@@ -62,20 +59,11 @@ def open_gate(
             if len(body) > left.get(key, most):
                 return Response(status_code=413)
         headers = {n: v for n, v in request.headers.items() if n not in _HOP}
-        pulls, end = path.endswith("/pull-messages"), time.monotonic() + HOLD
-        counted["held"] += pulls
         try:
             answer = await client.post(path, content=bytes(body), headers=headers)
-            while pulls and answer.is_success and len(answer.content) <= _EMPTY:
-                if server.should_exit or time.monotonic() > end or await request.is_disconnected():
-                    break
-                await asyncio.sleep(max(0.5, counted["held"] / MOST_ASKED))
-                answer = await client.post(path, content=bytes(body), headers=headers)
         except httpx.HTTPError:
             return Response(status_code=503)
-        finally:
-            counted["held"] -= pulls
-        if pulls and answer.is_success and len(answer.content) > _EMPTY:
+        if path.endswith("/pull-messages") and answer.is_success and len(answer.content) > _EMPTY:
             left[key] = most
         elif "/push-" in path and answer.is_success:  # of a key that the SuperLink knows
             left[key] = left.get(key, most) - len(body)
