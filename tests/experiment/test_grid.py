@@ -79,7 +79,7 @@ def test_interrupted_grid_goes_on_bit_for_bit(
     assert resumed == whole
     assert lines(tmp_path / "broken" / algorithm) == lines(tmp_path / "whole" / algorithm)
     left = {p.name for p in (tmp_path / "broken" / algorithm).iterdir()}
-    assert left - {"uploads.jsonl"} == {"manifest.json", "metrics.jsonl", "scores.json"}
+    assert left == {"manifest.json", "metrics.jsonl", "scores.json"}
 
 
 def test_finished_algorithms_are_not_trained_again(tmp_path: Path) -> None:

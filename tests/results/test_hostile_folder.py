@@ -27,7 +27,7 @@ from fedzmg.experiment.specs.strict import toml
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.report import figures
 from fedzmg.storage import lock, reading
-from fedzmg.storage.formats import log_lines, read_json, write_json
+from fedzmg.storage.formats import log_lines, read_json
 
 SHARED = {"task": "logistic", "rounds": 2, "protocol": {"cohort": 2}, "engine": "sequential"}
 STUDY = StudySpec.parse({**SHARED, "algorithms": ["fedavg"], "seeds": [0], "rates": "given"})
@@ -42,7 +42,6 @@ GRID = GridSpec.parse(
     }
 )
 STOPPED = {"format": 1, "round": 2, "why": "diverged", "words": "diverged", "heuristic": False}
-UNUSUAL = {"round": 1, "client": "c", "action": "flagged", "ratio": 200.0}
 LOCK = {"user": "u", "host": "h", "pid": 1, "process": "1", "machine": "m", "started": 1.0,
         "heartbeat": 1.0, "token": "t"}  # fmt: skip
 HASHES = ("content_sha256", "spec_sha256")
@@ -57,12 +56,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_study(STUDY, top / "study")
     run_grid(GRID, top / "grid")
     (top / f"{RUN}/stopped.json").write_text(json.dumps(STOPPED))
-    (top / "grid/fedavg/uploads.jsonl").write_text(json.dumps({"trial": 0, **UNUSUAL}) + "\n")
-    for path in (top / "grid/grid.json", top / "grid/fedavg/scores.json"):
-        values = read_json(path)
-        entry = values["algorithms"]["fedavg"] if path.name == "grid.json" else values
-        entry["points"][0]["unusual"] = [UNUSUAL]
-        write_json(path, values, spec=top / "grid/grid.toml")
     for name, spec in (("study", STUDY), ("grid", GRID)):
         (top / f"{name}-plan.toml").write_text(spec.to_toml())
     return top

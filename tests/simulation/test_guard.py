@@ -24,15 +24,11 @@ from fedzmg.engine import aggregate
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.local import Chunk, Outcome
 from fedzmg.engine.outliers import FEWEST, OUTLIER
-from fedzmg.experiment.grids.grid import run_grid, warnings
-from fedzmg.experiment.grids.uploads import UploadLog
-from fedzmg.experiment.keep import keep
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
-from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.messages import Upload
-from fedzmg.report.tables.uploads import grid_uploads, uploads
+from fedzmg.report.tables.uploads import uploads
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
 from fedzmg.simulation.records import MOST_NAMED, unusual_uploads
@@ -175,52 +171,3 @@ def test_many_rejected_clients_fit_into_a_log(tmp_path: Path) -> None:
     assert RunDirectory(tmp_path / "run").records() == list(history.records)
     [study] = read([tmp_path / "run"]).studies
     assert len(study.runs[0].unusual) >= MOST_NAMED
-
-
-@pytest.mark.parametrize("guard", [False, True])
-def test_a_grid_names_the_clients_of_every_point(tmp_path: Path, guard: bool) -> None:
-    task, action = blobs(-1e8), "rejected" if guard else "flagged"
-    spec = GridSpec.parse(
-        {
-            "task": task.name, "algorithms": ["fedavg"], "seeds": [0, 1], "rounds": 3, "last": 1,
-            "selection": "test", "axes": {"client.lr": [0.1, 0.2]}, "federation": {"guard": guard},
-        }
-    )  # fmt: skip
-    data = run_grid(spec, tmp_path / "grid", task=task)
-    for point in data["algorithms"]["fedavg"]["points"]:
-        [client] = point["unusual"]
-        assert (client["client"], client["action"]) == (f"client-{BAD}", action)
-        assert client["ratio"] > 1e7
-    log = tmp_path / "grid" / "fedavg" / "uploads.jsonl"
-    assert {json.loads(line)["trial"] for line in log.read_text().splitlines()} == {0, 1, 2, 3}
-    [named] = [line for line in warnings(data) if "uploads" in line]
-    assert (f"client-{BAD}" in named, "guard" in named) == (True, not guard)
-    keep(tmp_path / "grid", tmp_path / "kept")
-    [kept] = read([tmp_path / "kept"]).grids.values()
-    table = grid_uploads(kept)
-    assert table is not None
-    assert [(row["client"], row["client.lr"], row["action"]) for row in table.records] == [
-        (f"client-{BAD}", rate, action) for rate in (0.1, 0.2)
-    ]
-    clean = run_grid(spec, tmp_path / "clean", task=blobs())
-    assert "unusual" not in json.dumps(clean)
-    assert grid_uploads(clean) is None
-
-
-def test_a_grid_logs_only_new_clients_and_larger_updates(tmp_path: Path) -> None:
-    record = simulate(blobs(), FEDAVG)[0].records[0]
-    rounds = [("a", 200.0), ("a", 300.0), ("b", 150.0), ("a", 2000.0), ("a", math.inf)]
-    rounds += [("a", 1e9), ("a", math.inf)]
-    for i, upload in enumerate(rounds, 1):
-        log = UploadLog(tmp_path)  # as after a crash
-        log.add({4: record._replace(round=i, flagged=(upload,))})
-    found = [
-        json.loads(line)["round"] for line in (tmp_path / "uploads.jsonl").read_text().splitlines()
-    ]
-    assert found == [1, 3, 4, 5]
-    assert UploadLog(tmp_path).by_point(seeds=2) == {
-        2: [
-            {"round": 5, "client": "a", "action": "flagged", "ratio": math.inf},
-            {"round": 3, "client": "b", "action": "flagged", "ratio": 150.0},
-        ]
-    }

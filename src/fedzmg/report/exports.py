@@ -11,7 +11,7 @@ from fedzmg.report.tables.clients import clients, own_models
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import Report, client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
-from fedzmg.report.tables.uploads import grid_uploads, uploads
+from fedzmg.report.tables.uploads import uploads
 from fedzmg.report.writing import check_place, refuse_foreign, replace_files, write
 from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
@@ -65,8 +65,7 @@ def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple
         made = filter(None, (make(result) for make in _STUDY_TABLES))
         found |= {prefix + table.key: table for table in made}
     for name, grid in material.grids.items():
-        own = {name: best_points(grid), f"{name}-uploads": grid_uploads(grid)}
-        found |= {key: table for key, table in own.items() if table is not None}
+        found[name] = best_points(grid)
     if len(material.heterogeneity) > 1:
         found["heterogeneity"] = side_by_side([*material.heterogeneity.values()])
     for suffix, report in material.heterogeneity.items():

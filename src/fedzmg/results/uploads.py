@@ -2,10 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
-
-from fedzmg.results.formatting import count_text, few_text
 
 
 class UnusualClient(NamedTuple):
@@ -31,32 +29,6 @@ def ratio_text(ratio: float | None) -> str:
     """Format the size of an update; None and infinity are not finite."""
     finite = ratio is not None and math.isfinite(ratio)
     return f"{ratio:.2g} x the median" if finite else "not finite"
-
-
-def unusual_points(entry: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Any]]:
-    """Yield point and client of unusual uploads in an algorithm's entry of a ``grid.json``."""
-    for point in entry["points"]:
-        yield from ((point, client) for client in point.get("unusual", ()))
-
-
-def grid_warning(name: str, entry: Mapping[str, Any]) -> str:
-    """Name the clients with unusual uploads in an algorithm's grid; empty if there are none."""
-    found = list(unusual_points(entry))
-    if not found:
-        return ""
-    best = entry["best"] and entry["best"]["options"]
-    flagged = [(point, one) for point, one in found if one["action"] == "flagged"]
-    shown = flagged or found
-    clients = list(dict.fromkeys(one["client"] for _, one in shown))
-    action = "flagged" if flagged else "rejected"
-    number = len({id(point) for point, _ in shown})
-    chosen = ", including the best" * any(point["options"] == best for point, _ in shown)
-    worst = max((one for _, one in shown), key=lambda one: one["ratio"] or math.inf)
-    who = f"uploads of {count_text(len(clients), 'client')} ({few_text(clients)})"
-    where = f"{number} of {len(entry['points'])} points of {name}{chosen}"
-    remedy = "; federation.guard = true rejects such updates" * bool(flagged)
-    largest = f"{ratio_text(worst['ratio'])} in round {worst['round']}"
-    return f"{who} were {action} in {where} (largest: {largest}){remedy}"
 
 
 def unusual_clients(rounds: Iterable[tuple[int, Any, Any]]) -> tuple[UnusualClient, ...]:

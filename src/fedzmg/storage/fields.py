@@ -83,9 +83,8 @@ _MANIFEST = _table(
     plugins=_Dict[str, _PLUGIN],
 )  # fmt: skip
 _STOP = _table({"round": Round}, why=str, words=str)
-_UNUSUAL = _table({"client": str, "action": str, "ratio": Number | None, "round": Round})
 _SCORED = {"options": dict[str, Number], "score": Number | None}
-_POINT = _table({**_SCORED, "diverged": Count}, unusual=Annotated[_List[_UNUSUAL], _FEW])
+_POINT = _table({**_SCORED, "diverged": Count})
 _NEIGHBOURS = _List[_table({"score": Number | None})]
 _BEST = _table({**_SCORED, "border": bool, "border_axes": list[str], "neighbours": _NEIGHBOURS})
 _SCORES = _table(

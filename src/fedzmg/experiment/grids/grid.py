@@ -7,7 +7,6 @@
     ALGORITHM/manifest.json     versions, device, data hash, execution path
     ALGORITHM/metrics.jsonl     a line per trial and evaluated round, append-only; later lines win
     ALGORITHM/stopped.jsonl     a line per trial that was stopped early
-    ALGORITHM/uploads.jsonl     clients whose uploads were rejected or flagged, by trial
     ALGORITHM/scores.json       once it is finished; it is not trained again
     ALGORITHM/checkpoint.safetensors, ALGORITHM/memory    only until then
 """
@@ -32,7 +31,6 @@ from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import FORMAT, REMAKE
 from fedzmg.plain_text import plain, printable
 from fedzmg.results.formatting import aligned
-from fedzmg.results.uploads import grid_warning
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import tree_map
@@ -153,7 +151,7 @@ def chosen_options(
 
 
 def warnings(data: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a grid: borders, divergence, unusual uploads, heuristics."""
+    """Return warnings about a grid: borders, divergence, heuristics."""
     # A line does not begin with an algorithm, because the command's name is put before it.
     found = []
     for name, entry in data["algorithms"].items():
@@ -167,8 +165,6 @@ def warnings(data: Mapping[str, Any]) -> list[str]:
         other = entry.get("best_by_test")
         if best is not None and other is not None and other["options"] != best["options"]:
             found.append(f"for {name} the whole test set, as in the paper, chooses {_point(other)}")
-        if unusual := grid_warning(name, entry):
-            found.append(unusual)
         if halved := entry.get("stopped", {}).get("halving", 0):
             found.append(f"halving stopped {halved} trials of {name}; one of them might have won")
     return found

@@ -78,7 +78,7 @@ def propose(
     key = seeds.key(spec.seeds[0], "rule", "proposals", len(before))
     sampler = optuna.samplers.TPESampler(seed=key % 2**32)
     study = optuna.create_study(sampler=sampler, direction=direction)
-    for entry in score(spec, name, task, rows, stops, {})["points"]:
+    for entry in score(spec, name, task, rows, stops)["points"]:
         at = [axes[key].index(value) for key, value in entry["options"].items()]
         facts: dict[str, Any] = {"value": entry["score"]}
         if entry["score"] is None or not math.isfinite(entry["score"]):

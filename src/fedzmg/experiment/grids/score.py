@@ -51,12 +51,11 @@ def score(
     task: Task,
     rows: Rows,
     stops: Mapping[int, Stopped],
-    unusual: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """Return the scores of an algorithm's grid, ready for JSON.
 
     ``stops`` are trials that were stopped early. A point that diverged has the worst score, other
-    stopped points have none. ``unusual`` are clients with unusual uploads, by point.
+    stopped points have none.
     """
     axes, points, seeds = spec.axes_of(name), spec.points(name), len(spec.seeds)
     shape, metric = [len(values) for values in axes.values()], task.metric
@@ -97,9 +96,6 @@ def score(
         listed.append({"options": options, "score": mean, "runs": runs, "diverged": diverged})
         if spec.also_by_test:
             listed[-1]["test_score"] = scored(trials, "test_metric")[0]
-        # The uploads of a diverged model say nothing about its clients.
-        if i in unusual and not diverged:
-            listed[-1]["unusual"] = unusual[i]
         if any(t in stops for t in trials):
             listed[-1]["stopped"] = [stops[t].line() if t in stops else None for t in trials]
     found = {

@@ -13,7 +13,7 @@ import torch
 from fedzmg.data.federated import Examples
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.experiment import run_directory, training
-from fedzmg.experiment.grids import proposals, uploads
+from fedzmg.experiment.grids import proposals
 from fedzmg.experiment.grids.score import Stops, counted, read_rows, score
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec
@@ -25,7 +25,7 @@ from fedzmg.storage.lock import Hold
 from fedzmg.tasks.task import Task
 from fedzmg.tree import tree_map
 
-LOGS = ("metrics.jsonl", "stopped.jsonl", uploads.LOG)
+LOGS = ("metrics.jsonl", "stopped.jsonl")
 CHECKPOINT = "checkpoint.safetensors"
 PACKS = "packs"
 """Directory of packs that other processes train; each has logs and a checkpoint of its own."""
@@ -119,7 +119,6 @@ class Search(training.TrainingStorage):
     def __post_init__(self) -> None:
         self._rows = read_rows(self.path / "metrics.jsonl")
         self._stops = Stops(self.spec, self.name, self.task.metric, self.path / "stopped.jsonl")
-        self._uploads = uploads.UploadLog(self.path)
         self._trials = trials_of(self.spec, self.name)
         self._pack: list[int] = []
         self._active: list[int] = []  # numbers of the simulation's trials
@@ -131,8 +130,7 @@ class Search(training.TrainingStorage):
         for pack in proposals.all_packs(*own):
             self.train(pack)
         with training.named_write_errors(self.path):
-            unusual = self._uploads.by_point(len(self.spec.seeds))
-            scores = score(self.spec, self.name, self.task, self._rows, self._stops.now, unusual)
+            scores = score(self.spec, self.name, self.task, self._rows, self._stops.now)
             write_json(self.path / "scores.json", scores, spec=self._plan)
 
     def _is_logged(self, members: Iterable[int], until: int | None = None) -> bool:
@@ -240,9 +238,6 @@ class Search(training.TrainingStorage):
 
     def append(self, report: RoundReport) -> RoundReport:
         simulation, others = report.simulation, dict[int, float]()
-        active = zip(self._active, report.records, strict=True)
-        stopped = simulation.stopped_trials
-        self._uploads.add({t: r for i, (t, r) in enumerate(active) if i not in stopped})
         report = report._replace(records=evaluated(self.spec, simulation, report.records))
         if self.reporting is not None:
             others = by_test(self.spec, simulation, report.records, self.reporting)

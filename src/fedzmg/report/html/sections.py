@@ -14,7 +14,7 @@ from fedzmg.report.tables.devices import devices
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Column, Table
-from fedzmg.report.tables.uploads import grid_uploads, uploads
+from fedzmg.report.tables.uploads import uploads
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
 from fedzmg.results.reading import Material, PlanFile, Study, name_of
@@ -161,7 +161,6 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
             Block("text", made, name_of(data), "facts"),
             Block("pictures", [drawn[own] for own in stems if own in drawn]),
             Block("table", best_points(data), "Best points"),
-            Block("table", grid_uploads(data), "Unusual uploads"),
         ]
     scale = "Stronger colours are better, on one scale for a grid"
     yield Section("grids", "Grids", f"{scale}; the frame marks the chosen point.", blocks)

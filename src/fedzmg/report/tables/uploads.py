@@ -1,14 +1,11 @@
-"""Tables of clients whose uploads were rejected or flagged, in studies and in grids."""
+"""The table of clients whose uploads were rejected or flagged."""
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from typing import Any
 
 from fedzmg.report.tables.table import Cell, Column, Table, words
-from fedzmg.results.formatting import options_text
-from fedzmg.results.reading import axes_of, name_of
 from fedzmg.results.study_result import StudyResult
-from fedzmg.results.uploads import unusual_points
 
 MOST_ROWS, MOST_ROUNDS = 50, 8  # clients, and rounds of each, that the table names at most
 CAPTION = (
@@ -50,30 +47,6 @@ def uploads(result: StudyResult) -> Table | None:
     caption = f"{CAPTION}, of flagged updates if there are any.{_cut(items)}"
     title = f"Unusual uploads on {study.name}"
     return Table.build("uploads", title, columns, items[:MOST_ROWS], caption, words=2)
-
-
-def grid_uploads(data: Mapping[str, Any]) -> Table | None:
-    """Make the table of unusual uploads in a ``grid.json``, point by point; None without any."""
-    items = [
-        (entry["label"], point["options"], client)
-        for entry in data["algorithms"].values()
-        for point, client in unusual_points(entry)
-    ]
-    if not items:
-        return None
-
-    columns = [
-        Column("algorithm", "algorithm", lambda item: item[0]),
-        Column("point", "", lambda item: words(options_text(item[1]))),
-        *(Column("", axis, lambda item, axis=axis: item[1].get(axis)) for axis in axes_of(data)),  # type: ignore[misc]
-        Column("client", "client", lambda item: item[2]["client"]),
-        Column("action", "action", lambda item: item[2]["action"]),
-        Column("largest", "largest", lambda item: _largest(item[2]["ratio"])),
-        Column("round", "round", lambda item: item[2]["round"]),
-    ]
-    caption = f"{CAPTION}, and its round. Points that diverged are left out.{_cut(items)}"
-    title = f"Unusual uploads in the grid on {name_of(data)}"
-    return Table.build("grid-uploads", title, columns, items[:MOST_ROWS], caption, words=2)
 
 
 def _largest(ratio: float | None) -> Cell:
