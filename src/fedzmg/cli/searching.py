@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedzmg.cli import common, training
 from fedzmg.cli.common import Device, Json, opt
@@ -26,23 +27,13 @@ def grid(
     as_json: Json = False,
 ) -> None:
     """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
-    from fedzmg import trackers
-    from fedzmg.experiment.grids.grid import run_grid, warnings
+    from fedzmg.experiment.grids.grid import warnings
     from fedzmg.report import figures
     from fedzmg.storage.formats import read_json
     from fedzmg.terminal import views
 
     spec, task, directory = training.prepare("grid", file, set_, out)
-    naming, packs = trackers.by_point(spec), spec.packs()
-    here = None if on else track
-    with (
-        training.remote_of(on, track) as remote,
-        training.progress_of(task, directory, here, as_json, packs, naming=naming) as progress,
-    ):
-        data = run_grid(
-            spec, directory,
-            task=task, progress=progress, max_minutes=max_minutes, remote=remote,
-        )  # fmt: skip
+    data = _trained(spec, task, directory, on, track, as_json, max_minutes)
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
     manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
     seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
@@ -83,9 +74,8 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Search learning rates, or any other numbers; print the command that compares with them."""
-    from fedzmg import trackers
     from fedzmg.api import search_spec
-    from fedzmg.experiment.grids.grid import Tuned, run_grid
+    from fedzmg.experiment.grids.grid import Tuned
     from fedzmg.experiment.specs.variants import named_algorithms
 
     axes = dict(map(_axis, axis))
@@ -98,19 +88,30 @@ def tune(
     spec.check(chosen)
     directory = out or training.default_directory(f"tune-{chosen.name}", spec)
     common.say(*chosen.notes)
-    naming, packs = trackers.by_point(spec), spec.packs()
-    here = None if on else track
-    with (
-        training.remote_of(on, track) as remote,
-        training.progress_of(chosen, directory, here, as_json, packs, naming=naming) as progress,
-    ):
-        found = Tuned(run_grid(spec, directory, task=chosen, progress=progress, remote=remote))
+    found = Tuned(_trained(spec, chosen, directory, on, track, as_json))
     common.show(found.data, lambda _: str(found), as_json, directory, grid=directory)
     line = _compare_line(task, found, set_ or [])
     if as_json:
         common.say(*found.warnings, *line)
     else:
         print_text("\n".join(line))
+
+
+def _trained(
+    spec: Any, task: Any, out: Path, on: str | None, track: str | None, as_json: bool,
+    max_minutes: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Train a grid, here or on a cluster, with its progress on the screen."""
+    from fedzmg import trackers
+    from fedzmg.experiment.grids.grid import run_grid
+
+    here, naming = None if on else track, trackers.by_point(spec)
+    with (
+        training.remote_of(on, track) as remote,
+        training.progress_of(task, out, here, as_json, spec.packs(), naming=naming) as progress,
+    ):
+        options: Any = {"task": task, "progress": progress, "remote": remote}
+        return run_grid(spec, out, max_minutes=max_minutes, **options)
 
 
 def _axis(text: str) -> tuple[str, list[float]]:

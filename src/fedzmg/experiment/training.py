@@ -146,10 +146,6 @@ class Stopped(NamedTuple):
     words: str  # the reason in words
     score: float | None = None  # score of its point then, if it was compared with others
 
-    def line(self) -> dict[str, Any]:
-        """Return the decision ready for JSON."""
-        return self._asdict()
-
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> "Stopped":
         """Parse a decision; a wrong value raises ``KeyError``, ``TypeError``, ``ValueError``."""
@@ -175,7 +171,7 @@ def newly_diverged(report: RoundReport) -> dict[int, Stopped]:
 
 def write_stop(directory: Path, stopped: Stopped) -> None:
     """Write a decision into a run directory."""
-    line = {"format": FORMAT, **stopped.line()}
+    line = {"format": FORMAT, **stopped._asdict()}
     write_json(directory / STOPPED, line, spec=directory / "spec.toml")
 
 

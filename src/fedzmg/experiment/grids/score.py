@@ -97,7 +97,7 @@ def score(
         if spec.also_by_test:
             listed[-1]["test_score"] = scored(trials, "test_metric")[0]
         if any(t in stops for t in trials):
-            listed[-1]["stopped"] = [stops[t].line() if t in stops else None for t in trials]
+            listed[-1]["stopped"] = [stops[t]._asdict() if t in stops else None for t in trials]
     found = {
         "format": FORMAT,
         "algorithm": spec.base(name),
@@ -190,7 +190,7 @@ class Stops:
     def keep(self, found: Mapping[int, Stopped]) -> None:
         """Record new decisions."""
         new = [(trial, stopped) for trial, stopped in found.items() if trial not in self.now]
-        if lines := [{"trial": t, **self._facts[t], **stopped.line()} for t, stopped in new]:
+        if lines := [{"trial": t, **self._facts[t], **stopped._asdict()} for t, stopped in new]:
             append_log(self._path, lines)
             self._take(lines)
 
