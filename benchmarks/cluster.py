@@ -40,7 +40,6 @@ from fedzmg.experiment.studies.study import run_study
 from fedzmg.models.networks import mlp
 from fedzmg.simulation import RoundReport
 
-WORKERS, PACKS = (1, 2, 4, 8), 16
 ALGORITHMS = ["fedavg", "fedzmg", "fedadam", "scaffold"]
 CLIENTS, EXAMPLES, FEATURES = 1_000_000, 8, 16
 POPULATION = f"population_{CLIENTS}"
@@ -111,21 +110,22 @@ def measured(workers: int, spec: StudySpec, out: Path) -> dict[str, Any]:
         return {"workers": workers, "start_seconds": started, **train(spec, out, cluster)}
 
 
-def scaling(seconds: float, folder: Path) -> list[dict[str, Any]]:
-    """Train equal packs with every number of workers."""
+def scaling(seconds: float, packs: int, most: int, folder: Path) -> list[dict[str, Any]]:
+    """Train equal packs with 1, 2, 4, ... workers."""
     few, many = (train(study(["fedavg"], n, "cpu"), folder / f"{n}") for n in (10, 60))
     each = (many["pack_seconds"] - few["pack_seconds"]) / 50
-    names = {f"a{i}": {"algorithm": "fedavg"} for i in range(PACKS)}
+    names = {f"a{i}": {"algorithm": "fedavg"} for i in range(packs)}
     spec = study(names, max(10, round(seconds / each)), "cpu")
-    print(f"{PACKS} packs of {spec.rounds} rounds\n")
+    print(f"{packs} packs of {spec.rounds} rounds\n")
     print("workers  start s  training s  efficiency  pack s  busy  outside of packs s")
     rows: list[dict[str, Any]] = []
-    for workers in (n for n in WORKERS if n <= (os.cpu_count() or 1)):
+    for workers in (2**i for i in range(most.bit_length())):
         row = measured(workers, spec, folder / f"workers-{workers}")
         del row["metrics"]
-        rows.append(row)
+        rows.append({**row, "packs": packs})
+        row = rows[-1]
         row["efficiency"] = rows[0]["seconds"] / workers / row["seconds"]
-        row["busy"] = PACKS * row["pack_seconds"] / workers / row["seconds"]
+        row["busy"] = packs * row["pack_seconds"] / workers / row["seconds"]
         print(
             f"{workers:7} {row['start_seconds']:8.1f} {row['seconds']:11.1f} "
             f"{row['efficiency']:11.3f} {row['pack_seconds']:7.2f} {row['busy']:5.2f} "
@@ -158,7 +158,7 @@ def model(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Print the wall time of many packs on large clusters."""
     print(f"\n{MANY_PACKS} packs of 10 min\n\nGPUs  wall min  busy")
     found, start = [], max(row["start_seconds"] for row in rows)
-    between = max(0.0, rows[0]["seconds"] / PACKS - rows[0]["pack_seconds"])
+    between = max(0.0, rows[0]["seconds"] / rows[0]["packs"] - rows[0]["pack_seconds"])
     for gpus in GPUS:
         wall = wall_seconds([PACK_SECONDS] * MANY_PACKS, gpus, start, between)
         found.append({"gpus": gpus, "wall_seconds": wall})
@@ -206,6 +206,8 @@ def main() -> None:
     """Measure, print the tables and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="Time of a pack.")
+    parser.add_argument("--packs", type=int, default=16, help="Number of equal packs.")
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="At most.")
     parser.add_argument("--gpu-rounds", type=int, default=400, help="Rounds of a pack on the GPU.")
     parser.add_argument("--population", action="store_true", help="Also one run in shards.")
     parser.add_argument("--out", type=Path, help="JSON file for the figures.")
@@ -216,7 +218,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fz-") as made:
         folder = Path(made)
         parts: dict[str, Callable[[], Any]] = {
-            "packs": lambda: scaling(arguments.seconds, folder),
+            "packs": lambda: scaling(arguments.seconds, arguments.packs, arguments.workers, folder),
             "model": lambda: model(found["packs"]),
         }
         if torch.cuda.is_available():
