@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cluster.py --out cluster.json
 
-Table 1: 16 equal packs with 1, 2, 4 and 8 workers, as far as there are cores. The efficiency is
+Table 1: equal packs (``--packs``) with 1, 2, 4, ... workers (``--workers``). The efficiency is
 t1 / (n tn), where tn is the time from the start of the first pack to the end of the last one. The
 start of the cluster and of its workers is a column of its own. Table 2, with a GPU: two workers
 that share it, and their metrics compared with those of a local study. Table 3: the wall time of a

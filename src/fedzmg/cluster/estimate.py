@@ -10,9 +10,8 @@ from fedzmg.experiment.specs.files import GridSpec, Spec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import MissingGrid, study_packs
 
-START_SECONDS = 15.0
-"""Start of a worker: process, imports and data (measured on two busy cores: 13 to 25 s)."""
-TASK_SECONDS = 3.0  # time between two packs of a worker (measured on two busy cores)
+START_SECONDS = 7.0  # start of a worker: process, imports and data (measured on two idle cores)
+TASK_SECONDS = 1.0  # time between two packs of a worker (measured on two idle cores)
 
 
 def wall_seconds(

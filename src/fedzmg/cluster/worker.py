@@ -66,15 +66,17 @@ class Posts(Progress):
     def post(self, message: str | tuple[int, int] | None) -> None:
         """Send a text, or rounds done and planned; do not wait for the answer."""
         if self._board is not None:
-            self._answer = self._board.post.remote(self.label, message)
+            # A worker that waits in ray.get gives its core to another task; a future waits without.
+            self._answer = self._board.post.remote(self.label, message).future()
 
     def is_stopping(self, seconds: float = 0.0) -> bool:
         """Tell whether the driver has answered that it wants to stop."""
-        if self._answer is None:
+        if self._answer is None or not (seconds or self._answer.done()):
             return False
         ray = importlib.import_module("ray")
-        with contextlib.suppress(ray.exceptions.RayError):  # a message may be lost with its node
-            return bool(ray.get(self._answer, timeout=seconds))
+        # A message may be lost with its node.
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            return bool(self._answer.result(timeout=seconds))
         return False
 
     def begin(self, label: str, rounds: int, done: int) -> None:
