@@ -6,8 +6,7 @@ import sys
 from types import FrameType
 
 INTERRUPTED = 130
-FRAGILE = ("torch", "numpy")
-"""Libraries that Ctrl-C breaks while they load: they swallow it, fail in their own way or abort."""
+FRAGILE = ("torch", "numpy")  # libraries that Ctrl-C breaks while they load
 
 
 def main() -> None:

@@ -74,13 +74,11 @@ class ClientRule(Rule, ABC):
 
     _example = "SGD(lr=0.1)"
     _known_needs = get_args(Need)
-    wrapper_kind: ClassVar[WrapperKind] = "change"
-    """Effect on the rule inside, if this is a wrapper; decides the order of wrappers."""
+    wrapper_kind: ClassVar[WrapperKind] = "change"  # effect of a wrapper on the rule inside
     incompatible: ClassVar[Mapping[WrapperKind, str]] = MappingProxyType({})
     """Kinds of wrappers that must not be put around it, each with the reason."""
 
-    corrects: ClassVar[bool] = False
-    """Its memory has corrections relative to the server's state: zero for personal parameters."""
+    corrects: ClassVar[bool] = False  # its memory has corrections: zero for personal parameters
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -168,8 +166,7 @@ class ServerRule(Rule, ABC):
     """Base of server rules. Only :meth:`update` is abstract."""
 
     _example = "Average()"
-    only_weights: ClassVar[Weights | None] = None
-    """The only weighting for which its equations are right, if there is one."""
+    only_weights: ClassVar[Weights | None] = None  # weighting that its equations need, if any
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -213,8 +210,7 @@ class Aggregator(Rule, ABC):
     algorithms whose uploads are a ``delta`` alone.
     """
 
-    streams: ClassVar[bool] = False
-    """Take the weighted mean instead, which adds updates as they come and keeps none."""
+    streams: ClassVar[bool] = False  # take the weighted mean instead, which keeps no update
 
     _example = "Median()"
 
@@ -246,8 +242,7 @@ class Algorithm:
     client: ClientRule
     server: ServerRule
     weights: Weights = "examples"
-    aggregator: Aggregator | None = None
-    """Its own way to merge updates; by default their mean, or the federation's aggregator."""
+    aggregator: Aggregator | None = None  # by default their mean, or the federation's
     parts: Parts = Parts()
 
     def __post_init__(self) -> None:
@@ -326,8 +321,7 @@ class AlgorithmInfo:
     up: float = 1  # sent back
     client_keeps: float = 0  # kept between rounds by every client that has taken part
     server_keeps: float = 0  # kept by the server besides the model
-    inferred: str = ""
-    """Parts that we inferred because no source could be read; shown wherever results are."""
+    inferred: str = ""  # parts that we inferred without a source; shown wherever results are
     about: str = ""  # equations and remarks: the docstring of its module, which the table fills in
 
 

@@ -18,8 +18,7 @@ from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Inputs, Tree, row, stack, tree_map
 
 CHUNK = 500  # examples evaluated at once, if their outputs are not large
-LARGEST_OUTPUTS = 2**28
-"""Bytes of one model's outputs that are computed at once, for more than one example."""
+LARGEST_OUTPUTS = 2**28  # bytes of a model's outputs computed at once, for several examples
 
 
 @dataclass(frozen=True)

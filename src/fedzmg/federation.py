@@ -14,9 +14,7 @@ class Federation:
 
     guard: bool = False  # reject updates whose norm is above 100 times the median of the cohort
     participation: Participation = Participation()
-    aggregator: Aggregator | None = None
-    """Way to merge updates, by default the algorithm's; a name of :mod:`fedzmg.aggregators` is
-    accepted, too."""
+    aggregator: Aggregator | None = None  # by default the algorithm's; a name will do
 
     def __post_init__(self) -> None:
         if not isinstance(self.guard, bool):

@@ -69,8 +69,7 @@ class BatchOutputs(NamedTuple):
     outputs: Tensor
     targets: Tensor
     features: Any = ()  # inputs of the last layer; ``()`` unless the rule's ``needs`` name them
-    reference_outputs: tuple[Tensor, ...] = ()
-    """Outputs of the rule's references, dropout off, without a gradient."""
+    reference_outputs: tuple[Tensor, ...] = ()  # outputs of the rule's references, no dropout
     reference_features: tuple[Tensor, ...] = ()
 
 
@@ -85,8 +84,7 @@ class Upload(NamedTuple):
 
 
 Stepped: TypeAlias = tuple[Tree, State]  # parameters and state after a local step
-Result: TypeAlias = tuple[Upload, State]
-"""Upload of a client, and its memory until it is sampled again."""
+Result: TypeAlias = tuple[Upload, State]  # upload of a client, and its memory for the next time
 
 
 class Rows(NamedTuple):
@@ -105,8 +103,7 @@ class Cohort(NamedTuple):
     size: Tensor
     population: Tensor
     round: Tensor
-    each: State = ()
-    """Uploaded values of every client, a row each; zeros for clients without a valid upload."""
+    each: State = ()  # uploaded values of every client, a row each; zeros without a valid upload
     valid: Any = ()  # flags of the clients with a valid upload; ``()`` if nothing needs rows
     clients: Any = ()  # numbers of the clients; ``()`` unless the rule's ``needs`` name ``client``
     key: Any = ()  # key for random numbers; ``()`` unless the rule's ``needs`` name it

@@ -17,10 +17,8 @@ LARGEST_WORK = {"epochs": 10**5, "steps": 10**6}  # largest local work; a larger
 
 SamplerFunction: TypeAlias = Callable[[int, int, int, npt.NDArray[np.int64]], Iterable[int]]
 """``(round, key, population, examples) -> numbers of clients``."""
-WorkFunction: TypeAlias = Callable[[int, int, int, int], float]
-"""``(client, round, examples, key) -> epochs or steps``."""
-Work: TypeAlias = float | tuple[float, float] | WorkFunction
-"""Local work: an amount, a range to draw from, or a function."""
+WorkFunction: TypeAlias = Callable[[int, int, int, int], float]  # client, round, examples, key
+Work: TypeAlias = float | tuple[float, float] | WorkFunction  # amount, range or function
 
 
 @dataclass(frozen=True)

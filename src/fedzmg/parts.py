@@ -13,10 +13,8 @@ from typing import NamedTuple
 from fedzmg.errors import InputError
 from fedzmg.rule import Layout
 
-ROLES = ("lora_A", "lora_B", "lora_base")
-"""Patterns for all parameters of a role, if the model has any."""
-BATCH_NORM = "BatchNorm"
-"""Layer type, in a layout, of everything that normalises by statistics of batches."""
+ROLES = ("lora_A", "lora_B", "lora_base")  # patterns for all parameters of a role, if any
+BATCH_NORM = "BatchNorm"  # layer type, in a layout, of all that normalises by batches
 BUFFER = "buffer"  # layer type, in a layout, of other buffers that change in training
 _LAYERS = re.compile(r"(first|last):([1-9]\d{0,5})")
 

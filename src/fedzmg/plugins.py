@@ -58,8 +58,7 @@ class Plugin(NamedTuple):
     origin: Origin
 
 
-_PLUGINS: dict[str, Plugin] = {}
-"""Loaded plugin files by name; results record this name, so it is unique."""
+_PLUGINS: dict[str, Plugin] = {}  # loaded plugin files by name, which results record
 _REGISTRIES: "list[Registry[Any]]" = []  # all tables; one that is made later takes what is loaded
 
 

@@ -31,8 +31,7 @@ class ParamInfo(NamedTuple):
 
     role: Role
     input_axes: tuple[int, ...]
-    layer: str = ""
-    """Type of the module that owns it, such as ``Conv2d``; several with different axes: ``A+B``."""
+    layer: str = ""  # type of its module, such as ``Conv2d``; several with other axes: ``A+B``
     scale: float | None = None  # factor of an adapter's product, beside its A
 
     @property
@@ -98,8 +97,7 @@ def _range_text(limits: Mapping[str, float]) -> str:
 class Rule:
     """Base of client and server rules: checked fields and a layout."""
 
-    pairing: ClassVar[str] = ""
-    """Name shared by client and server rules that work only with each other."""
+    pairing: ClassVar[str] = ""  # name shared by client and server rules that need each other
     _example: ClassVar[str] = ""
     _known_needs: ClassVar[tuple[str, ...]] = ("client", "key")
 

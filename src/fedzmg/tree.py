@@ -27,10 +27,8 @@ from torch.utils import _pytree as pytree
 
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
-State: TypeAlias = Any
-"""Nested trees, tuples and tensors whose structure, shapes and dtypes never change."""
-Inputs: TypeAlias = Any
-"""A tensor, or a dict of tensors by the name of the model's argument; first axis examples."""
+State: TypeAlias = Any  # nested trees, tuples and tensors of constant structure, shapes and dtypes
+Inputs: TypeAlias = Any  # a tensor, or tensors by argument of the model; first axis examples
 
 
 def _operator(op: Callable[[Any, Any], Any]) -> Callable[[Tree, Tree | Scalar], Tree]:

@@ -42,8 +42,7 @@ Cache = Annotated[
     Path | None, opt("Data folder.", "$FEDZMG_DATA or the user's cache", metavar="DIR")
 ]
 Plugins = Annotated[
-    Texts,
-    setting("A file with algorithms, tasks, aggregators of your own.", "FILE.py", "--plugin"),
+    Texts, setting("A file with algorithms, tasks, aggregators of your own.", "FILE.py", "--plugin")
 ]
 
 

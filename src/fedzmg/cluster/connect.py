@@ -21,8 +21,7 @@ PASSED = re.compile(
     "FEDZMG_|OMP_|MKL_|KMP_|ATEN_|ONEDNN_|DNNL_|CUBLAS_|NVIDIA_TF32|MLFLOW_TRACKING_URI|WANDB_MODE"
 )
 """Variables of the environment that affect results or name data and trackers."""
-STORE_BYTES = 200 * 2**20
-"""Object store of a cluster on this machine; packs of trials hardly use it."""
+STORE_BYTES = 200 * 2**20  # object store of a cluster on this machine; packs hardly use it
 EXPECTED = "expected ray (this machine), ray:N, auto or ray://HOST:PORT"
 
 

@@ -34,8 +34,7 @@ WAIT_SECONDS = 0.5
 LINE_SECONDS = 5.0
 STOP_SECONDS = 300.0  # time that workers may take to finish their round after Ctrl-C
 MOST_LOSSES = 5  # workers that a pack may lose before it counts as their cause
-SHOW_SECONDS = 120.0
-"""Time that a network file system may take to show the files of another machine."""
+SHOW_SECONDS = 120.0  # time until a network file system shows files of another machine, at most
 PROCESS_BYTES = 800 * 2**20  # memory of a worker process without a task
 COPIES = 4  # copies of its model that a client needs while it trains
 
@@ -65,8 +64,7 @@ class Packs(Remote):
 
     cluster: Cluster
     track: str | None = None
-    _rounds: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Rounds done and planned of every job that trains."""
+    _rounds: dict[str, tuple[int, int]] = field(default_factory=dict)  # done, planned
 
     def train_study(
         self, spec: StudySpec, task: Task, out: Path, packs: StudyPacks, progress: Progress,

@@ -180,8 +180,7 @@ def versions() -> str:
     return f"fedzmg {__version__}, torch {torch.__version__.partition('+')[0]}"
 
 
-_TASKS: dict[tuple[type, str, str, str], Task] = {}
-"""The task that this process trained last: a worker reads its data once."""
+_TASKS: dict[tuple[type, str, str, str], Task] = {}  # the task that was trained last
 
 
 def build_task(setup: Setup, spec: RunSpec | GridSpec) -> Task:

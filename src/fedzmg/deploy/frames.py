@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-UNKNOWN = "this federation is unknown here"
-"""Error of a device that was not greeted, or has lost its disk."""
+UNKNOWN = "this federation is unknown here"  # error of a device that lost its disk or greeting
 
 
 class Wire(NamedTuple):

@@ -30,10 +30,8 @@ from fedzmg.tree import num_bytes
 
 Say = Callable[[str], None]
 RETRY_SECONDS = 5.0
-START_SECONDS = 180.0
-"""Time in which a server app must start: Flower reports the end of one, but not its reason."""
-MOST_RESTARTS = 20
-"""Restarts of a server app that ends without a result, such as one that was killed."""
+START_SECONDS = 180.0  # time for a server app to start: Flower does not report its reason to end
+MOST_RESTARTS = 20  # restarts of a server app that ends without a result, such as a killed one
 
 
 def _clean_up_on_terminate() -> None:

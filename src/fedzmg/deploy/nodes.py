@@ -41,8 +41,7 @@ class Nodes:
     path: Path
     federation: str
     nodes: dict[int, Node] = field(default_factory=dict)  # devices by client
-    bound: Mapping[int, int] = field(default_factory=dict)
-    """Clients of nodes whose key is bound to one."""
+    bound: Mapping[int, int] = field(default_factory=dict)  # clients of nodes with a bound key
     refused: int = 0  # messages of nodes that are not a device of this federation
 
     @classmethod

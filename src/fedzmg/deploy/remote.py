@@ -34,13 +34,10 @@ TICK = 1.0  # seconds between two looks for answers
 class Limits(NamedTuple):
     """Bounds of a round, and of what a device may claim."""
 
-    deadline: float = 300.0
-    """Seconds until a round continues without clients that have not answered."""
+    deadline: float = 300.0  # seconds until a round continues without those that have not answered
     min_replies: int = 1  # answers that a round needs; with fewer, it is sent again
-    max_examples: int = 1_000_000
-    """Examples of a client at most; also the largest weight that a rule may upload."""
-    max_update: float = 100.0
-    """Norm of an upload at most, in multiples of 1 + the norm of the model."""
+    max_examples: int = 1_000_000  # largest count of a client's examples, and largest weight
+    max_update: float = 100.0  # largest norm of an upload, in multiples of 1 + the model's norm
 
 
 class Reply(NamedTuple):
@@ -80,8 +77,7 @@ class Remote:
     say: Callable[[str], None]
     _greeted: dict[int, str | None] = field(default_factory=dict)
     """Nodes that were greeted: the message, empty after an answer, None after a wrong one."""
-    _late: dict[str, float] = field(default_factory=dict)
-    """Messages whose answer comes too late, and the end of their validity."""
+    _late: dict[str, float] = field(default_factory=dict)  # ends of messages answered too late
 
     @property
     def _valid_seconds(self) -> float:

@@ -36,8 +36,7 @@ class Settings:
     limits: Limits = Limits()
     plugins: tuple[str, ...] = ()
     track: str | None = None
-    bound: Mapping[str, int] = field(default_factory=dict)
-    """Clients of nodes whose key is bound to one."""
+    bound: Mapping[str, int] = field(default_factory=dict)  # clients of nodes with a bound key
     parent: int = 0  # process that started the server app, which ends with it
 
     def write(self, path: Path) -> None:

@@ -83,10 +83,7 @@ class Measurement:
     layers: tuple[Layer, ...]
     whole: Layer
     round: int = 0
-    drift: dict[str, Pair] = field(default_factory=dict)
-    """Mean squared distance of local models from their mean, plain and projected, by layer.
-
-    Empty if it was not measured or local training diverged."""
+    drift: dict[str, Pair] = field(default_factory=dict)  # by layer; empty: not measured
 
 
 def measure(parts: Iterable[Part], layout: Layout) -> Measurement:

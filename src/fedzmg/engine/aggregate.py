@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.difference import add_models, largest
+from fedzmg.engine.difference import add_models
 from fedzmg.engine.local import Chunk
-from fedzmg.engine.outliers import OUTLIER, ratios_to_median
+from fedzmg.engine.norms import OUTLIER, largest, ratios_to_median
 from fedzmg.engine.sums import MergedPart, Sums
 from fedzmg.messages import Cohort, Rows, Upload
 from fedzmg.tree import Flat, State, flat_form, flatten_rows, leaves, row, tree_map, unflatten_rows
@@ -65,9 +65,7 @@ class Merger:
     upload: Upload  # uploads of some clients, for their size
     clients: list[list[int | None]]  # clients of every trial; None: no upload
     losses: Tensor  # mean training losses of these clients; NaN: not merged
-    norms: Tensor
-    """Norms of delta, average and total, as far as there are any, of these clients; NaN: not
-    finite, or no upload."""
+    norms: Tensor  # of delta, average and total of these clients; NaN: not finite, or none
 
     def __init__(
         self,
@@ -82,8 +80,7 @@ class Merger:
     ) -> None:
         self._batches, self._trials, self._guard = batches, trials, guard
         self._weigh, self._fewest, self._by_client = weigh, fewest, by_client
-        self._sends = [len(b.stream) > 0 for b in batches]
-        """Flags of clients with a batch; the others send nothing."""
+        self._sends = [len(b.stream) > 0 for b in batches]  # without a batch nothing is sent
         self._usual = [
             (float(b.examples) if by_examples else 1.0) * sends
             for b, sends in zip(batches, self._sends, strict=True)

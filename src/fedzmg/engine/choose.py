@@ -30,31 +30,21 @@ from fedzmg.tree import State, num_bytes, row
 PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 EngineName = Literal["auto", PathName]
 
-CHOOSING_SHARE = 0.04
-"""Share of a training on a CPU for timing its paths; with all around it, below 0.05."""
+CHOOSING_SHARE = 0.04  # share of a training on a CPU for timing its paths; in all, below 0.05
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
-MAPPED_SPEEDUP = 1.1
-"""Speed-up over the loop that mapping on a CPU needs to be chosen; it takes more memory."""
-CLEAR_SPEEDUP = 1.25
-"""Speed-up without oneDNN that is needed to turn it off; its kernels suffer least from others."""
+MAPPED_SPEEDUP = 1.1  # speed-up over the loop that mapping on a CPU needs; it takes memory
+CLEAR_SPEEDUP = 1.25  # speed-up without oneDNN that is needed to turn it off
 CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
-IMPLAUSIBLE = 1.25
-"""Slow-down of the map's first step at which it is not timed if the share does not suffice."""
+IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
 TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
 PROBE_STEPS, MOST_STEPS = 2, 8  # local steps of a timed pass: fewest, and most on a CPU
 
 COMPILE_SECONDS = 30.0  # time to compile a step for a GPU
-GRAPH_COMPILE_GAIN = 0.6
-"""Share of a CUDA graph's time that compiling saves (measured: 0.65 for the paper's CIFAR-100
-network on an H200)."""
+GRAPH_COMPILE_GAIN = 0.6  # share of a graph's time that compiling saves (H200: 0.65)
 PACKED_COST = 0.5  # cost of a packed trial relative to a lone one on a GPU (measured: 0.48)
 
-MEMORY_SHARE = 0.85
-"""Share of the free GPU memory for clients; the rest is for evaluation and fragmentation."""
-ENOUGH_BYTES = 1.25e9
-"""Weights of clients that train at once, in bytes. More clients are hardly faster (measured on an
-H200: 0.069 ms a step at 0.9 GB, 0.065 at 2.4, 0.063 at 7), and a pack that loses trials shrinks by
-small chunks."""
+MEMORY_SHARE = 0.85  # share of the free GPU memory for clients; the rest is for evaluation
+ENOUGH_BYTES = 1.25e9  # weights of clients at once: more are hardly faster (on an H200)
 
 
 class Probe(NamedTuple):
@@ -93,8 +83,7 @@ class EngineChoice:
     path: PathName
     reason: str
     onednn: bool = ONEDNN_BY_DEFAULT
-    fallback: bool = False
-    """Clients are not mapped because the model or loss cannot be; ``reason`` has the cause."""
+    fallback: bool = False  # clients are not mapped because the model cannot be; see ``reason``
 
 
 class EnginePlanner:

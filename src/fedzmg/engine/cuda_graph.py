@@ -132,8 +132,7 @@ class _Buffers:
     state: ClientState
     plan: Plan
     time: Tensor
-    steps: dict[int, Callable[[], None]] = field(default_factory=dict)
-    """Replays of one step, by width."""
+    steps: dict[int, Callable[[], None]] = field(default_factory=dict)  # replays by width
 
 
 class StepGraphs:

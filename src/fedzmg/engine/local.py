@@ -223,8 +223,7 @@ class Program:
     device: torch.device
     full_pass_size: int = 256
     longest: int = 0  # steps of the longest stream that any client can have
-    label_counts: Tensor | tuple[()] = ()
-    """Examples of each class by client, for rules that need them."""
+    label_counts: Tensor | tuple[()] = ()  # examples of each class by client, if a rule needs them
 
     def batch_inputs(self, indices: Tensor) -> Examples:
         """Gather examples by position and convert stored inputs to model inputs."""
@@ -292,8 +291,7 @@ class Chunk(NamedTuple):
     rows: list[int]
     outcomes: Outcome
     computed: int  # client steps computed for it, padding included
-    origin: Tree | None = None
-    """Global model, if ``delta`` has the clients' own models, which are not yet subtracted."""
+    origin: Tree | None = None  # global model, if ``delta`` has models that are not yet subtracted
 
 
 class Engine(Protocol):

@@ -19,8 +19,7 @@ from fedzmg.tree import State, Tree, num_bytes, row, stack
 from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
 
-CHUNK_BYTES = 1 << 22
-"""Models that the loop collects before they are merged: a merge of small ones costs a step."""
+CHUNK_BYTES = 1 << 22  # models that the loop collects before they are merged
 
 
 @dataclass(frozen=True)

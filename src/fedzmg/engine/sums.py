@@ -15,8 +15,7 @@ class Sums(NamedTuple):
     total: Tensor
     weight: Tensor
     clients: Tensor  # uploads merged
-    dropped: Tensor
-    """Uploads rejected: not finite, an outlier under a guard, or too few for an aggregator."""
+    dropped: Tensor  # uploads rejected: not finite, outliers, or too few for an aggregator
     steps: Tensor
     loss: Tensor
 

@@ -32,8 +32,7 @@ from fedzmg.tasks.task import Task
 from fedzmg.wrappers.parts import PartsClient, PartsServer
 
 FACT = "rules_sha256"  # manifest key of the hash; older manifests lack it
-PLUGINS = "plugins"
-"""Manifest key of files and hashes by name; there is none if all code is of this package."""
+PLUGINS = "plugins"  # manifest key of files and hashes by name; absent without plugins
 
 
 def rules_sha256(

@@ -276,8 +276,7 @@ _REPLACED: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((F.dropout2d, torch.feature_dropout), _dropout(_drop, channels=True)),
     **dict.fromkeys((F.alpha_dropout, torch.alpha_dropout), _dropout(_drop_alpha, channels=False)),
     **dict.fromkeys(
-        (F.feature_alpha_dropout, torch.feature_alpha_dropout),
-        _dropout(_drop_alpha, channels=True),
+        (F.feature_alpha_dropout, torch.feature_alpha_dropout), _dropout(_drop_alpha, channels=True)
     ),
     torch.rand: _made(_uniform, torch.empty),
     torch.rand_like: _made(_uniform, torch.empty_like),

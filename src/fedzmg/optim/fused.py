@@ -133,8 +133,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        self._recorded: list[Any] = []
-        """Tables of captured CUDA graphs; they must live as long as the graphs."""
+        self._recorded: list[Any] = []  # tables of captured CUDA graphs, alive as long as these
 
     def __call__(
         self, weights: Weights, options: Options, scale: Tensor | None, found_inf: Tensor | None

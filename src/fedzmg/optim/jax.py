@@ -24,8 +24,7 @@ from fedzmg.models.layout import Axes, checked_axes
 Shape: TypeAlias = tuple[int, ...]
 AxisRule: TypeAlias = Callable[[list[str], str, Mapping[str, Shape]], Axes | None]
 """(path of the layer, name of its parameter, all shapes) -> input axes; None if unknown."""
-REPEATED = re.compile(r"(Scan|Vmap)[A-Z]|__layer_stack")
-"""Names that Flax and Haiku give stacked layers, whose parameters have one axis more."""
+REPEATED = re.compile(r"(Scan|Vmap)[A-Z]|__layer_stack")  # stacked layers of Flax and Haiku
 
 
 def _inputs_first(layer: list[str], own: str, shapes: Mapping[str, Shape]) -> Axes | None:

@@ -35,10 +35,8 @@ class Study:
     window: int  # evaluations that are averaged on the way to a threshold
     every_pair: bool  # otherwise every algorithm is tested against the reference
     members: Mapping[str, tuple[Run, ...]]  # runs by label, reference first, in order of seeds
-    awaited: Mapping[str, int] = field(default_factory=dict)
-    """Number of planned runs by label of which there is nothing to show yet."""
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    """Content of the ``study.toml``, if the study has one."""
+    awaited: Mapping[str, int] = field(default_factory=dict)  # planned runs without results
+    plan: Mapping[str, Any] = field(default_factory=dict)  # content of ``study.toml``, if any
 
     @property
     def reference(self) -> str:

@@ -32,10 +32,8 @@ from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 from fedzmg.wrappers.parts import travelling
 
-EXAMPLES, SIZE, POPULATION = 10, 3, 7
-"""Examples of the client, size of the cohort, and number of clients."""
-_MODERATE = 1e4
-"""Numbers of this size must not lead to NaN; larger ones, such as a huge learning rate, may."""
+EXAMPLES, SIZE, POPULATION = 10, 3, 7  # of the client, of the cohort, and of all clients
+_MODERATE = 1e4  # numbers of this size must not give NaN; larger ones, as a huge rate, may
 
 
 _Check: TypeAlias = Callable[[Rule, str, Any, tuple[Any, ...]], Any]
@@ -115,11 +113,7 @@ def _call(rule: Any, method: str, check: _Check, *args: Any) -> Any:
 
 
 def _round(
-    call: Callable[..., Any],
-    rules: Sequence[Any],
-    params: Tree,
-    grad: float,
-    rows: tuple[int, ...],
+    call: Callable[..., Any], rules: Sequence[Any], params: Tree, grad: float, rows: tuple[int, ...]
 ) -> None:
     """Call every method of a round; ``rows`` is the shape of a number."""
     client, server, *aggregators = rules

@@ -36,8 +36,7 @@ class ClientMetrics:
     examples: npt.NDArray[np.int64]
     metric: npt.NDArray[np.float64]
     loss: npt.NDArray[np.float64]
-    personal: npt.NDArray[np.float64] | None = None
-    """Metric of each client's personal model; None if the algorithm has none."""
+    personal: npt.NDArray[np.float64] | None = None  # of each client's personal model, if any
     tuned: npt.NDArray[np.float64] | None = None
     """Metric of each client's model after fine-tuning; None unless ``protocol.fine_tune``."""
 
@@ -132,8 +131,7 @@ class Record(NamedTuple):
     bytes_up: int  # arrays received from it
     bytes_up_bound: int  # the same, if whole numbers used no more bits than they need
     scalar_bytes_down: int
-    scalar_bytes_up: int
-    """Steps, rounds, losses, learning rates and example counts, apart from the arrays."""
+    scalar_bytes_up: int  # steps, rounds, losses, learning rates and counts, apart from the arrays
     bytes_kept: int  # bytes that each client keeps until it is sampled again
     total_bytes_down: int  # arrays and scalars of all rounds so far
     total_bytes_up: int
@@ -141,9 +139,7 @@ class Record(NamedTuple):
     loss: float | None = None  # evaluation loss; None in rounds without evaluation
     metric: float | None = None
     diverged: bool = False
-    client_loss: tuple[float, ...] | None = None
-    """Training loss of the merged clients: minimum, 10 %, median, 90 %, maximum; six digits. None
-    without clients."""
+    client_loss: tuple[float, ...] | None = None  # quantiles over merged clients, if any
     rejected: tuple[tuple[str, float], ...] = ()
     """Clients whose uploads were rejected, each with the norm of its update over the cohort's
     median, which is infinite if the update was not finite. The 50 largest of more; ``dropped``
@@ -165,8 +161,7 @@ class History:
     trial: Trial
     records: tuple[Record, ...]
     params: Tree
-    clients: tuple[ClientMetrics, ...] = ()
-    """Metrics on single clients, in the order of rounds; the last is of the final model."""
+    clients: tuple[ClientMetrics, ...] = ()  # metrics on single clients by round
 
     def __repr__(self) -> str:
         name, metrics = self.trial.name or self.trial.algorithm.name, self.metrics

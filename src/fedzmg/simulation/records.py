@@ -17,16 +17,14 @@ from torch import Tensor
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.local import Broadcast
-from fedzmg.engine.outliers import OUTLIER, ratios_to_median
+from fedzmg.engine.norms import OUTLIER, ratios_to_median
 from fedzmg.simulation.history import Record
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, tree_map
 
-QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Shares of a cohort at which its training losses are recorded."""
+QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)  # shares of a cohort whose training losses are recorded
 EXAMPLE_COUNT = 8  # bytes of the example count that weights a client's upload
-MOST_NAMED, LONGEST_NAME = 50, 100
-"""Clients that a record names at most, and characters of a name: a line of a log is bounded."""
+MOST_NAMED, LONGEST_NAME = 50, 100  # clients of a record, and characters of a name, at most
 
 
 class Message(NamedTuple):

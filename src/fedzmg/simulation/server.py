@@ -23,9 +23,7 @@ from fedzmg.wrappers.parts import travelling
 from fedzmg.wrappers.wrapper import ServerWrapper
 
 DIVERGED_AFTER = 3  # rounds in a row that lose every upload before a trial counts as diverged
-TOGETHER = 16
-"""Trials whose updates are aggregated at once on a GPU, to bound memory. On a CPU it is one: a
-trial then gives the same bits alone and in a pack."""
+TOGETHER = 16  # trials aggregated at once on a GPU, to bound memory; on a CPU one, for its bits
 
 
 class Snapshot(NamedTuple):

@@ -174,8 +174,7 @@ def warnings(data: Mapping[str, Any]) -> list[str]:
 class Tuned:
     """Best options of every algorithm on a task; ``print`` shows them."""
 
-    data: Mapping[str, Any] = field(repr=False)
-    """Content of ``grid.json``: every point and its score."""
+    data: Mapping[str, Any] = field(repr=False)  # ``grid.json``: every point and its score
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:

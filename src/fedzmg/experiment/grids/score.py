@@ -46,11 +46,7 @@ def counted(spec: GridSpec) -> range:
 
 
 def score(
-    spec: GridSpec,
-    name: str,
-    task: Task,
-    rows: Rows,
-    stops: Mapping[int, Stopped],
+    spec: GridSpec, name: str, task: Task, rows: Rows, stops: Mapping[int, Stopped]
 ) -> dict[str, Any]:
     """Return the scores of an algorithm's grid, ready for JSON.
 

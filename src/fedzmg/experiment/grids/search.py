@@ -27,8 +27,7 @@ from fedzmg.tree import tree_map
 
 LOGS = ("metrics.jsonl", "stopped.jsonl")
 CHECKPOINT = "checkpoint.safetensors"
-PACKS = "packs"
-"""Directory of packs that other processes train; each has logs and a checkpoint of its own."""
+PACKS = "packs"  # packs that other processes train; each has logs and a checkpoint of its own
 
 
 class GridTrial(NamedTuple):

@@ -21,8 +21,7 @@ from fedzmg.storage.reading import MOST_PLANNED
 from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Task
 
-NO_GRID = ("tuned", "known", "given")
-"""Values of ``rates`` that do not name the directory of a grid."""
+NO_GRID = ("tuned", "known", "given")  # values of ``rates`` that name no directory of a grid
 
 
 Rung: TypeAlias = Annotated[list[int], pydantic.Field(min_length=2, max_length=2)]
