@@ -131,6 +131,28 @@ def test_choosing_takes_a_small_share_and_never_a_slower_path(passes: Any) -> No
             assert choice.onednn == (without * choose.CLEAR_SPEEDUP > 1)
 
 
+@pytest.mark.parametrize(("fixed", "compiles"), [(0.9, True), (0.0, False)])
+def test_compiling_must_save_more_than_it_takes(
+    monkeypatch: pytest.MonkeyPatch, fixed: float, compiles: bool
+) -> None:
+    """Compiling saves time that does not grow with the number of clients, and no other."""
+
+    def fake(engine: object, probe: Probe) -> float:
+        if isinstance(engine, Sequential):
+            return 2.0 * MILLISECOND * probe.client_steps
+        clients = len(probe.batches)
+        each = fixed * len(SIZES) + (1 - fixed) * clients
+        return each * MILLISECOND * probe.client_steps / clients
+
+    monkeypatch.setattr(choose, "_pass_seconds", fake)
+    monkeypatch.setattr(choose, "can_compile", lambda _: True)
+    built = simulation("sequential")
+    found = choose.choose_on_cpu(built.program, built.probe(), 10**6).path
+    assert found == ("compiled" if compiles else "vectorized")
+    # With 0.9 of a step's time fixed, few rounds cannot save twice the time of the compiler.
+    assert choose.choose_on_cpu(built.program, built.probe(), 10**2).path == "vectorized"
+
+
 def test_a_network_of_long_steps_is_not_tried_out(passes: Any) -> None:
     """The first round would come seconds later."""
     built, costs = simulation("sequential"), product(("sequential", "vectorized"), (True, False))

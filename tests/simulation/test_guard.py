@@ -23,7 +23,7 @@ from fedzmg.data.plan import ClientBatch, full_pass
 from fedzmg.engine import aggregate
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.local import Chunk, Outcome
-from fedzmg.engine.norms import FEWEST, OUTLIER
+from fedzmg.engine.sums import FEWEST, OUTLIER
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.run import RunSpec

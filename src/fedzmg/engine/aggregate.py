@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.difference import add_models
 from fedzmg.engine.local import Chunk
-from fedzmg.engine.norms import OUTLIER, largest, ratios_to_median
-from fedzmg.engine.sums import MergedPart, Sums
+from fedzmg.engine.sums import OUTLIER, MergedPart, Sums, add_models, largest, ratios_to_median
 from fedzmg.messages import Cohort, Rows, Upload
 from fedzmg.tree import Flat, State, flat_form, flatten_rows, leaves, row, tree_map, unflatten_rows
 

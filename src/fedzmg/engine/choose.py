@@ -39,6 +39,8 @@ IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short trainin
 TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
 PROBE_STEPS, MOST_STEPS = 2, 8  # local steps of a timed pass: fewest, and most on a CPU
 
+CPU_COMPILE_SECONDS = 40.0  # time to compile a step on two cores (measured: 18 to 77 s)
+CPU_COMPILE_GAIN = 0.8  # share of a step's time for no clients that it saves (measured: 0.83, 1.0)
 COMPILE_SECONDS = 30.0  # time to compile a step for a GPU
 GRAPH_COMPILE_GAIN = 0.6  # share of a graph's time that compiling saves (H200: 0.65)
 PACKED_COST = 0.5  # cost of a packed trial relative to a lone one on a GPU (measured: 0.48)
@@ -229,10 +231,7 @@ class _Timings:
 def choose_on_cpu(
     program: Program, probe: Probe, rounds_left: int, chunk: int | None = None
 ) -> EngineChoice:
-    """Time the loop on one client and the map on as many as a share of the training allows.
-
-    Nothing is compiled: that takes longer than many a training.
-    """
+    """Time the loop on one client and the map on as many as a share of the training allows."""
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
     planned = rounds_left * probe.client_steps
@@ -251,9 +250,8 @@ def choose_on_cpu(
     steps_in_time = int(CHOOSING_SECONDS / max(first, 1e-9))
     width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 1)
     if width < MIN_WIDTH:
-        return EngineChoice(
-            "sequential", f"{first:.2g} s a step: too long to try other paths", True
-        )
+        long = f"{first:.2g} s a step: too long to try other paths"
+        return EngineChoice("sequential", long, True)
     most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (1 + width)) - 1)
     short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)
     timings.parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
@@ -286,7 +284,28 @@ def choose_on_cpu(
         )
         if enabled:
             break
+    if path == "vectorized" and can_compile(program.device):
+        part, steps = timings.parts[path], probe.steps * rounds_left
+        saved = _compile_saves(program, part, mapped * len(part.batches), steps, enabled)
+        if saved > 2 * CPU_COMPILE_SECONDS:
+            return EngineChoice(
+                "compiled", f"{timings}; compiling should save {saved:.0f} s", enabled
+            )
     return EngineChoice(path, str(timings), enabled)
+
+
+def _compile_saves(
+    program: Program, part: Probe, mapped: float, steps: int, enabled: bool
+) -> float:
+    """Estimate what compiling saves: most of the seconds of a step that any width takes."""
+    clients, most = len(part.batches), CPU_COMPILE_GAIN * mapped * steps
+    if most < 2 * CPU_COMPILE_SECONDS or clients < 2 * MIN_WIDTH:
+        return 0.0
+    half = _Timings(program, None)
+    half.parts["vectorized"] = part.longest(clients // 2)
+    with_half = min(half.time("vectorized", enabled) for _ in range(2)) * (clients // 2)
+    grows = (mapped - with_half) / (clients - clients // 2)
+    return CPU_COMPILE_GAIN * max(0.0, mapped - grows * clients) * steps
 
 
 def choose_on_gpu(

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.local import Broadcast
-from fedzmg.engine.norms import OUTLIER, ratios_to_median
+from fedzmg.engine.sums import OUTLIER, ratios_to_median
 from fedzmg.simulation.history import Record
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, tree_map
