@@ -155,9 +155,9 @@ pytree.register_pytree_node(
 
 def tree_map(function: Callable[..., Any], value: T, *others: Any) -> T:
     """Apply ``function`` to every tensor of nested trees, tuples, lists and dicts."""
-    found: Any
-    if isinstance(value, Tree):
-        found = value.map(function, *others)
+    found: Any = value
+    if type(value) is Tree:  # the fastest check
+        found = found.map(function, *others)
     elif isinstance(value, tuple | list):
         parts = [tree_map(function, *same) for same in zip(value, *others, strict=True)]
         found = type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -178,7 +178,7 @@ def vmap(function: Callable[..., Any]) -> Callable[..., Any]:
     plain = torch.vmap(function)
 
     def mapped(*args: Any) -> Any:
-        first = next(_tensors(args), None)
+        first = next(iter(leaves(args)), None)
         if first is None or torch.compiler.is_compiling():
             return plain(*args)
         size = len(first)
@@ -205,17 +205,19 @@ def map_trees(function: Callable[[Tree], Tree], value: Any) -> Any:
 
 def leaves(value: Any) -> list[Tensor]:
     """Return every tensor of nested trees, tuples, lists and dicts, in a fixed order."""
-    return list(_tensors(value))
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tree | dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors(part)
+def _collect(value: Any, found: list[Tensor]) -> None:
+    if type(value) is Tree:
+        found.extend(value._tensors.values())
+    elif isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            _collect(part, found)
     else:
-        yield value
+        found.append(value)
 
 
 def stack(values: list[T]) -> T:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedzmg.models.keyed import KeyedFunctions
-from fedzmg.seeds import step_keys
+from fedzmg.seeds import key, step_keys
 
-KEYS = torch.from_numpy(step_keys(0, "dropout", 5, steps=4))
+KEYS = torch.from_numpy(step_keys(np.array([key(0, "dropout", 5)]), 4)[0])
 ROWS, COLUMNS = 200, 50
 
 

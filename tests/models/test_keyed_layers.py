@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,10 +16,10 @@ from fedzmg.errors import InputError
 from fedzmg.models import FunctionalModel, RandomFlip, RandomShift
 from fedzmg.models.kernels.layers import BLOCK, RANGE, draws, hash32, random_bits
 from fedzmg.models.layers import KeyedDropout, KeyedLayer
-from fedzmg.seeds import step_keys
+from fedzmg.seeds import key, step_keys
 from golden_problems import Net
 
-KEYS = torch.from_numpy(step_keys(0, "dropout", 5, steps=50))
+KEYS = torch.from_numpy(step_keys(np.array([key(0, "dropout", 5)]), 50)[0])
 
 
 def apply(layer: KeyedLayer, x: Tensor, key: Tensor = KEYS[0]) -> Tensor:
@@ -37,7 +38,7 @@ def correlation(left: Tensor, right: Tensor) -> float:
 
 
 def test_keep_rate_of_every_element_and_every_row() -> None:
-    keys = torch.from_numpy(step_keys(3, "dropout", 0, steps=4000))
+    keys = torch.from_numpy(step_keys(np.array([key(3, "dropout", 0)]), 4000)[0])
     bits = torch.vmap(lambda key: random_bits(key, 0, torch.Size((4, 8)), key.device))(keys)
     kept = (bits >= int(0.3 * RANGE)).double()
     assert float((kept.mean(0) - 0.7).abs().max()) < 5.5 * math.sqrt(0.21 / 4000)
@@ -58,10 +59,10 @@ def test_a_layer_called_twice_in_one_pass_draws_twice() -> None:
     net = Net(lambda m, x: torch.stack([m.drop(x), m.drop(x), m.drop(x)], 1), **layers)
     model = FunctionalModel(net)
     x = torch.ones(100, 64)
-    for key in KEYS[:3]:
-        kept = model.train(model.params(), x, key) != 0
-        assert torch.equal(kept, model.train(model.params(), x, key) != 0)
-        assert torch.equal(kept[:, 0], mask(key, (100, 64)))
+    for own in KEYS[:3]:
+        kept = model.train(model.params(), x, own) != 0
+        assert torch.equal(kept, model.train(model.params(), x, own) != 0)
+        assert torch.equal(kept[:, 0], mask(own, (100, 64)))
         for i, j in ((0, 1), (0, 2), (1, 2)):
             assert abs(correlation(kept[:, i], kept[:, j])) < 5 / math.sqrt(x.numel())
 

@@ -6,7 +6,7 @@ function of (seed, round, client), made on the host before the round runs.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedzmg.data.columns import Ids
 from fedzmg.errors import InputError, brief
 from fedzmg.participation import LARGEST_WORK, Participation, Work, function_name, is_number
-from fedzmg.seeds import key, step_keys, stream
+from fedzmg.seeds import brief_stream, key, step_keys, stream
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,19 @@ class Stream:
     indices: Ids
     counts: Ids
     closes: npt.NDArray[np.bool_]
-    keys: Ids
+    key: int
 
     def __len__(self) -> int:
         return len(self.counts)
 
-    def __getitem__(self, steps: slice) -> "Stream":
-        return Stream(*(getattr(self, field.name)[steps] for field in fields(self)))
+    @property
+    def keys(self) -> Ids:
+        """Return a key for random numbers of each step."""
+        own: Ids = step_keys(np.array([self.key]), len(self))[0]
+        return own
+
+    def __getitem__(self, first: slice) -> "Stream":
+        return Stream(self.indices[first], self.counts[first], self.closes[first], self.key)
 
 
 class ClientBatch(NamedTuple):
@@ -74,7 +80,7 @@ class ClientBatch(NamedTuple):
 
 def sample_cohort(seed: int, round_: int, population: int, size: int, *, replacement: bool) -> Ids:
     """Sample the clients of a round, the same for every algorithm under this seed."""
-    rng = stream(seed, "cohort", round_)
+    rng = brief_stream(seed, "cohort", round_)
     return rng.choice(population, size=size, replace=replacement)
 
 
@@ -164,8 +170,8 @@ def local_stream(
 ) -> Stream:
     """Plan the steps of one client, whose examples are ``first : first + count``."""
     address = (round_, client, occurrence)
-    rng = stream(seed, "order", *address)
-    order = first + np.stack([rng.permutation(count) for _ in range(batching.epochs)])
+    same = np.broadcast_to(np.arange(first, first + count), (batching.epochs, count))
+    order = brief_stream(seed, "order", *address).permuted(same, axis=1)
     if batching.straddle:
         indices, counts = _cut(order.reshape(1, -1), batching.size, first, batching.keep_partial)
         ends = (np.arange(1, batching.epochs + 1) * count - 1) // batching.size
@@ -174,15 +180,14 @@ def local_stream(
         indices, counts = _cut(order, batching.size, first, batching.keep_partial)
         per_epoch = len(counts) // batching.epochs
         closes = np.arange(1, len(counts) + 1) % max(per_epoch, 1) == 0
-    keys = step_keys(seed, "dropout", *address, steps=len(counts))
-    return Stream(indices, counts, closes, keys)
+    return Stream(indices, counts, closes, key(seed, "dropout", *address))
 
 
 def full_pass(size: int, first: int, count: int) -> Stream:
     """Plan one pass over all examples of a client, in order."""
     indices, counts = _cut(np.arange(first, first + count)[None], size, first)
     none = np.zeros(len(counts), dtype=np.int64)
-    return Stream(indices, counts, none.astype(np.bool_), none)
+    return Stream(indices, counts, none.astype(np.bool_), 0)
 
 
 def _cut(order: Ids, size: int, first: int, keep_partial: bool = True) -> tuple[Ids, Ids]:
@@ -213,7 +218,7 @@ def pad(streams: Sequence[Stream], *, per_example: bool = False) -> Padded:
     lengths = np.array([len(s) for s in streams], dtype=np.int64)
     each, size = (len(streams), int(lengths.max())), streams[0].indices.shape[1]
     indices, weights = np.zeros((*each, size), dtype=np.int64), np.zeros((*each, size))
-    closes, keys = np.zeros(each, dtype=np.bool_), np.zeros(each, dtype=np.int64)
+    closes, keys = np.zeros(each, np.bool_), step_keys(np.array([s.key for s in streams]), each[1])
     out = Padded(indices, weights, closes, keys, lengths)
     for k, s in enumerate(streams):
         n = len(s)
@@ -222,5 +227,4 @@ def pad(streams: Sequence[Stream], *, per_example: bool = False) -> Padded:
         out.indices[k, :n] = s.indices
         out.weights[k, :n] = real / np.maximum(divisor, 1)
         out.closes[k, :n] = s.closes
-        out.keys[k, :n] = s.keys
     return out

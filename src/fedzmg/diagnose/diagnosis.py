@@ -190,7 +190,7 @@ def gradients(task: Task, params: Tree, weights: Floats) -> Iterator[Part]:
     """Yield the gradients of every client's mean loss, without dropout, and the weights."""
     size = min(PASS_SIZE, int(task.train.counts.max()))
     none = np.zeros(0, np.int64)
-    nothing = Stream(np.zeros((0, size), np.int64), none, none.astype(np.bool_), none)
+    nothing = Stream(np.zeros((0, size), np.int64), none, none.astype(np.bool_), 0)
     entries = [ClientBatch(0, k, int(n), nothing) for k, n in enumerate(task.train.counts)]
     # Without local steps, MimeLite only uploads its full gradient.
     yield from _uploads(task, MimeLite(), entries, params, weights)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedzmg.data.columns import Ids
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Chunk
 from fedzmg.engine.sums import OUTLIER, MergedPart, Sums, add_models, largest, ratios_to_median
@@ -28,11 +29,19 @@ from fedzmg.tree import Flat, State, flat_form, flatten_rows, leaves, row, tree_
 LARGE = 1 << 18  # values of a model above which copies cost more than operations
 
 
-class _Uploads(NamedTuple):
-    """Flat uploads of a chunk; ``batches[i]`` has row ``rows[i]``, and entry ``i`` elsewhere."""
+class Tables(NamedTuple):
+    """Places of a chunk's clients in what is merged; entry ``i`` is the client of a batch ``i``."""
 
-    batches: list[int]
-    rows: Tensor
+    rows: Tensor  # row of every entry in the outcomes
+    weights: Tensor  # usual weights of entries
+    order: Tensor  # entry that every trial adds at every step; -1: none
+
+
+class _Uploads(NamedTuple):
+    """Flat uploads of a chunk, in the order of its outcomes; ``steps`` and others by entry."""
+
+    tables: Tables
+    trials: slice
     averaged: Tensor
     total: Tensor
     steps: Tensor
@@ -99,10 +108,30 @@ class Merger:
         An upload with a value that is not finite, or a weight below zero, is dropped and counted.
         Nothing here waits for the device.
         """
-        self.upload = chunk.outcomes.upload
         self.computed += chunk.computed
         if self._add_models(chunk):
+            self.upload = chunk.outcomes.upload
             return
+        self.add_rows(chunk, *self.tables(chunk))
+        self._order += chunk.batches
+
+    def begin_whole(self, chunk: Chunk) -> tuple[slice, Tables, Tensor]:
+        """Make the tables of a chunk that is the whole cohort, and the table of :meth:`finish`."""
+        self.upload, self.computed = chunk.outcomes.upload, chunk.computed
+        trials, tables = self.tables(chunk)
+        self._order += chunk.batches
+        return trials, tables, _sent(self.line_up(), tables.rows.device)
+
+    def tables(self, chunk: Chunk) -> tuple[slice, Tables]:
+        """Make the tables of a chunk, and the trials that have clients in it."""
+        trials, order = self._schedule(chunk.batches)
+        weights = torch.tensor([self._usual[i] for i in chunk.batches], dtype=torch.float64)
+        made, device = (chunk.rows, weights, order), chunk.outcomes.loss.device
+        return trials, Tables(*(_sent(table, device) for table in made))
+
+    def add_rows(self, chunk: Chunk, trials: slice, tables: Tables) -> None:
+        """Merge a chunk whose tables are known; only a server that weighs clients reads more."""
+        self.upload = chunk.outcomes.upload
         if chunk.origin is not None:
             moved = chunk.origin.map(lambda sent, own: sent - own, self.upload.delta)
             self.upload = self.upload._replace(delta=moved)
@@ -113,8 +142,7 @@ class Merger:
             self._begin(form, total_form, averaged, total.shape[1])
             if self._weigh and not own_weights:
                 table = self._table(range(len(self._batches)))
-                usual = torch.tensor(self._usual, dtype=torch.float64)
-                usual = usual.to(averaged.device, non_blocking=True)
+                usual = _sent(torch.tensor(self._usual, dtype=torch.float64), averaged.device)
                 self._weighed_all = self._weighed(table, self._lined_up([usual], table))
         # The largest absolute value is not finite if any is not: one pass, and nothing written.
         split = sum(shape.numel() for shape in form.shapes[: len(self.upload.delta)])
@@ -129,24 +157,19 @@ class Merger:
         for part in (averaged, total):
             if part.shape[1] and not (is_at_hand(part) and bool(finite.all())):
                 part.masked_fill_(~finite[:, None], 0)
-        device = finite.device
-        order = torch.tensor(chunk.rows).to(device, non_blocking=True)
-        own = [self._usual[i] for i in chunk.batches]
-        weights = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
-        merged = finite[order] & (weights > 0)
+        rows, weights = tables.rows, tables.weights
+        merged = finite[rows] & (weights > 0)
         if own_weights:
-            weights = self.upload.weight[order].double()
+            weights = self.upload.weight[rows].double()
         elif self._weighed_all is not None:
-            batches = torch.tensor(chunk.batches).to(device, non_blocking=True)
-            weights = self._weighed_all[batches]
+            weights = self._weighed_all[self._index(chunk.batches)]
         if own_weights or self._weigh:
             merged &= _valid(weights, averaged)
-        facts, steps = facts[:, order], chunk.outcomes.steps[order]
+        facts, steps = facts[:, rows], chunk.outcomes.steps[rows]
         self._facts.append(torch.where(merged, facts, nan))
-        self._order += chunk.batches
         if each:
-            self._each.append(row(self.upload.each, order))
-        uploads = _Uploads(chunk.batches, order, averaged, total, steps, facts[0], weights)
+            self._each.append(row(self.upload.each, rows))
+        uploads = _Uploads(tables, trials, averaged, total, steps, facts[0], weights)
         if self._guard or self._fewest or (self._weigh and own_weights):
             self._kept.append(uploads)
         else:
@@ -198,10 +221,15 @@ class Merger:
         self.accepted += part.accepted
         self.computed += part.computed
 
-    def finish(self) -> None:
-        """Line up the clients of every trial, and merge the uploads that were kept and count."""
+    def line_up(self) -> list[list[int]]:
+        """Line up the clients of every trial; return their entries, -1 is padding."""
         table = self._table(range(len(self._order)))
         self.clients = [[self._client(position) for position in row] for row in table]
+        return table
+
+    def finish(self, table: Any = None) -> None:
+        """Order what is known of clients by trial, and merge the uploads that were kept."""
+        table = self.line_up() if table is None else table
         facts = self._lined_up(self._facts, table)
         self.losses, self.norms = facts[0], facts[1:]
         if self._kept:
@@ -219,7 +247,7 @@ class Merger:
             self.losses = torch.where(usual, self.losses, nan)
             usual = usual.flatten()[self._places(table)]
             for i, uploads in enumerate(self._kept):
-                end = len(uploads.batches)
+                end = len(uploads.weights)
                 self._kept[i] = uploads._replace(weights=own[:end])
                 self._merge(self._kept[i], usual[:end])
                 own, usual = own[end:], usual[end:]
@@ -237,7 +265,7 @@ class Merger:
         weights = self.sums.weight.new_zeros(len(deltas))
         for accepted in self.accepted:
             uploads, chosen = self._kept.pop(0), places[: len(accepted)]
-            placed = torch.where(accepted[:, None], uploads.averaged[uploads.rows], 0)
+            placed = torch.where(accepted[:, None], uploads.averaged[uploads.tables.rows], 0)
             deltas.index_copy_(0, chosen, placed)
             weights.index_copy_(0, chosen, torch.where(accepted, uploads.weights, 0.0))
             places = places[len(accepted) :]
@@ -258,14 +286,14 @@ class Merger:
         return [found + [-1] * (max(map(len, own)) - len(found)) for found in own]
 
     def _index(self, table: Any) -> Tensor:
-        return torch.as_tensor(table).to(self.sums.weight.device, non_blocking=True)
+        return _sent(table, self.sums.weight.device)
 
     def _places(self, table: list[list[int]]) -> Tensor:
         """Return the place of every entry in the flat table."""
         ranked = np.argsort(table, axis=None)
         return self._index(ranked[np.sort(table, axis=None) >= 0])
 
-    def _lined_up(self, parts: list[Tensor], table: list[list[int]]) -> Tensor:
+    def _lined_up(self, parts: list[Tensor], table: Any) -> Tensor:
         """Order values by a table, entries on the last axis; NaN or false in padding."""
         blank = False if parts[0].dtype == torch.bool else nan
         padding = parts[0].new_full((*parts[0].shape[:-1], 1), blank)
@@ -290,14 +318,12 @@ class Merger:
 
     def _merge(self, uploads: _Uploads, merged: Tensor) -> None:
         """Add uploads to the sums; ``merged`` flags those that count."""
-        averaged, total = uploads.averaged, uploads.total
-        trials, schedule = self._schedule(uploads.batches)
-        places = schedule.to(averaged.device, non_blocking=True)
+        averaged, total, places = uploads.averaged, uploads.total, uploads.tables.order
         uploaded = places >= 0
         accepted = uploaded & merged[places]
         weights = torch.where(accepted, uploads.weights[places], 0.0)
         factors = weights.to(averaged.dtype)[:, :, None]
-        sums = Sums(*(part[trials] for part in self.sums))
+        sums = Sums(*(part[uploads.trials] for part in self.sums))
         # Whole numbers have the same sum in any order, weights of rules do not.
         rounds = self._weigh is not None or isinstance(self.upload.weight, Tensor)
         for part in weights if rounds else [weights.sum(0)]:
@@ -306,7 +332,7 @@ class Merger:
         sums.dropped.add_((uploaded & ~accepted).sum(0))
         sums.steps.add_(torch.where(accepted, uploads.steps[places], 0).sum(0))
         losses = torch.where(accepted, uploads.loss[places], 0.0)
-        for i, chosen in enumerate(uploads.rows[places]):
+        for i, chosen in enumerate(uploads.tables.rows[places]):
             if not self._fewest:
                 sums.averaged.add_(_scaled_rows(averaged, chosen, factors[i]))
             sums.loss.add_(losses[i])
@@ -314,7 +340,7 @@ class Merger:
                 sums.total.add_(torch.where(accepted[i][:, None], total[chosen], 0))
         self.accepted.append(merged)
 
-    def _schedule(self, batches: list[int]) -> tuple[Any, Tensor]:
+    def _schedule(self, batches: list[int]) -> tuple[slice, Ids]:
         """Order the clients of a chunk as the cohort, trials side by side.
 
         Returns the trials, and the entry that each adds at each step; -1: none.
@@ -330,7 +356,7 @@ class Merger:
         places = np.full((longest, trials.stop - trials.start), -1, dtype=np.int64)
         for trial, queue in queues.items():
             places[: len(queue), trial - trials.start] = queue
-        return trials, torch.from_numpy(places)
+        return trials, places
 
     def cohort(
         self, population: int, round_: Tensor, key: Any = (), delta: Tensor | None = None
@@ -359,6 +385,11 @@ class Merger:
             each = tree_map(lambda leaf: _blanked(leaf[index], valid), rows)
         clients = self._numbers(table) if self._by_client else ()
         return cohort._replace(each=each, valid=valid, clients=clients)
+
+
+def _sent(table: Any, device: torch.device) -> Tensor:
+    """Copy a table to a device without waiting for it."""
+    return torch.as_tensor(table).to(device, non_blocking=True)
 
 
 def _blanked(rows: Tensor, valid: Tensor) -> Tensor:

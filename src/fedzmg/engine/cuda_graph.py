@@ -22,6 +22,7 @@ from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
+from fedzmg.engine.replay import copy_all
 from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
@@ -167,7 +168,7 @@ class StepGraphs:
         for width in widths:
             if width not in buffers.steps:
                 buffers.steps[width] = self._capture(buffers, width)
-        _copy_all(leaves(buffers.state), leaves(state))
+        copy_all(leaves(buffers.state), leaves(state))
         for target, part in zip(buffers.plan, padded, strict=True):
             _upload(part, target[:, :steps] if part.ndim > 1 else target)
         buffers.time.zero_()
@@ -251,17 +252,6 @@ class StepGraphs:
         if len(_LOSSES) > MOST_LOSSES:
             del _LOSSES[next(iter(_LOSSES))]
         return _Code(loss, compile_apart(plain.next_point), compile_apart(plain.advance))
-
-
-def _copy_all(targets: list[Tensor], values: list[Tensor]) -> None:
-    """Copy tensors in few launches: mixed types would be copied one by one."""
-    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for target, value in zip(targets, values, strict=True):
-        own = by_type.setdefault(target.dtype, ([], []))
-        own[0].append(target)
-        own[1].append(value)
-    for old, new in by_type.values():
-        torch._foreach_copy_(old, new)
 
 
 def _upload(array: npt.NDArray[Any], target: Tensor) -> None:

@@ -22,6 +22,7 @@ from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
+from fedzmg.engine.replay import Replayed
 from fedzmg.engine.sequential import Sequential
 from fedzmg.errors import CannotMap, InputError
 from fedzmg.messages import ClientContext, FullPass
@@ -106,18 +107,40 @@ class Vectorized:
         program = self.program
         # One transfer that does not wait for what the device is still busy with.
         facts = torch.tensor([[b.trial for b in batches], *program.facts(batches)])
-        trial, *known = facts.to(program.device, non_blocking=True)
-        own: Broadcast = tree_map(lambda leaf: leaf[trial], broadcast)
-        context, numbers = program.context(own, memory, *known), dict(own.numbers)
-        full_pass: FullPass | tuple[()] = ()
-        if program.rule.full_pass != "never":
-            begin = self._map(local.first_model, numbers, context)
-            full_pass = self._full_pass(batches, begin)
-        work = self._map(local.start, numbers, context, full_pass)
-        run = self._replay if self.cuda_graph else self._run
-        work = run(batches, ClientState(numbers, context, work))
-        out: Outcome = self._map(local.finish, numbers, context, work)
+        known = facts.to(program.device, non_blocking=True)
+        if program.rule.full_pass == "never":
+            state = self._begin((), broadcast, memory, known)
+        else:
+            numbers, context = self._context(broadcast, memory, known)
+            full_pass = self._full_pass(batches, self._map(local.first_model, numbers, context))
+            work = self._map(local.start, numbers, context, full_pass)
+            state = ClientState(numbers, context, work)
+        work = (self._replay if self.cuda_graph else self._run)(batches, state)
+        out: Outcome = self._finish((), state._replace(work=work))
         return out
+
+    def _context(
+        self, broadcast: Broadcast, memory: State, known: Tensor
+    ) -> tuple[dict[str, Tensor], ClientContext]:
+        trial, *facts = known
+        own: Broadcast = tree_map(lambda leaf: leaf[trial], broadcast)
+        return dict(own.numbers), self.program.context(own, memory, *facts)
+
+    @functools.cached_property
+    def _begin(self) -> Callable[..., ClientState]:
+        def begin(_: Any, *known: Any) -> ClientState:
+            numbers, context = self._context(*known)
+            return ClientState(numbers, context, self._map(local.start, numbers, context, ()))
+
+        return Replayed(begin) if self.cuda_graph else begin
+
+    @functools.cached_property
+    def _finish(self) -> Callable[..., Outcome]:
+        def finish(_: Any, state: ClientState) -> Outcome:
+            out: Outcome = self._map(local.finish, *state)
+            return out
+
+        return Replayed(finish) if self.cuda_graph else finish
 
     def _run(self, batches: list[ClientBatch], state: ClientState) -> Work:
         padded = pad([b.stream for b in batches])

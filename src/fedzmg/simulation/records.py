@@ -144,28 +144,40 @@ class Reading:
 class RoundFacts:
     """Numbers of a round on their way from the device, in one transfer that nobody waits for.
 
-    ``columns`` are alive, clients, dropped, steps, loss, bytes down and up so far, and after an
-    evaluation loss and metric. Losses and norms of single clients follow, a row per trial.
+    Every trial has a row of ``numbers``: see :meth:`numbers`; ``last`` are columns beside them:
+    alive, and after an evaluation loss and metric.
     """
 
     def __init__(
-        self, columns: list[Tensor], merger: Merger, sizes: list[tuple[Message, Message]]
+        self,
+        numbers: Tensor,
+        sizes: list[tuple[Message, Message]],
+        last: list[Tensor],
+        clients: list[list[int | None]],
     ) -> None:
-        numbers = torch.stack([column.double() for column in columns], 1)
-        self._reading = Reading(torch.cat([numbers, merger.losses, *merger.norms], 1))
-        self._width, self._sizes, self._clients = len(columns), sizes, merger.clients
+        columns = [column.double()[:, None] for column in last]
+        self._reading = Reading(torch.cat([numbers, *columns], 1))
+        self._last, self._sizes, self._clients = len(last), sizes, clients
+
+    @staticmethod
+    def numbers(merger: Merger, traffic: Tensor) -> Tensor:
+        """Collect clients, dropped, steps, loss, bytes so far; then single losses and norms."""
+        sums = merger.sums
+        columns = sums.clients, sums.dropped, sums.steps, sums.loss, *traffic.T
+        known = torch.stack([column.double() for column in columns], 1)
+        return torch.cat([known, merger.losses, *merger.norms], 1)
 
     def records(self, round_: int, task: Task, *, kept: int, guard: bool) -> list[Record]:
         """Make the records of a round, with zero seconds."""
         records = []
         rows = zip(self._sizes, self._reading.rows(), self._clients, strict=True)
         for (down, one_up), values, owners in rows:
-            counts, loss, score = [int(v) for v in values[:4]], values[4], values[7 : self._width]
-            alive, clients, dropped, steps = counts
+            clients, dropped, steps = (int(value) for value in values[:3])
+            end, split = len(values) - self._last, 6 + len(owners)
+            alive, *score = values[end:]
             up = one_up.times(clients + dropped)
-            split = self._width + len(owners)
             # The uploads of a diverged model say nothing about their clients.
-            unusual = unusual_uploads(values[split:], owners, task.train.names) if alive else ()
+            unusual = unusual_uploads(values[split:end], owners, task.train.names) if alive else ()
             rejected = [one for one in unusual if guard or math.isinf(one[1])]
             flagged = [one for one in unusual if one not in rejected]
             records.append(
@@ -174,20 +186,20 @@ class RoundFacts:
                     clients=clients,
                     dropped=dropped,
                     steps=steps,
-                    train_loss=loss / clients if clients else float("nan"),
+                    train_loss=values[3] / clients if clients else float("nan"),
                     bytes_down=down.arrays,
                     bytes_up=up.arrays,
                     bytes_up_bound=up.bound,
                     scalar_bytes_down=down.scalars,
                     scalar_bytes_up=up.scalars,
                     bytes_kept=kept,
-                    total_bytes_down=int(values[5]),
-                    total_bytes_up=int(values[6]),
+                    total_bytes_down=int(values[4]),
+                    total_bytes_up=int(values[5]),
                     seconds=0.0,
                     loss=score[0] if score else None,
                     metric=(score[1] if alive else task.metric.worst) if score else None,
                     diverged=not alive,
-                    client_loss=loss_quantiles(values[self._width : split]),
+                    client_loss=loss_quantiles(values[6:split]),
                     rejected=_largest(rejected),
                     flagged=_largest(flagged),
                 )

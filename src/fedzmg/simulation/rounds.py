@@ -21,13 +21,14 @@ from fedzmg.federation import Federation
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.kernels.precision import Precision, same_bits
+from fedzmg.simulation.closing import Closing
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
 from fedzmg.simulation.host_memory import keep_freed_memory
 from fedzmg.simulation.personal import own_metrics
 from fedzmg.simulation.planner import RoundPlanner
 from fedzmg.simulation.program import build_program
-from fedzmg.simulation.records import RoundFacts, message_sizes
+from fedzmg.simulation.records import RoundFacts
 from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
 from fedzmg.simulation.shards import (
     Memories,
@@ -40,7 +41,7 @@ from fedzmg.simulation.shards import (
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, row, stack, tree_map
-from fedzmg.wrappers.parts import fit, travelling
+from fedzmg.wrappers.parts import fit
 
 PROBED_ROUNDS = 100  # rounds that are searched for one with clients
 
@@ -118,6 +119,7 @@ class Simulation:
             self._servers, self.federation, task, self.trials, dtype, device
         )
         check_stages(shards, self.server_side)
+        self._closing = Closing(self.server_side, self._client_rules)
         self.round = 0
         self.snapshot, self.memory = self._begin(restored)
         self._computed, self._useful = 0, 0
@@ -268,23 +270,25 @@ class Simulation:
         self.engine = self.engines.build(self.program)
 
     def _launch_once(self, round_: int, before: Snapshot) -> _Launched:
-        # Plan, train and merge.
-        broadcast = self.broadcast(round_, before)
+        # Plan and train; merge chunk by chunk, or below.
+        broadcast, memories, whole = self.broadcast(round_, before), Memories(), None
         if (sharded := merge_shards(self, round_, broadcast, before)) is not None:
-            (sent, merger), batches, memories = sharded, sharded[0], Memories()
+            (sent, merger), batches = sharded, sharded[0]
         else:
             planned = [] if self.shards else self.planner.batches(round_)
             sent = [b for b in planned if b.trial not in self.stopped_trials]
             batches = sent or [self.planner.absent()]
             memory = self.read_memory([(b.trial, b.client) for b in batches])
             merger = self.server_side.merger(batches, before)
-            memories = train_batches(self.engine, merger, batches, broadcast, memory)
-        merger.finish()
+            if self._replays(len(batches)):
+                [whole] = self.engine.train(batches, broadcast, memory)
+            else:
+                memories = train_batches(self.engine, merger, batches, broadcast, memory)
         if self.device.type == "cuda" and self.shards is None:
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
         # Server.
-        after = self.server_side.next_snapshot(merger, round_, broadcast.round, before)
+        after, numbers, sizes = self._closing.close(round_, sent, broadcast, before, merger, whole)
         # Evaluate.
         scores: list[Tensor] = []
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
@@ -292,19 +296,7 @@ class Simulation:
             # A loss that is not finite ends the trial.
             after = after._replace(alive=after.alive & scores[0].isfinite())
         # Record.
-        sums = merger.sums
-        travels = broadcast._replace(params=travelling(self._servers.rule, broadcast.params))
-        one = row(merger.upload, 0)
-        uploads = [rule.wire(one) for rule in self._client_rules]
-        counts = self.server_side.by_examples and not isinstance(merger.upload.weight, Tensor)
-        wire = self._servers.rule.wire
-        sizes = message_sizes(sent, travels, uploads, counts=counts, wire=wire)
-        totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
-        down, up = totals.to(self.device, non_blocking=True).T
-        traffic = torch.stack([down, up * (sums.clients + sums.dropped)], 1)
-        after = after._replace(traffic=before.traffic + traffic)
-        columns = [after.alive, sums.clients, sums.dropped, sums.steps, sums.loss]
-        facts = RoundFacts([*columns, *after.traffic.T, *scores], merger, sizes)
+        facts = RoundFacts(numbers, sizes, [after.alive, *scores], merger.clients)
         # Nothing of the round is kept before all of it has been computed.
         for (owners, kept), accepted in zip(memories, merger.accepted, strict=False):
             self.memory.write(owners, round_, kept, accepted.tolist())
@@ -313,6 +305,12 @@ class Simulation:
         self._computed += merger.computed
         self._useful += sum(len(batch.stream) for batch in batches)
         return _Launched(round_, after, facts)
+
+    def _replays(self, clients: int) -> bool:
+        """Tell whether a GPU replays what follows local training: all clients train at once."""
+        graphs = isinstance(self.engine, Vectorized) and self.engine.cuda_graph
+        whole = graphs and clients <= (self.chunk or clients)
+        return whole and self.memory.is_empty and self.server_side.only_adds
 
     def _evaluate(self, params: Tree, examples: Examples) -> Tensor:
         """Compute loss and metric of every trial; zeros for stopped ones."""

@@ -122,12 +122,21 @@ class ServerSide(NamedTuple):
         )
         return merger
 
-    def next_snapshot(self, merger: Merger, round_: int, stamp: Tensor, old: Snapshot) -> Snapshot:
+    @property
+    def only_adds(self) -> bool:
+        """Uploads are added and nothing is known of single ones: merging follows from tables."""
+        special = self.guard, self.aggregator, self.rule.rule.own_weights
+        return not any(special) and "client" not in self.rule.rule.needs
+
+    def keys(self, round_: int, device: torch.device) -> Tensor | tuple[()]:
+        """Return a key per trial for random numbers of the server rule, if it needs them."""
+        if "key" not in self.rule.rule.needs:
+            return ()
+        drawn = torch.tensor([key(seed, "server", round_) for seed in self.seeds])
+        return drawn.to(device, non_blocking=True)
+
+    def next_snapshot(self, merger: Merger, keys: Any, stamp: Tensor, old: Snapshot) -> Snapshot:
         """Apply the server step; a trial that lost every upload, or diverged, keeps its state."""
-        keys: Any = ()
-        if "key" in self.rule.rule.needs:
-            drawn = torch.tensor([key(seed, "server", round_) for seed in self.seeds])
-            keys = drawn.to(stamp.device, non_blocking=True)
         delta, merging = None, old.aggregator
         if self.aggregator is not None:
             delta, merging = _aggregate(self.aggregator, merger, old.aggregator)

@@ -1,0 +1,85 @@
+"""Functions of tensors that a GPU replays as CUDA graphs.
+
+The parts of a round around its local steps are hundreds of small operations. To launch them one by
+one takes the host longer than a small model trains.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedzmg.tree import leaves, num_bytes, tree_map
+
+T = TypeVar("T")
+MOST_BYTES = 1 << 28  # of arguments; the host is not late when a device has more to compute with
+MOST_GRAPHS = 8  # of a function; a cohort that changes its size every round is not worth more
+
+
+class _Graph(NamedTuple):
+    arguments: Any
+    run: Callable[[], Any]
+
+
+class Replayed:
+    """A pure function ``(fixed, *tensors)``, replayed as a CUDA graph.
+
+    The first call with a form (``fixed``, shapes and types) runs the function as it is, the second
+    captures it. ``fixed`` is everything that the function does not read from tensors. The next call
+    overwrites the results. A CPU calls the function on the same buffers instead.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._graphs: dict[Any, _Graph | None] = {}
+
+    def __call__(self, fixed: Hashable, *arguments: Any) -> Any:
+        """Return what the function returns."""
+        values = leaves(arguments)
+        form = fixed, tuple((value.shape, value.dtype) for value in values)
+        if form not in self._graphs:
+            if len(self._graphs) < MOST_GRAPHS and num_bytes(values) <= MOST_BYTES:
+                self._graphs[form] = None
+            return self._function(fixed, *arguments)
+        graph = self._graphs[form]
+        if graph is None:
+            graph = self._graphs[form] = self._capture(fixed, arguments)
+        copy_all(leaves(graph.arguments), values)
+        return graph.run()
+
+    def _capture(self, fixed: Hashable, arguments: Any) -> _Graph:
+        own = copied(arguments)
+        called = _Graph(own, lambda: self._function(fixed, *own))
+        if not leaves(own)[0].is_cuda:
+            return called
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                results = self._function(fixed, *own)
+        except RuntimeError:  # a user's rule that waits for the device, or too little memory
+            return called
+
+        def run() -> Any:
+            graph.replay()
+            return results
+
+        return _Graph(own, run)
+
+
+def copied(values: T) -> T:
+    """Copy tensors that a later call overwrites."""
+    own = tree_map(torch.empty_like, values)
+    copy_all(leaves(own), leaves(values))
+    return own
+
+
+def copy_all(targets: list[Tensor], values: list[Tensor]) -> None:
+    """Copy tensors in few launches: mixed types would be copied one by one."""
+    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, value in zip(targets, values, strict=True):
+        own = by_type.setdefault(target.dtype, ([], []))
+        own[0].append(target)
+        own[1].append(value)
+    for old, new in by_type.values():
+        torch._foreach_copy_(old, new)

@@ -1,0 +1,81 @@
+"""What is replayed around local training gives the bits of what is called."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedzmg import Task, Trial, algorithms
+from fedzmg.engine import replay
+from fedzmg.engine.replay import Replayed, copied
+from fedzmg.simulation import Simulation
+from fedzmg.tree import Tree, leaves
+from golden_problems import random_task
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NAMES = sorted(set(algorithms.ALGORITHMS) - {"fedbn"})  # it needs a model with BatchNorm
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_replays_follow_arguments_forms_and_fixed_values(device: str) -> None:
+    def function(fixed: int, tree: Tree, number: Tensor) -> tuple[Tree, Tensor]:
+        return tree * fixed + number, tree["a"].sum()
+
+    replayed = Replayed(function)
+    for call in range(12):
+        width, fixed = 2 + call % 2, call % 3
+        tree = Tree({"a": torch.randn(width, device=device)})
+        number = torch.tensor(float(call), device=device)
+        found = copied(replayed(fixed, tree, number))
+        for ours, expected in zip(
+            leaves(found), leaves(function(fixed, tree, number)), strict=True
+        ):
+            assert torch.equal(ours, expected)
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_is_called() -> None:
+    replayed = Replayed(lambda _, x: x * x.sum().item())
+    for call in range(5):
+        x = torch.full((3,), float(call), device="cuda")
+        assert torch.equal(replayed((), x), x * x.sum())
+    good = Replayed(lambda _, x: x + 1)
+    assert [float(good((), torch.tensor(float(c), device="cuda"))) for c in range(4)] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+
+
+def task() -> Task:
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    return random_task(
+        net, [5, 12, 8, 3], inputs=6, classes=3, cohort=3, batch_size=4, epochs=2, eval_every=2
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_rounds_are_the_same_whether_replayed_or_called(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(most: int) -> Simulation:
+        monkeypatch.setattr(replay, "MOST_BYTES", most)
+        trials = [Trial.of(name, seed) for seed in range(2)]
+        simulation = Simulation(
+            task(), trials, rounds=4, device=torch.device(device), dtype=torch.float32,
+            engine="cuda_graph", deterministic=True,
+        )  # fmt: skip
+        records.append([])
+        while simulation.round < simulation.rounds:
+            found = simulation.run_round().records
+            records[-1] += [record._replace(seconds=0) for record in found]
+        return simulation
+
+    records: list[list[object]] = []
+    called, replayed = run(0), run(1 << 28)
+    assert records[0] == records[1]
+    for a, b in zip(leaves(called.snapshot), leaves(replayed.snapshot), strict=True):
+        assert torch.equal(a, b)
