@@ -22,7 +22,7 @@ from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, check_names
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import PRECISIONS, rounding
-from fedzmg.models.kernels.precision import Precision
+from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision
 from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
 from fedzmg.models.objective import Batch
 from fedzmg.provenance import provenance
@@ -136,7 +136,7 @@ def time_rounds(
     *,
     algorithm: str = "fedzmg",
     engine: EngineName = "auto",
-    precision: Precision = "float32",
+    precision: Precision = DEFAULT_PRECISION,
     trials: int = 1,
     rounds: int = 5,
     deterministic: bool = False,
@@ -184,7 +184,7 @@ def time_rounds(
     floor = max(flops / machine.flops, moved / machine.bandwidth)
     return {
         "workload": task.name, "algorithm": algorithm, "engine": simulation.choice.path,
-        "precision": precision, "trials": trials, "clients": trials * task.protocol.cohort,
+        "precision": simulation.precision, "trials": trials, "clients": trials * task.protocol.cohort,
         "steps": round(done), "cold_seconds": cold, "round_ms": 1e3 * median,
         "trial_round_ms": 1e3 * median / trials, "steps_per_second": done / median,
         "flops": flops, "bytes": moved, "matmul_share": flops / median / machine.flops,

@@ -311,9 +311,10 @@ def test_a_round_of_the_papers_models_on_a_gpu(name: str, engine: str, precision
 def test_packed_equals_alone_on_a_gpu() -> None:
     few = small_workload("cifar100")
     trials = [Trial.of("fedzmg", seed, client_lr=0.01) for seed in range(3)]
-    packed = simulate(few, trials, rounds=1, engine="cuda_graph", device="cuda")
+    exact: Any = {"engine": "cuda_graph", "device": "cuda", "precision": "float32"}
+    packed = simulate(few, trials, rounds=1, **exact)
     for trial, together in zip(trials, packed, strict=True):
-        [alone] = simulate(few, trial, rounds=1, engine="cuda_graph", device="cuda")
+        [alone] = simulate(few, trial, rounds=1, **exact)
         assert_equal(alone.params, together.params, atol=1e-4)
 
 

@@ -165,7 +165,8 @@ def test_mapped_as_by_a_loop_and_the_same_twice(name: str) -> None:
 @pytest.mark.parametrize("name", MAPPED)
 def test_graphs_on_a_gpu_as_by_a_loop(name: str) -> None:
     task = MAPPED[name]()
-    more: dict[str, Any] = {"rounds": 1, "device": "cuda", "dtype": torch.float32}
+    more: dict[str, Any] = {"rounds": 1, "device": "cuda"}
+    more |= {"dtype": torch.float32, "precision": "float32"}
     loop, graph = (trained(task, engine, **more) for engine in ("sequential", "cuda_graph"))
     for key, leaf in loop.items():
         torch.testing.assert_close(leaf, graph[key], rtol=0, atol=1e-4)

@@ -31,7 +31,7 @@ def bench(
         ),
     ] = None,
     engine: Annotated[str, opt(f"Comma-separated: {ENGINES}")] = "auto",
-    precision: Annotated[str, opt("Comma-separated: float32; GPU: tf32, bf16.")] = "float32",
+    precision: Annotated[str, opt("On a GPU, comma-separated: tf32, float32, bf16.")] = "tf32",
     trials: Annotated[str, opt("Comma-separated: numbers of trials per pack.")] = "1",
     rounds: Annotated[int, opt("Rounds per measurement; there are three.", min=1)] = 5,
     algorithm: Annotated[str, opt("An algorithm of 'fedzmg list'.")] = "fedzmg",

@@ -20,7 +20,7 @@ from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.federation import Federation
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
-from fedzmg.models.kernels.precision import Precision, same_bits
+from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision, same_bits
 from fedzmg.simulation.closing import Closing
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
@@ -80,7 +80,7 @@ class Simulation:
         device: torch.device,
         dtype: torch.dtype,
         engine: EngineName | EngineChoice | EnginePlanner,
-        precision: Precision = "float32",
+        precision: Precision = DEFAULT_PRECISION,
         deterministic: bool = False,
         federation: Federation | None = None,
         restored: Sequence[Checkpoint] | None = None,
@@ -92,7 +92,9 @@ class Simulation:
         if device.type == "cpu":
             keep_freed_memory()
         self.task, self.trials, self.rounds = task, list(trials), rounds
-        self.device, self.dtype, self.precision = device, dtype, precision
+        self.device, self.dtype = device, dtype
+        rounds_layers = device.type == "cuda" and dtype == torch.float32
+        self.precision: Precision = precision if rounds_layers else "float32"
         self.deterministic = deterministic or device.type != "cuda"
         self.federation = federation or Federation()
         self._memory_places, self.shards = memory_places, shards
@@ -106,7 +108,7 @@ class Simulation:
         )
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
         self.program = build_program(
-            task, shared.client, dtype, device, precision, longest=self.planner.longest
+            task, shared.client, dtype, device, self.precision, longest=self.planner.longest
         )
         self._test = task.test.to(device, dtype)
         known = task.model.layout, task.parts, len(task.train)

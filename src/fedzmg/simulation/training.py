@@ -9,7 +9,7 @@ import torch
 from fedzmg.engine.choose import EngineName, EnginePlanner
 from fedzmg.errors import InputError, check_names
 from fedzmg.federation import Federation
-from fedzmg.models.kernels.precision import Precision
+from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision
 from fedzmg.simulation.history import History, Record
 from fedzmg.simulation.rounds import RoundReport, Simulation
 from fedzmg.simulation.trial import Trial
@@ -40,7 +40,7 @@ def simulate(
     engine: EngineName = "auto",
     device: Device = "auto",
     dtype: torch.dtype = torch.float32,
-    precision: Precision = "float32",
+    precision: Precision = DEFAULT_PRECISION,
     deterministic: bool = False,
     federation: Federation | None = None,
     chunk: int | None = None,
@@ -58,7 +58,7 @@ def simulate(
             ``compiled_cuda_graph``; on a CPU graphs are called instead of replayed.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: type of parameters, updates and floating point data.
-        precision: rounding of layers on a GPU: ``float32``, ``tf32`` or ``bf16``.
+        precision: rounding of float32 layers on a GPU: ``tf32``, ``float32`` or ``bf16``.
         deterministic: on a GPU, the same bits whenever the same trials are packed together;
             slower. A CPU always gives the same bits.
         federation: optional stages of a round, such as ``Federation(guard=True)``.

@@ -14,7 +14,7 @@ from fedzmg.data.sampling import Sampler
 from fedzmg.errors import InputError, brief, unknown
 from fedzmg.experiment.specs.strict import Setting, Strict, Value, toml
 from fedzmg.federation import Federation
-from fedzmg.models.kernels.precision import Precision
+from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision
 from fedzmg.participation import Participation
 from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.storage.formats import flat
@@ -107,8 +107,8 @@ class Experiment(Strict):
     engine: EngineName = "auto"
     device: Device = "auto"
     dtype: Literal["float32", "float64"] = "float32"
-    precision: Precision = "float32"
-    """Precision of layers on a GPU; weights and updates keep ``dtype``."""
+    precision: Precision = DEFAULT_PRECISION
+    """Precision of float32 layers on a GPU; weights and updates keep ``dtype``."""
     deterministic: bool = False
     """On a GPU: the same bits whenever the same runs are packed together, also after a resume."""
     preset: dict[str, Value] = {}

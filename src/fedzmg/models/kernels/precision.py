@@ -20,6 +20,7 @@ from torch import Tensor
 
 Precision = Literal["float32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+DEFAULT_PRECISION: Precision = "tf32"  # of a GPU, as in JAX; a CPU computes in float32
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # else torch's GPU kernels are used
 
 
