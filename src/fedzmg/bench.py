@@ -184,7 +184,8 @@ def time_rounds(
     floor = max(flops / machine.flops, moved / machine.bandwidth)
     return {
         "workload": task.name, "algorithm": algorithm, "engine": simulation.choice.path,
-        "precision": simulation.precision, "trials": trials, "clients": trials * task.protocol.cohort,
+        "precision": simulation.precision, "trials": trials,
+        "clients": trials * task.protocol.cohort,
         "steps": round(done), "cold_seconds": cold, "round_ms": 1e3 * median,
         "trial_round_ms": 1e3 * median / trials, "steps_per_second": done / median,
         "flops": flops, "bytes": moved, "matmul_share": flops / median / machine.flops,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, product
@@ -393,6 +394,30 @@ def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
     if device == GPU:
         with pytest.raises(InputError, match="2 clients"):
             EnginePlanner().plan(program, built.probe, trials=1, rounds_left=1)
+
+
+def test_buffers_that_did_not_fit_are_released_before_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The traceback of an error holds the variables of the functions that it passed."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    built, launch = simulation("vectorized", rounds=1), Simulation._launch_once
+
+    def full(self: Simulation, *args: Any) -> Any:
+        if self.chunk == 2:
+            return launch(self, *args)
+        buffers = torch.zeros(3)
+        alive.append(weakref.ref(buffers))
+        raise torch.OutOfMemoryError("no room")
+
+    def halve(*_: Any) -> None:
+        assert [there() for there in alive] == [None] * len(alive)
+        built.engines.chunk = 2
+
+    monkeypatch.setattr(Simulation, "_launch_once", full)
+    monkeypatch.setattr(built.engines, "halve", halve)
+    built.run_round()
+    assert len(alive) == 1
 
 
 def test_a_cpu_without_memory_for_two_clients_trains_one_after_another(

@@ -45,9 +45,9 @@ def test_a_call_is_timed_from_a_graph() -> None:
         calls.append(None)
         count.add_(1)
 
-    assert milliseconds(call) > 0
+    assert min(milliseconds(call)) > 0
     assert len(calls) == 1 + precision.TIMES  # once as it is, then into the graph
-    assert int(count) == 1 + 2 * precision.TIMES  # which ran twice
+    assert int(count) == 1 + (1 + precision.TIMES) * precision.TIMES  # once to warm up
 
 
 def clients(*shape: int) -> Tensor:
@@ -80,7 +80,7 @@ def test_convolutions_of_the_papers_models(
     channels: int, filters: int, size: int, taps: int, choice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(convolution, "_ours_is_faster", lambda *_, **__: choice)
+    monkeypatch.setattr(convolution, "_ours_is_faster", lambda *_, **__: (choice, True))
     monkeypatch.setattr(convolution, "_chosen", {})
     pad = taps // 2
     x, w = clients(3, 4, channels, size, size), clients(3, filters, channels, taps, taps)

@@ -141,8 +141,9 @@ class EnginePlanner:
                         self.chunk = math.ceil(total / math.ceil(total / limit))
                 return
             except torch.OutOfMemoryError:
-                self.halve(len(probe().batches), program.device)
-                torch.cuda.empty_cache()
+                pass  # its traceback holds what did not fit, so that it must be gone first
+            self.halve(len(probe().batches), program.device)
+            torch.cuda.empty_cache()
 
     def _choose(
         self, program: Program, probe: Callable[[], Probe], trials: int, rounds_left: int

@@ -18,6 +18,7 @@ from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.local import Broadcast
 from fedzmg.engine.sums import OUTLIER, ratios_to_median
+from fedzmg.models.kernels.precision import timer
 from fedzmg.simulation.history import Record
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, tree_map
@@ -126,17 +127,17 @@ class Reading:
     """Asynchronous copy of a table from a device, which does not wait for later rounds."""
 
     def __init__(self, table: Tensor) -> None:
-        self._host, self._copied = table, None
+        self._host, self.copied = table, None
         if table.is_cuda:
             self._host = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
             self._host.copy_(table, non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+            self.copied = timer()
+            self.copied.record()
 
     def rows(self) -> list[list[float]]:
         """Wait for the copy and return the table."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        if self.copied is not None:
+            self.copied.synchronize()
         found: list[list[float]] = self._host.tolist()
         return found
 
@@ -154,10 +155,16 @@ class RoundFacts:
         sizes: list[tuple[Message, Message]],
         last: list[Tensor],
         clients: list[list[int | None]],
+        began: torch.cuda.Event | None = None,
     ) -> None:
         columns = [column.double()[:, None] for column in last]
         self._reading = Reading(torch.cat([numbers, *columns], 1))
-        self._last, self._sizes, self._clients = len(last), sizes, clients
+        self._last, self._sizes, self._clients, self._began = len(last), sizes, clients, began
+
+    def device_seconds(self) -> float | None:
+        """Return the seconds of a round on the clock of a GPU, after its records."""
+        end = self._reading.copied
+        return None if self._began is None or end is None else self._began.elapsed_time(end) / 1e3
 
     @staticmethod
     def numbers(merger: Merger, traffic: Tensor) -> Tensor:

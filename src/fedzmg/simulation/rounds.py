@@ -20,7 +20,7 @@ from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.federation import Federation
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
-from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision, same_bits
+from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision, same_bits, timer
 from fedzmg.simulation.closing import Closing
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
@@ -237,8 +237,10 @@ class Simulation:
         # In the first round or never: a value near zero must not end a training of hours.
         for record in records if self.round == 1 else ():
             self.task.metric.check_value(record.metric)
-        seconds = (time.perf_counter() - began) / (len(self.trials) - len(self.stopped_trials))
-        return RoundReport(self.round, [r._replace(seconds=seconds) for r in records], self)
+        # A GPU that runs ahead has its own clock: the host's would be that of two rounds.
+        seconds = launched.facts.device_seconds() or time.perf_counter() - began
+        each = seconds / (len(self.trials) - len(self.stopped_trials))
+        return RoundReport(self.round, [r._replace(seconds=each) for r in records], self)
 
     def stop(self, trials: Iterable[int]) -> None:
         """Stop some trials; only the width of the map changes for others."""
@@ -261,9 +263,9 @@ class Simulation:
             try:
                 return self._launch_once(round_, before)
             except torch.OutOfMemoryError:
-                # Nothing of the round has been kept.
-                self.engines.halve(len(self.planner.batches(round_)), self.device)
-                self._rebuild()
+                pass  # nothing of the round has been kept, except by the traceback of the error
+            self.engines.halve(len(self.planner.batches(round_)), self.device)
+            self._rebuild()
 
     def _rebuild(self) -> None:
         """Build the engine again, without the buffers of the old one."""
@@ -272,6 +274,9 @@ class Simulation:
         self.engine = self.engines.build(self.program)
 
     def _launch_once(self, round_: int, before: Snapshot) -> _Launched:
+        began = timer() if self.device.type == "cuda" else None
+        if began is not None:
+            began.record()
         # Plan and train; merge chunk by chunk, or below.
         broadcast, memories, whole = self.broadcast(round_, before), Memories(), None
         if (sharded := merge_shards(self, round_, broadcast, before)) is not None:
@@ -298,7 +303,7 @@ class Simulation:
             # A loss that is not finite ends the trial.
             after = after._replace(alive=after.alive & scores[0].isfinite())
         # Record.
-        facts = RoundFacts(numbers, sizes, [after.alive, *scores], merger.clients)
+        facts = RoundFacts(numbers, sizes, [after.alive, *scores], merger.clients, began)
         # Nothing of the round is kept before all of it has been computed.
         for (owners, kept), accepted in zip(memories, merger.accepted, strict=False):
             self.memory.write(owners, round_, kept, accepted.tolist())

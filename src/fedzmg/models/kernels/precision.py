@@ -1,8 +1,9 @@
 """Settings and measurements that decide the last bits on a GPU: rounding, choice of kernels.
 
 Weights, updates and losses are float32 in every mode. ``tf32`` rounds the factors of matrix
-products and convolutions to 10 bits of mantissa, ``bf16`` computes layers in bfloat16; both add in
-float32. Inside :func:`same_bits` no kernel is chosen by measurement and every sum keeps its order.
+products and convolutions to 10 bits of mantissa. ``bf16`` computes layers and their gradients in
+bfloat16, as torch's autocast does. Both add in float32. Inside :func:`same_bits` no kernel is
+chosen by measurement and every sum keeps its order.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -84,8 +86,8 @@ def same_bits(on: bool) -> Iterator[None]:
 TIMES = 5
 
 
-def milliseconds(call: Callable[[], object]) -> float:
-    """Time a call on the GPU, without the time that Python takes to launch it."""
+def milliseconds(call: Callable[[], object]) -> list[float]:
+    """Time a call on the GPU some times, without the time that Python takes to launch it."""
     # Steps are replayed from graphs, where launches cost next to nothing. Timed from Python, small
     # kernels would be compared by the number of their launches instead of by their work.
     call()  # what is compiled, loaded or kept at first use is not timed
@@ -101,12 +103,20 @@ def milliseconds(call: Callable[[], object]) -> float:
         finally:
             graph.capture_end()
     graph.replay()
-    begin, end = timer(), timer()
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / TIMES
+    events = [timer() for _ in range(TIMES + 1)]
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    events[-1].synchronize()
+    return [begin.elapsed_time(end) / TIMES for begin, end in pairwise(events)]
+
+
+def is_faster(one: Callable[[], object], other: Callable[[], object]) -> tuple[bool, bool]:
+    """Compare two calls on the GPU; the second flag tells whether all timings agree."""
+    ours, theirs = milliseconds(one), milliseconds(other)
+    found = min(ours) < min(theirs)
+    return found, max(ours) < min(theirs) if found else max(theirs) <= min(ours)
 
 
 def timer() -> torch.cuda.Event:
@@ -114,17 +124,21 @@ def timer() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def cached_answer(question: str, measure: Callable[[], bool]) -> bool:
-    """Return the answer that the same code found before to the same question, or a new one."""
+def cached_answer(question: str, measure: Callable[[], tuple[bool, bool]]) -> bool:
+    """Return the answer that the same code found before to the same question, or a new one.
+
+    A measurement that is not sure, such as that of a busy card, is not kept for other processes.
+    """
     from triton.runtime.cache import get_cache_manager
 
     asked = f"{code_hash()} {torch.__version__} {torch.version.cuda} {question}"
     store = get_cache_manager(hashlib.sha256(asked.encode()).hexdigest())
     with contextlib.suppress(OSError, ValueError, TypeError):  # damaged or not there
         return bool(json.loads(Path(store.get_file("fedzmg.json")).read_text()))
-    answer = measure()
+    answer, sure = measure()
     with contextlib.suppress(OSError):  # a folder that cannot be written costs time, nothing else
-        store.put(json.dumps(answer), "fedzmg.json", binary=False)
+        if sure:
+            store.put(json.dumps(answer), "fedzmg.json", binary=False)
     return answer
 
 
