@@ -8,13 +8,14 @@ from fedzmg.report.tables.table import Cell, Column, Table
 from fedzmg.results.formatting import MINUS
 
 Finding: TypeAlias = Mapping[str, Any]
+_MARKS = {"derived": "", "paper": "claim", "beyond": "not claimed"}
 _AGREES = {True: Cell("yes"), False: Cell("no", None, "fails")}
 
 
 def finding_table(finding: Finding) -> Table:
     """Make a row per line of one check."""
     columns = [
-        Column("quantity", "", lambda one: one["what"] + " (claim)" * one["stated"]),
+        Column("quantity", "", lambda one: one["what"] + mark(one, " ({})")),
         Column("predicted", "", itemgetter("predicted"), number),
         Column("measured", "", itemgetter("measured"), number),
         Column("tolerance", "", tolerance),
@@ -31,6 +32,12 @@ def overview(findings: Sequence[Finding]) -> Table:
         about = str(finding["title"]) + f"; {instead}" * bool(instead)
         rows.append([str(finding["id"]), verdict, about])
     return Table.of("", ("check", "verdict", "about"), rows, words=3)
+
+
+def mark(line: Mapping[str, Any], form: str) -> str:
+    """Mark a number that the paper claims, or one beyond its claims; not one that we derive."""
+    word = _MARKS[line["basis"]]
+    return form.format(word) if word else ""
 
 
 def number(value: float) -> str:
@@ -56,7 +63,7 @@ def markdown(findings: Sequence[Finding]) -> str:
         verdict = f"**{finding['title']}: {finding['verdict']}**"
         rows.append((f"**{finding['id']}**", verdict, "", "", "", ""))
         for line in finding["lines"]:
-            what = line["what"].replace("|", "\\|") + " *(claim)*" * line["stated"]
+            what = line["what"].replace("|", "\\|") + mark(line, " *({})*")
             numbers = (number(line["predicted"]), number(line["measured"]), tolerance(line))
             rows.append(("", what, *numbers, "yes" if line["agrees"] else "**no**"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
