@@ -136,10 +136,8 @@ def findings_summary(findings: Sequence[Finding], seconds: float) -> str:
     for one in findings:
         by_verdict.setdefault(str(one["verdict"]).partition(";")[0], []).append(str(one["id"]))
     words = [f"{len(by_verdict.pop('holds', []))} hold"]
-    words += [
-        f"{len(own)} {what.replace('fails', 'fail')} ({', '.join(own)})"
-        for what, own in by_verdict.items()
-    ]
+    for what, own in by_verdict.items():
+        words.append(f"{len(own)} {what.replace('fails', 'fail')} ({', '.join(own)})")
     return f"{count_text(len(findings), 'check')} in {seconds:.0f} s: {', '.join(words)}"
 
 

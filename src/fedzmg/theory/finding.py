@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch import Tensor
 
 Rule: TypeAlias = Literal["near", "relative", "at most", "at least"]
-Basis: TypeAlias = Literal["derived", "paper", "beyond"]
+Basis: TypeAlias = Literal["derived", "claim", "not claimed"]
 Series: TypeAlias = dict[str, tuple[Sequence[float], Sequence[float]]]  # curves by name: x and y
 
 
@@ -34,7 +34,7 @@ class Value(NamedTuple):
     measured: float
     tolerance: float
     rule: Rule = "near"
-    basis: Basis = "derived"  # by us; or claimed by the paper; or natural, but beyond its claims
+    basis: Basis = "derived"  # by us; or claimed by the paper; or expected, but not claimed
 
     @property
     def agrees(self) -> bool:
@@ -91,7 +91,7 @@ class Finding:
         wrong = {line.basis for line in self.lines if not line.agrees}
         if not wrong or "derived" in wrong:
             return "not reproduced" if wrong else "holds"
-        verdict = "fails as stated" if "paper" in wrong else "not covered by the paper"
+        verdict = "fails as stated" if "claim" in wrong else "not covered by the paper"
         return f"{verdict}; holds {self.remedy}"
 
     def as_dict(self) -> dict[str, Any]:

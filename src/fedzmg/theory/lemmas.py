@@ -29,13 +29,13 @@ def _operator(size: Size, found: Finding) -> None:
     identity = ((a - b) ** 2).sum(-1) - DIMS * (a.mean(-1) - b.mean(-1)) ** 2
     skew = (phi_a * b).sum(-1) - (a * phi_b).sum(-1)
     distance = ((phi_a - phi_b) ** 2).sum(-1)
-    found.zero("|<Phi a, b> - <a, Phi b>|, largest", skew, 1e-11, basis="paper")
+    found.zero("|<Phi a, b> - <a, Phi b>|, largest", skew, 1e-11, basis="claim")
     found.zero(
-        "|Phi Phi a - Phi a|, largest", descent.zero_mean(phi_a) - phi_a, 1e-12, basis="paper"
+        "|Phi Phi a - Phi a|, largest", descent.zero_mean(phi_a) - phi_a, 1e-12, basis="claim"
     )
     shorter = phi_a.norm(dim=-1) / a.norm(dim=-1)
-    found.at_most("|Phi a| / |a|, largest", 1.0, shorter, 1e-12, basis="paper")
-    found.zero("error of the identity, largest", distance - identity, 1e-10, basis="paper")
+    found.at_most("|Phi a| / |a|, largest", 1.0, shorter, 1e-12, basis="claim")
+    found.zero("error of the identity, largest", distance - identity, 1e-10, basis="claim")
     found.zero("sum of the entries of Phi a, largest", phi_a.sum(-1), 1e-12)
 
 
@@ -60,7 +60,7 @@ def _descent_inequality(size: Size, found: Finding) -> None:
     moved = x - STEP * gradient / smooth
     gain = 0.5 * (curvature * (x**2 - moved**2)).sum(-1) * smooth / (gradient**2).sum(-1)
     bound = value(at) - decrease
-    found.at_most("F(y) after the step 1/(2L)", bound, half, basis="paper")
+    found.at_most("F(y) after the step 1/(2L)", bound, half, basis="claim")
     found.add("F(y), bound with 3/(8L)", value(at) - 0.75 * decrease, half, 1e-12)
     found.add("F(y) after the step 1/L, bound with 1/(2L)", bound, full, 1e-12)
     found.at_least("least gain of a step 1/(2L), in |grad|^2/L", 0.375, gain, 1e-12)
@@ -96,7 +96,7 @@ def _variance(size: Size, found: Finding) -> None:
     ):  # fmt: skip
         left, measured = float(covariance.trace() - covariance.sum() / DIMS), measure(covariance)
         room = tolerance(covariance)
-        found.add(f"{name}: E |Phi noise|^2", left, measured, room, basis="paper")
+        found.add(f"{name}: E |Phi noise|^2", left, measured, room, basis="claim")
         found.add(f"{name}: share removed", 1.0 - left / trace, 1.0 - measured / trace,
                   room / trace)  # fmt: skip
     shares = [i / 10 for i in range(11)]
@@ -186,12 +186,12 @@ def _constants(size: Size, found: Finding) -> None:
     final = delta / (rate.gamma + end)
     tolerance = 3.0 / size.repetitions**0.5 + 300.0 / end
     saved = 1.0 - projected.sum() / plain.sum()
-    found.at_least("1 - FedZMG's C / FedAvg's C, above 0", 0.0, saved, -1e-12, basis="paper")
+    found.at_least("1 - FedZMG's C / FedAvg's C, above 0", 0.0, saved, -1e-12, basis="claim")
     for name, curve, bound in (
         ("FedAvg", run.plain, delta_plain), ("FedZMG", run.projected, delta),
     ):  # fmt: skip
         worst = _tightest(run, curve, bound)
-        found.at_most(f"{name}: measured / bound, largest", 1.0, worst, basis="paper")
+        found.at_most(f"{name}: measured / bound, largest", 1.0, worst, basis="claim")
     for name, terms, part in (
         ("FedAvg", plain, averaged), ("FedZMG", projected, descent.zero_mean(averaged)),
     ):  # fmt: skip

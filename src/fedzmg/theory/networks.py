@@ -126,7 +126,7 @@ def _adaptive_server(size: Size, found: Finding) -> None:
 
     found.zero("server average: drift of 1'w_t, largest", drift("fedzmg"), 1e-11)
     found.zero("Adam on the server: drift of 1'w_t, largest", drift("fedzmg-adam"), 1e-6,
-               basis="beyond")  # fmt: skip
+               basis="not claimed")  # fmt: skip
     found.zero("Adam, its step projected: drift, largest", drift("fedzmg-adam:projected"), 1e-11)
 
 

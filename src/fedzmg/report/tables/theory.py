@@ -8,7 +8,6 @@ from fedzmg.report.tables.table import Cell, Column, Table
 from fedzmg.results.formatting import MINUS
 
 Finding: TypeAlias = Mapping[str, Any]
-_MARKS = {"derived": "", "paper": "claim", "beyond": "not claimed"}
 _AGREES = {True: Cell("yes"), False: Cell("no", None, "fails")}
 
 
@@ -36,8 +35,7 @@ def overview(findings: Sequence[Finding]) -> Table:
 
 def mark(line: Mapping[str, Any], form: str) -> str:
     """Mark a number that the paper claims, or one beyond its claims; not one that we derive."""
-    word = _MARKS[line["basis"]]
-    return form.format(word) if word else ""
+    return "" if line["basis"] == "derived" else form.format(line["basis"])
 
 
 def number(value: float) -> str:
