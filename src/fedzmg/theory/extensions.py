@@ -54,7 +54,7 @@ def _tolerance(steps: int) -> float:
 @check("E2", "Projection per column instead of one for all")
 def _per_column(size: Size, found: Finding) -> None:
     """One sum per output unit is conserved, B w = B w_0; the limit minimises F under that."""
-    steps = min(size.steps, 6000)
+    steps = min(size.steps, 5000)
     found.setting = f"{CLIENTS}, as a 3 x 3 kernel and 3 free biases, {steps:,} steps"
     _, problem, start, rate = setup(102)
     # A kernel of three units with three inputs each, then three biases.
@@ -77,7 +77,7 @@ def _per_column(size: Size, found: Finding) -> None:
 @check("E3", "Momentum")
 def _momentum(size: Size, found: Finding) -> None:
     """Momentum of projected gradients keeps the sum and leads to the same limit."""
-    beta, steps = 0.9, min(size.steps, 6000)
+    beta, steps = 0.9, min(size.steps, 5000)
     found.setting = f"{CLIENTS}, momentum {beta}, restarted every round, {steps:,} steps"
     generator, problem, start, usual = setup(103)
     # Momentum 0.9 makes steps ten times as long: start further down the schedule.
@@ -135,7 +135,7 @@ def _server_rate(size: Size, found: Finding) -> None:
 
     With constant steps the limit is a fixed point of the round, off w_c by the order of n.
     """
-    steps, constant, long = min(size.steps, 6000), 0.05, max(800, min(size.steps, 3000))
+    steps, constant, long = min(size.steps, 5000), 0.05, 1500
     found.setting = f"{CLIENTS}, {steps:,} steps n_t, or {long:,} of {constant}"
     _, problem, start, rate = setup(105)
     limit = problem.constrained_optimum(start)
@@ -167,7 +167,7 @@ def _fixed_point(problem: Quadratics, start: Tensor, n: float) -> Tensor:
 @check("E6", "Limit with weight decay")
 def _decay_limit(size: Size, found: Finding) -> None:
     """The limit minimises F + lambda |w|^2 / 2 among vectors of zero sum, whatever the start."""
-    decay, steps = 0.5, min(size.steps, 8000)
+    decay, steps = 0.5, min(size.steps, 5000)
     found.setting = f"{CLIENTS}, lambda = {decay}, {steps:,} steps, two starts"
     generator = seeded(106)
     problem = Quadratics.draw(generator)
