@@ -129,7 +129,11 @@ def test_expected_distances_without_noise_are_those_of_the_run() -> None:
 
 
 def test_logistic_gradients_and_hessians_are_derivatives_of_the_loss() -> None:
-    problem = Logistic.draw(seeded(4), clients=3, examples=10)
+    problem = Logistic.draw(seeded(4), clients=3, examples=10, bias=True)
+    # The last feature of a positive example is 1, of a negative one -1.
+    plain = Logistic.draw(seeded(4), clients=3, examples=10)
+    torch.testing.assert_close(problem.signed[..., :-1], plain.signed)
+    assert problem.signed[..., -1].unique().tolist() == [-1.0, 1.0]
     point = normal(seeded(5), problem.dims).requires_grad_()
     [gradient] = torch.autograd.grad(problem.value(point), [point])
     everywhere = point.detach().expand(3, 1, problem.dims)
