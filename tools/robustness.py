@@ -1,9 +1,9 @@
-"""Print how the studies' conclusions depend on windows, single seeds and rounding.
+"""Print how conclusions depend on windows, single seeds and rounding; and test the paper's numbers.
 
     python tools/robustness.py
 
-Reads results/ and trains nothing. Prints the numbers of docs/reproduction.md that are not in the
-report's tables.
+Reads results/ and trains nothing. Prints the numbers of docs/reproduction.md and docs/claims.md
+that are not in the report's tables.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from fedzmg.data.heterogeneity import PAPER
+from fedzmg.results.paper import COUNTERPARTS, TESTED
+from fedzmg.results.significance import holm
 from fedzmg.storage.files import log_bytes
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -194,8 +197,31 @@ def shakespeare_by_role() -> None:
     print("  fedzmg minus fedavg, final, seeds 0 and 1:", *(f"{gap:+.2f}" for gap in gaps))
 
 
+def paper() -> None:
+    """Print what follows from the paper's own tables: p-values, Holm, late stages, volumes, KL."""
+    printed = [COUNTERPARTS[name] for name in ("emnist62", "cifar100", "shakespeare")]
+    tests = [(one.title, other, *values) for one in printed for other, values in one.tests.items()]
+    corrected = holm([p for *_, p in tests])
+    for (title, other, t, p), own in zip(tests, corrected, strict=True):
+        exact = 2 * stats.t.sf(t, 4)
+        print(f"  {title}, {TESTED} minus {other}: t {t}, p {p} (by t: {exact:.4g}); ", end="")
+        print(f"Holm over all six {own:.2g}")
+    for one in printed:
+        late = {name: 100 * values[-1] for name, values in one.scores.items()}
+        gaps = [f"{late[TESTED] - late[other]:+.2f} over {other}" for other in one.tests]
+        print(f"  {one.title}, late stage of {TESTED}:", ", ".join(gaps))
+    table = {name: column["summary"] for name, column in PAPER.items()}
+    for name, row in table.items():
+        print(f"  {name}: volume ± {row['volume'][1]}, {row['distinct'][0]} distinct classes")
+    share, found = table["cifar100"]["entropy"][0], table["cifar100"]["kl"][0]
+    print(f"  cifar100: entropy {share} means KL {np.log(100) * (1 - share):.2f} from the", end=" ")
+    print(f"uniform distribution of all clients; printed {found}")
+
+
 def main() -> None:
     """Print it all."""
+    print("The paper's own numbers")
+    paper()
     print("CIFAR-100")
     cifar100()
     print("CIFAR-100, variants of FedZMG")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -21,25 +22,23 @@ from fedzmg.theory import CHECKS, FULL, Finding, Size, Value, convergence, desce
 
 TINY = Size(repetitions=20, steps=400, problems=10, samples=10_000, rounds=1)
 
-FAILS = {
-    "T2": "3/(8L)",
-    "T6": "1'(w_0 - w*) = 0",
-    "T7": "without weight decay",
-    "T8": "first step",
-    "T9": "1'(w_0 - w*) = 0",
-    "E4": "equal size",
-    "E8": "lambda_max(H) >= 0",
-    "E9": "averaging servers",
+VERDICTS = {
+    "T2": "fails as stated",
+    "T6": "fails as stated",
+    "T7": "not covered by the paper",
+    "T8": "not covered by the paper",
+    "T9": "fails as stated",
+    "E4": "not covered by the paper",
+    "E9": "not covered by the paper",
+    "E11": "not covered by the paper",
 }
-"""Condition under which a check holds; all others hold."""
+"""Verdicts, without the condition under which the claim holds; all others hold."""
 
 
 def verdict_is_right(finding: Finding) -> bool:
-    if finding.id not in FAILS:
-        return finding.verdict == "holds"
-    return finding.verdict.startswith("fails as stated; holds") and (
-        FAILS[finding.id] in finding.verdict
-    )
+    verdict, _, remedy = finding.verdict.partition("; holds ")
+    wanted = VERDICTS.get(finding.id, "holds")
+    return verdict == wanted and bool(remedy) == (wanted != "holds")
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +68,12 @@ PREDICTED = [
     ("T3", "isotropic: share", 1 / 12, 1e-6),
     ("T3", "80 % along 1: share", 0.8166667, 1e-6),
     ("T3", "generic covariance: share", 1 / 12, 1.0),
-    # Another instance of the same kind has 12.26 and 13.80; 0.40, 0.37 and 297.
+    # Another instance of the same kind has 12.26 and 13.80; 0.40 and 0.37.
     ("T6", "E |w_T - w*|^2 =", 12.26, 0.1),
     ("T6", "F(w_T)", 13.8, 0.1),
     ("T9", "F(w_T) - F*, by Newton", 0.045, 0.77),
     ("T10", "noise term, FedAvg", 0.40, 0.1),
     ("T10", "noise term, FedZMG", 0.37, 0.1),
-    ("T10", "6 L Gamma", 297, 0.3),
     ("T12", "centred Gaussian", 1 / 512, 1e-6),
     ("T12", "after a ReLU", 0.3183, 1e-3),
     ("T12", "uniform", 0.75, 1e-6),
@@ -89,9 +87,8 @@ def test_predicted_numbers(found: dict[str, Finding]) -> None:
 
 def test_measured_numbers(found: dict[str, Finding]) -> None:
     assert [one.measured for one in found["T2"].lines[:3]] == [2.25, 2.25, 0.0]
-    ratio = {name: y[1] / y[0] for name, (_, y) in found["T8"].series.items()}
-    assert 0.8 < ratio["no shift"] < 1.0
-    assert ratio["shifted optima"] < 0.25
+    assert 0.8 < line(found["T8"], "no shift: spread with").measured < 1.0
+    assert line(found["T8"], "shifted optima: spread with").measured < 0.25
 
 
 def half(gradients: Tensor, axes: Any = (-1,)) -> Tensor:
@@ -103,8 +100,12 @@ def constant(problem: object) -> descent.Schedule:
     return descent.Schedule(0.03e9, 1e9)
 
 
-def too_small(*given: object) -> float:
-    return 1e-6
+def too_small(*given: object) -> Tensor:
+    return torch.tensor(1e-6)
+
+
+def doubled(share: Tensor, models: Tensor) -> Tensor:
+    return 2.0 * (share * (models**2).sum(-1)).sum(-1)
 
 
 HERE, PACKAGE = "fedzmg.theory.descent.zero_mean", "fedzmg.algorithms.fedzmg.zero_mean"
@@ -113,11 +114,9 @@ BREAKS: dict[str, dict[str, Callable[..., Any] | float]] = {
     "T5": {"fedzmg.theory.descent.theorems_schedule": constant},
     "T10": {"fedzmg.theory.lemmas.numerator": too_small},
     "T11": {PACKAGE: half},
-    "T12": {
-        HERE: half,
-        "fedzmg.theory.networks._along_training": lambda size: {"layer 1": ([0.0], [0.9])},
-    },
+    "T13": {"fedzmg.theory.convergence._spread": doubled},
     "E7": {PACKAGE: half},
+    "E11": {"fedzmg.theory.descent.projection.zero_mean": lambda gradients, axes: 0.9 * gradients},
     "E9": {PACKAGE: half, "fedzmg.wrappers.wrapper.zero_mean": half},
 }
 """Wrong implementations; half a projection for all other checks."""
@@ -145,9 +144,12 @@ def call(*words: str) -> Any:
 
 
 def test_the_end_lists_all_checks_and_names_those_that_fail() -> None:
-    done = call("T1", "T2", "E8", "--quick")
+    done = call("T1", "T2", "T8", "--quick")
     assert done.exit_code == 0, done.output
-    assert re.search(r"3 checks in \d+ s: 1 hold, 2 fail as stated \(T2, E8\)\n$", done.output)
+    counts = (
+        r"3 checks in \d+ s: 1 hold, 1 fail as stated \(T2\), 1 not covered by the paper \(T8\)"
+    )
+    assert re.search(counts, done.output)
     table = done.output[done.output.rindex("about") :]
     assert re.search(r"^T1 +holds +Geometry of the projection *$", table, re.MULTILINE)
     assert re.search(
@@ -227,10 +229,7 @@ def test_full_size_gives_the_same_verdicts_and_the_documented_table() -> None:
         assert verdict_is_right(finding), [one for one in finding.lines if not one.agrees]
     assert line(found["T5"], "FedZMG: log-log slope").measured == pytest.approx(-1.04, abs=0.1)
     assert line(found["T5"], "FedAvg: log-log slope").measured == pytest.approx(-1.07, abs=0.1)
-    last = line(found["T5"], "FedZMG: E |w_T - w*|^2")
-    assert last.measured == pytest.approx(8.0e-6, rel=0.5)
     assert line(found["T6"], "log-log slope").measured == pytest.approx(-1.04, abs=0.1)
-    assert line(found["T4"], "violations").measured > 200
     # Verdicts and labels are equal; last digits differ between machines.
     text = (ROOT / "docs" / "theory.md").read_text().splitlines()
     printed = markdown([finding.as_dict() for finding in found.values()]).splitlines()

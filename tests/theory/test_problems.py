@@ -86,6 +86,34 @@ def test_constrained_optimum_solves_the_kkt_system(seed: int, rows: int, dims: i
     )
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 5), st.integers(2, 6), st.booleans())
+def test_heterogeneity_falls_on_a_hyperplane_through_the_optimum(
+    seed: int, clients: int, dims: int, through: bool
+) -> None:
+    """Under Lemma 1's condition Gamma can only fall; elsewhere it falls or rises."""
+    generator = seeded(seed)
+    problem = Quadratics.draw(generator, clients, dims=dims, eigenvalues=(0.1, 4.0))
+    way = normal(generator, dims)
+    start = problem.optimum + (way - way.mean() if through else way)
+
+    def least(curvature: torch.Tensor, pull: torch.Tensor, sum_: float) -> float:
+        """Minimise w'Aw/2 - b'w under 1'w = s by its KKT system."""
+        ones = np.ones((dims, 1))
+        system = np.block([[curvature.numpy(), ones], [ones.T, np.zeros((1, 1))]])
+        w = np.linalg.solve(system, np.append(pull.numpy(), sum_))[:dims]
+        return float(w @ curvature.numpy() @ w / 2 - pull.numpy() @ w)
+
+    pulls = (problem.curvature @ problem.centre[..., None])[..., 0]
+    whole = least(problem.mean_curvature, problem.share @ pulls, float(start.sum()))
+    own = [least(a, b, float(start.sum())) for a, b in zip(problem.curvature, pulls, strict=True)]
+    inside = whole - float(problem.share @ torch.tensor(own, dtype=REAL))
+    restricted = problem.restricted(start, descent.hyperplane_basis(dims))
+    assert float(restricted.heterogeneity) == pytest.approx(inside, rel=1e-6, abs=1e-9)
+    if through:
+        assert inside <= float(problem.heterogeneity) + 1e-9
+
+
 def test_expected_distances_without_noise_are_those_of_the_run() -> None:
     generator = seeded(3)
     problem = Quadratics.draw(generator, 3, dims=4)
@@ -101,7 +129,11 @@ def test_expected_distances_without_noise_are_those_of_the_run() -> None:
 
 
 def test_logistic_gradients_and_hessians_are_derivatives_of_the_loss() -> None:
-    problem = Logistic.draw(seeded(4), clients=3, examples=10)
+    problem = Logistic.draw(seeded(4), clients=3, examples=10, bias=True)
+    # The last feature of a positive example is 1, of a negative one -1.
+    plain = Logistic.draw(seeded(4), clients=3, examples=10)
+    torch.testing.assert_close(problem.signed[..., :-1], plain.signed)
+    assert problem.signed[..., -1].unique().tolist() == [-1.0, 1.0]
     point = normal(seeded(5), problem.dims).requires_grad_()
     [gradient] = torch.autograd.grad(problem.value(point), [point])
     everywhere = point.detach().expand(3, 1, problem.dims)

@@ -68,7 +68,7 @@ def bench(
 
 
 def theory(
-    checks: Annotated[Texts, Argument(help="T1 to T12, E1 to E9.", show_default="all")] = None,
+    checks: Annotated[Texts, Argument(help="T1 to T13, E1 to E11.", show_default="all")] = None,
     plot: Annotated[bool, flag("--plot", "Write figures as PNG and SVG.")] = False,
     out: Annotated[Path, opt("Directory for figures.")] = Path("runs/theory"),
     html: Annotated[Path | None, opt("Write a page with tables and figures to this file.")] = None,

@@ -21,7 +21,8 @@ from fedzmg.results.study_result import StudyResult
 from fedzmg.terminal.render import bold, render
 
 _VERDICTS = {
-    "holds": "green", "fails": "yellow", "not": "bold red",
+    "holds": "green", "fails as stated": "yellow", "not covered by the paper": "cyan",
+    "not reproduced": "bold red",
     "gain": "bold green", "little": "bold", "loss": "bold yellow", "unclear": "bold",
 }  # fmt: skip
 _COSTS = {
@@ -122,7 +123,7 @@ def _workload(timing: Mapping[str, Any]) -> str:
 
 def finding(found: Finding, width: int) -> RenderableType:
     """Show a check of the theory: claim, setting, verdict and numbers."""
-    style = _VERDICTS[found["verdict"].split()[0]]
+    style = _VERDICTS[found["verdict"].partition(";")[0]]
     head, verdict = bold(f"{found['id']}  {found['title']}"), (found["verdict"], style)
     facts = [f"claim    {found['claim']}", f"setting  {found['setting']}"]
     table = finding_table(found)
@@ -131,11 +132,12 @@ def finding(found: Finding, width: int) -> RenderableType:
 
 def findings_summary(findings: Sequence[Finding], seconds: float) -> str:
     """Count the checks by verdict and name those that do not hold."""
-    words = []
-    for what, first in (("hold", "holds"), ("fail as stated", "fails"), ("not reproduced", "not")):
-        own = [str(one["id"]) for one in findings if str(one["verdict"]).split()[0] == first]
-        named = f" ({', '.join(own)})" if first != "holds" and len(findings) > 1 else ""
-        words += [f"{len(own)} {what}{named}"] if own else []
+    by_verdict: dict[str, list[str]] = {}
+    for one in findings:
+        by_verdict.setdefault(str(one["verdict"]).partition(";")[0], []).append(str(one["id"]))
+    words = [f"{len(by_verdict.pop('holds', []))} hold"]
+    for what, own in by_verdict.items():
+        words.append(f"{len(own)} {what.replace('fails', 'fail')} ({', '.join(own)})")
     return f"{count_text(len(findings), 'check')} in {seconds:.0f} s: {', '.join(words)}"
 
 

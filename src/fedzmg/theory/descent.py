@@ -141,11 +141,6 @@ def final_state(*args: Any, **options: Any) -> State:
     return deque(descend(*args, **options), maxlen=1).pop()
 
 
-def averages(problem: Quadratics, state: State) -> list[Tensor]:
-    """Average the clients' models after a step, ``[repetitions, d]`` per method."""
-    return [(problem.share[..., None, None] * one).sum(-3) for one in state.after]
-
-
 def expected_distances(
     problem: Quadratics, start: Tensor, rate: Callable[[int], float], *, steps: int,
     projections: Sequence[Projection], deviation: float = DEVIATION,

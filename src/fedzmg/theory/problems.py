@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
 REAL = torch.float64
 eye = partial(torch.eye, dtype=REAL)
@@ -150,10 +150,13 @@ class Logistic:
         return model
 
     @classmethod
-    def draw(cls, generator: torch.Generator, clients: int = 6, examples: int = 40) -> "Logistic":
+    def draw(
+        cls, generator: torch.Generator, clients: int = 6, examples: int = 40, *, bias: bool = False
+    ) -> "Logistic":
         """Draw clients that differ in the mean of their features and in their true weights."""
         features = normal(generator, clients, examples, 8)
         features += 0.5 * normal(generator, clients, 1, 1)
         truth = 0.4 + normal(generator, 8) + 0.5 * normal(generator, clients, 1, 8)
         noise = normal(generator, clients, examples)
-        return cls(torch.sign((features * truth).sum(-1) + noise)[..., None] * features)
+        labels = torch.sign((features * truth).sum(-1) + noise)[..., None]
+        return cls(labels * pad(features, (0, int(bias)), value=1.0))

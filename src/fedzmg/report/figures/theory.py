@@ -32,21 +32,10 @@ def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
         series["gain, exact"] = (x, [11 / 12] * len(x))
     plots = {key: plot for key, plot in CHARTS.items() if key.partition("-")[0] == name}
     out = {key: _lines(plot, series) for key, plot in plots.items()}
-    if name == "T8":
-        pairs = zip(*(values for _, values in series.values()), strict=True)
-        caption = "Bars: no shift, shifted optima, gradients shifted by a constant."
-        rows = dict(zip(("FedAvg", "FedZMG"), pairs, strict=True))
-        title = "Spread of the clients' models after one round"
-        out[name] = _bars(title, caption, "spread", list(series), rows)
-    elif name == "T10":
+    if name == "T10":
         bound, error = (series[one][1][-1] for one in ("FedZMG's bound", "FedZMG"))
         far = float(f"{bound / error:.2g}")
         out[name].caption += f" At the end they are about {far:,.0f} times apart."
-        names = ("terms of FedAvg's C", "terms of C", "terms of C on the hyperplane")
-        rows = {name: series[name][1] for name in names}
-        groups, caption = ("6 L Γ", "8 (E \u2212 1)² G²", "noise"), "Only the last term changes."
-        title = "The terms of the theorem's constant C"
-        out["T10-terms"] = _bars(title, caption, "value", groups, rows, log=True)
     elif name == "E8":
         out[name] = _curvature_ratios(series)
     return out
@@ -66,8 +55,6 @@ def _lines(plot: Mapping[str, Any], series: Series) -> Chart:
         chart.tag(line, label)
     for axis in log:
         use_log_scale(axes, axis)
-    if "rounds" in plot["xlabel"]:
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     if "y" not in log:
         axes.set_ylim(bottom=0.0)
     if plot.get("percent"):
@@ -77,35 +64,11 @@ def _lines(plot: Mapping[str, Any], series: Series) -> Chart:
 
 
 @styled
-def _bars(
-    title: str, caption: str, ylabel: str, groups: Sequence[str],
-    rows: Mapping[str, Sequence[float]], *, log: bool = False,
-) -> Chart:  # fmt: skip
-    """Draw groups of bars with their values above them; ``rows`` has a value per group."""
-    chart = Chart(title, caption, (7.0, 3.5))
-    axes = chart.panel("", ylabel)
-    axes.grid(visible=False, axis="x")
-    axes.margins(y=0.1)
-    width = 0.8 / len(rows)
-    for i, (label, values) in enumerate(rows.items()):
-        centres = [x + width * (i - (len(rows) - 1) / 2) for x in range(len(groups))]
-        bars = axes.bar(centres, values, 0.9 * width, color=(RED, BLUE, GREEN)[i], label=label)
-        texts = [f"{v:,.0f}" if v >= 100.0 else f"{v:.3g}" for v in values]
-        axes.bar_label(bars, texts, padding=3, fontsize=8.0)
-    axes.set_xticks(range(len(groups)), groups)
-    if log:
-        use_log_scale(axes, "y")
-        axes.set_ylim(bottom=0.1, top=4.0 * max(map(max, rows.values())))
-    chart.name_series(*axes.get_legend_handles_labels(), below=True)
-    return chart
-
-
-@styled
 def _curvature_ratios(series: Series) -> Chart:
-    """Draw the ratio of the largest curvatures at every point of every problem."""
-    title = "Largest curvature with projection, of that without"
+    """Draw the ratio of spectral norms at every point of every problem."""
+    title = "Lipschitz constant with projection, of that without"
     chart = Chart(title, "A mark is a Hessian.", (7.0, 2.6))
-    axes = chart.panel("λmax(ΦHΦ) / λmax(H)", "")
+    axes = chart.panel("|ΦHΦ| / |H|", "")
     axes.grid(visible=False, axis="y")
     for row, (_, values) in enumerate(series.values()):
         colour = (BLUE, RED, GREEN)[row % 3]

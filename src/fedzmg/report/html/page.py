@@ -28,8 +28,8 @@ _INKS |= {colour: f"c{i}" for i, colour in enumerate(COLOURS)}
 _DROPPED = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", re.DOTALL)
 _THEORY = (
     "Every check computes the prediction of a claim and measures it. Lines marked as claim decide "
-    "whether it holds as printed. All other lines are derived in docs/theory.md; one that "
-    "disagreed would void the verdict."
+    "whether it holds as printed; the paper does not make those marked as not claimed. All other "
+    "lines are derived in docs/theory.md; one that disagreed would void the verdict."
 )
 
 
@@ -59,7 +59,7 @@ def theory_page(findings: Sequence[Finding]) -> str:
         key, verdict = str(finding["id"]), str(finding["verdict"])
         blocks = [
             Block("text", str(finding["claim"])),
-            Block("text", verdict, style=f"verdict {verdict.split()[0]}"),
+            Block("text", verdict, style="verdict"),
             Block("table", finding_table(finding), f"Numbers of {key}"),
             Block("pictures", list(figures.theory(finding).values())),
         ]

@@ -14,7 +14,7 @@ _AGREES = {True: Cell("yes"), False: Cell("no", None, "fails")}
 def finding_table(finding: Finding) -> Table:
     """Make a row per line of one check."""
     columns = [
-        Column("quantity", "", lambda one: one["what"] + " (claim)" * one["stated"]),
+        Column("quantity", "", lambda one: one["what"] + mark(one, " ({})")),
         Column("predicted", "", itemgetter("predicted"), number),
         Column("measured", "", itemgetter("measured"), number),
         Column("tolerance", "", tolerance),
@@ -31,6 +31,11 @@ def overview(findings: Sequence[Finding]) -> Table:
         about = str(finding["title"]) + f"; {instead}" * bool(instead)
         rows.append([str(finding["id"]), verdict, about])
     return Table.of("", ("check", "verdict", "about"), rows, words=3)
+
+
+def mark(line: Mapping[str, Any], form: str) -> str:
+    """Mark a number that the paper claims, or one beyond its claims; not one that we derive."""
+    return "" if line["basis"] == "derived" else form.format(line["basis"])
 
 
 def number(value: float) -> str:
@@ -56,7 +61,7 @@ def markdown(findings: Sequence[Finding]) -> str:
         verdict = f"**{finding['title']}: {finding['verdict']}**"
         rows.append((f"**{finding['id']}**", verdict, "", "", "", ""))
         for line in finding["lines"]:
-            what = line["what"].replace("|", "\\|") + " *(claim)*" * line["stated"]
+            what = line["what"].replace("|", "\\|") + mark(line, " *({})*")
             numbers = (number(line["predicted"]), number(line["measured"]), tolerance(line))
             rows.append(("", what, *numbers, "yes" if line["agrees"] else "**no**"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
