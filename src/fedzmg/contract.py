@@ -242,7 +242,7 @@ class Algorithm:
     client: ClientRule
     server: ServerRule
     weights: Weights = "examples"
-    aggregator: Aggregator | None = None  # by default their mean, or the federation's
+    aggregator: Aggregator | None = None  # own way to merge updates; else the federation's, or mean
     parts: Parts = Parts()
 
     def __post_init__(self) -> None:

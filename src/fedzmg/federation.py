@@ -14,7 +14,8 @@ class Federation:
 
     guard: bool = False  # reject updates whose norm is above 100 times the median of the cohort
     participation: Participation = Participation()
-    aggregator: Aggregator | None = None  # by default the algorithm's; a name will do
+    aggregator: Aggregator | None = None
+    """Way to merge updates, also by name; by default the algorithm's, usually the weighted mean."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.guard, bool):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,21 @@ def test_study_has_the_bits_of_a_local_one_after_a_worker_was_killed(
     assert text.count("worker lost") == 1
     # The rounds before the checkpoint were not trained again.
     assert (out / "fedavg" / "seed-0" / "metrics.jsonl").read_text().count('"round": 1,') == 1
+
+
+@pytest.mark.slow
+def test_one_worker_trains_one_pack_at_a_time(tmp_path: Path) -> None:
+    """Ray lends the core of a task that waits in ``ray.get`` to the next task."""
+    pytest.importorskip("ray")
+    spec, out = study(algorithms=["fedavg", "scaffold", "fedzmg"]), tmp_path / "out"
+    file = write(tmp_path / "study.toml", spec)
+    finish(start("study", file, "--out", str(out), "--on", "ray:1"))
+    spans = []
+    for run in out.glob("*/seed-0"):
+        first, last = run / "spec.toml", run / "metrics.jsonl"
+        spans.append((first.stat().st_mtime, last.stat().st_mtime))
+    assert len(spans) == 3
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
 @pytest.mark.slow

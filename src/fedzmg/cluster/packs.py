@@ -64,7 +64,7 @@ class Packs(Remote):
 
     cluster: Cluster
     track: str | None = None
-    _rounds: dict[str, tuple[int, int]] = field(default_factory=dict)  # done, planned
+    _rounds: dict[str, tuple[int, int]] = field(default_factory=dict)  # done and planned, by pack
 
     def train_study(
         self, spec: StudySpec, task: Task, out: Path, packs: StudyPacks, progress: Progress,

@@ -30,7 +30,7 @@ from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflat
 
 NEVER = -1
 SLOTS = 3
-STAMP = np.dtype([("round", np.int64), ("hash", np.uint8, 32)])  # of a slot and its row
+STAMP = np.dtype([("round", np.int64), ("hash", np.uint8, 32)])  # round and checksum of a row
 
 
 SHARDS = "; "  # separator of the marks of shards

@@ -133,7 +133,7 @@ class _Buffers:
     state: ClientState
     plan: Plan
     time: Tensor
-    steps: dict[int, Callable[[], None]] = field(default_factory=dict)  # replays by width
+    steps: dict[int, Callable[[], None]] = field(default_factory=dict)  # by number of rows
 
 
 class StepGraphs:

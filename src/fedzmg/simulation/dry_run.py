@@ -32,7 +32,7 @@ from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map
 from fedzmg.wrappers.parts import travelling
 
-EXAMPLES, SIZE, POPULATION = 10, 3, 7  # of the client, of the cohort, and of all clients
+EXAMPLES, SIZE, POPULATION = 10, 3, 7  # examples of a client; clients of a cohort, and all
 _MODERATE = 1e4  # numbers of this size must not give NaN; larger ones, as a huge rate, may
 
 

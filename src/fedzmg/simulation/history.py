@@ -139,7 +139,8 @@ class Record(NamedTuple):
     loss: float | None = None  # evaluation loss; None in rounds without evaluation
     metric: float | None = None
     diverged: bool = False
-    client_loss: tuple[float, ...] | None = None  # quantiles over merged clients, if any
+    client_loss: tuple[float, ...] | None = None
+    """Training losses of merged clients: minimum, 10 %, median, 90 %, maximum; None: no client."""
     rejected: tuple[tuple[str, float], ...] = ()
     """Clients whose uploads were rejected, each with the norm of its update over the cohort's
     median, which is infinite if the update was not finite. The 50 largest of more; ``dropped``

@@ -129,7 +129,7 @@ class Simulation:
         """A GPU works on a round while the host reads the one before. Client memory is on the host,
         so a round that reads it has to wait."""
         self._next: _Launched | None = None
-        self.stopped_trials: frozenset[int] = frozenset()  # they have no clients any more
+        self.stopped_trials: frozenset[int] = frozenset()  # these send to no client any more
         self._evaluated_at_once = len(self.trials)
         self._examples_at_once = task.examples_at_once
         with self.numerics():
