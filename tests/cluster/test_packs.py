@@ -162,16 +162,19 @@ def test_study_has_the_bits_of_a_local_one_after_a_worker_was_killed(
 
 @pytest.mark.slow
 def test_one_worker_trains_one_pack_at_a_time(tmp_path: Path) -> None:
-    """Ray lends the core of a task that waits in ``ray.get`` to the next task."""
+    """Ray lends the core of a task that waits in ``ray.get`` to the next task.
+
+    A pack must take longer than the start of a process that could train the next one.
+    """
     pytest.importorskip("ray")
-    spec, out = study(algorithms=["fedavg", "scaffold", "fedzmg"]), tmp_path / "out"
+    spec, out = study(rounds=20 * ROUNDS), tmp_path / "out"
     file = write(tmp_path / "study.toml", spec)
     finish(start("study", file, "--out", str(out), "--on", "ray:1"))
     spans = []
     for run in out.glob("*/seed-0"):
         first, last = run / "spec.toml", run / "metrics.jsonl"
         spans.append((first.stat().st_mtime, last.stat().st_mtime))
-    assert len(spans) == 3
+    assert len(spans) == 2
     assert all(end <= begin for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 

@@ -135,6 +135,20 @@ def test_cifar_clients_take_exactly_25_steps(cache: Path) -> None:
     assert tasks.get("cifar100").train.fingerprint() == task.train.fingerprint()
 
 
+def test_cifar_on_clients_that_differ_less_or_more(cache: Path) -> None:
+    def labels(**options: Any) -> float:
+        train = tasks.get("cifar100", options).train
+        counts = [len(own.unique()) for own in train.examples.y.split(train.counts.tolist())]
+        assert (len(counts), train.examples.y.numel()) == (10, 1050)
+        return float(np.mean(counts))
+
+    even, mild, strong = (
+        labels(**how)
+        for how in ({"split": "iid"}, {"split": "dirichlet", "alpha": 1.0}, {"split": "dirichlet"})
+    )
+    assert even > mild > strong
+
+
 def test_cifar_as_in_tffs_files(cache: Path) -> None:
     task = tasks.get("cifar100", {"split": "tff"})
     written = photographs(0, 11, 6)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedzmg.data.columns import Columns, Owners
 from fedzmg.data.embedded import load_digits, load_plays
 from fedzmg.data.federated import Examples, FederatedData, examples
-from fedzmg.data.partition import UNUSED, dirichlet, pachinko
+from fedzmg.data.partition import UNUSED, dirichlet, iid, pachinko
 from fedzmg.data.text import VOCABULARY, Remainder, Unknown, encode, sequences
 from fedzmg.evaluation import ACCURACY
 from fedzmg.metrics import MASKED_ACCURACY
@@ -227,8 +227,11 @@ class Cifar100(PaperTask):
     """
 
     outputs: int = decision(100, "width of the last layer; labels are below it", low=1, high=10**5)
-    split: Literal["pachinko", "tff"] = decision("pachinko", "Pachinko clients, or TFF's own")
-    partition_seed: int = decision(0, "seed of the Pachinko allocation")
+    split: Literal["pachinko", "tff", "iid", "dirichlet"] = decision(
+        "pachinko", "clients by Pachinko, TFF's own, equal ones, or skewed by Dirichlet(alpha)"
+    )
+    alpha: float = decision(0.1, "label skew of split=dirichlet: smaller is stronger")
+    partition_seed: int = decision(0, "seed of the split, except TFF's")
     centring: Centring = decision("none", "subtract each image's own mean")
     augment: Literal["none", "flip", "shift", "flip-shift"] = decision(
         "none", f"random mirroring, shifts by up to {SHIFT} pixels, or both"
@@ -238,7 +241,7 @@ class Cifar100(PaperTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = "cifar100" if self.split == "pachinko" else "cifar100-tff"
+        name = "cifar100-tff" if self.split == "tff" else "cifar100"
         object.__setattr__(self, "data", name)
 
     def network(self) -> nn.Module:
@@ -257,7 +260,12 @@ class Cifar100(PaperTask):
         # As many clients of 100 images as possible, named 0, 1, 2, ...
         x, y, coarse = (columns.array(name) for name in ("x", "y", "coarse"))
         clients, seed = columns.rows // PER_CLIENT, self.partition_seed
-        owners = pachinko(y, coarse, clients, per_client=PER_CLIENT, seed=seed)
+        if self.split == "pachinko":
+            owners = pachinko(y, coarse, clients, per_client=PER_CLIENT, seed=seed)
+        elif self.split == "iid":
+            owners = iid(y, clients, seed=seed)
+        else:
+            owners = dirichlet(y, clients, alpha=self.alpha, seed=seed)
         used = owners != UNUSED
         return FederatedData.from_arrays(x[used], y[used], owners[used])
 
