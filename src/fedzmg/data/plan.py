@@ -7,6 +7,7 @@ function of (seed, round, client), made on the host before the round runs.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -170,37 +171,45 @@ def local_stream(
 ) -> Stream:
     """Plan the steps of one client, whose examples are ``first : first + count``."""
     address = (round_, client, occurrence)
-    same = np.broadcast_to(np.arange(first, first + count), (batching.epochs, count))
-    order = brief_stream(seed, "order", *address).permuted(same, axis=1)
-    if batching.straddle:
-        indices, counts = _cut(order.reshape(1, -1), batching.size, first, batching.keep_partial)
-        ends = (np.arange(1, batching.epochs + 1) * count - 1) // batching.size
-        closes = np.isin(np.arange(len(counts)), ends)
-    else:
-        indices, counts = _cut(order, batching.size, first, batching.keep_partial)
-        per_epoch = len(counts) // batching.epochs
-        closes = np.arange(1, len(counts) + 1) % max(per_epoch, 1) == 0
+    counts, closes, once = _cuts(batching, count)
+    order = brief_stream(seed, "order", *address).permuted(once, axis=1)
+    runs = 1 if batching.straddle else batching.epochs
+    indices = _batches(first + order.reshape(runs, -1), batching.size, len(counts) // runs, first)
     return Stream(indices, counts, closes, key(seed, "dropout", *address))
 
 
 def full_pass(size: int, first: int, count: int) -> Stream:
     """Plan one pass over all examples of a client, in order."""
-    indices, counts = _cut(np.arange(first, first + count)[None], size, first)
-    none = np.zeros(len(counts), dtype=np.int64)
-    return Stream(indices, counts, none.astype(np.bool_), 0)
+    counts, closes, once = _cuts(Batching(size), count)
+    indices = _batches(first + once, size, len(counts), first)
+    return Stream(indices, counts, np.zeros_like(closes), 0)
 
 
-def _cut(order: Ids, size: int, first: int, keep_partial: bool = True) -> tuple[Ids, Ids]:
-    """Cut every row into batches; return their examples and the number of real ones."""
-    runs, length = order.shape
-    steps = -(-length // size) if keep_partial else length // size
-    used = min(length, steps * size)
-    # Padding repeats a real example; its weight is zero, so its value never matters.
-    indices = np.full((runs, steps * size), first, dtype=np.int64)
-    indices[:, :used] = order[:, :used]
+@lru_cache(4096)
+def _cuts(batching: Batching, count: int) -> tuple[Ids, npt.NDArray[np.bool_], Ids]:
+    """Return what all clients of one size share: real examples and ends of epochs by step.
+
+    The last array has the examples in order, an epoch per row.
+    """
+    size, epochs = batching.size, batching.epochs
+    runs = 1 if batching.straddle else epochs
+    length, steps = epochs * count // runs, batching.steps(count) // runs
     counts = np.full((runs, steps), size, dtype=np.int64)
-    counts[:, -1:] -= steps * size - used
-    return indices.reshape(-1, size), counts.reshape(-1)
+    counts[:, -1:] -= max(0, steps * size - length)
+    ends = (np.arange(1, epochs + 1) * count - 1) // size
+    if not batching.straddle:
+        ends = np.arange(1, runs + 1) * steps - 1
+    closes = np.isin(np.arange(runs * steps), ends)
+    return counts.reshape(-1), closes, np.tile(np.arange(count), (epochs, 1))
+
+
+def _batches(order: Ids, size: int, steps: int, first: int) -> Ids:
+    """Cut every row into batches."""
+    used = min(order.shape[1], steps * size)
+    # Padding repeats a real example; its weight is zero, so its value never matters.
+    indices = np.full((len(order), steps * size), first, dtype=np.int64)
+    indices[:, :used] = order[:, :used]
+    return indices.reshape(-1, size)
 
 
 class Padded(NamedTuple):
@@ -217,14 +226,11 @@ def pad(streams: Sequence[Stream], *, per_example: bool = False) -> Padded:
     """Align streams of different length; ``per_example`` weights sum to one over a stream."""
     lengths = np.array([len(s) for s in streams], dtype=np.int64)
     each, size = (len(streams), int(lengths.max())), streams[0].indices.shape[1]
-    indices, weights = np.zeros((*each, size), dtype=np.int64), np.zeros((*each, size))
+    indices, counts = np.zeros((*each, size), np.int64), np.zeros((*each, 1), np.int64)
     closes, keys = np.zeros(each, np.bool_), step_keys(np.array([s.key for s in streams]), each[1])
-    out = Padded(indices, weights, closes, keys, lengths)
     for k, s in enumerate(streams):
         n = len(s)
-        real = np.arange(size) < s.counts[:, None]
-        divisor = s.counts.sum() if per_example else s.counts[:, None]
-        out.indices[k, :n] = s.indices
-        out.weights[k, :n] = real / np.maximum(divisor, 1)
-        out.closes[k, :n] = s.closes
-    return out
+        indices[k, :n], counts[k, :n, 0], closes[k, :n] = s.indices, s.counts, s.closes
+    divisor = counts.sum(1, keepdims=True) if per_example else counts
+    weights = (np.arange(size) < counts) / np.maximum(divisor, 1)
+    return Padded(indices, weights, closes, keys, lengths)
