@@ -18,7 +18,7 @@ MOST_GRAPHS = 8  # of a function; a cohort that changes its size every round is 
 
 
 class _Graph(NamedTuple):
-    arguments: Any
+    arguments: list[Tensor]
     run: Callable[[], Any]
 
 
@@ -45,13 +45,13 @@ class Replayed:
         graph = self._graphs[form]
         if graph is None:
             graph = self._graphs[form] = self._capture(fixed, arguments)
-        copy_all(leaves(graph.arguments), values)
+        copy_all(graph.arguments, values)
         return graph.run()
 
     def _capture(self, fixed: Hashable, arguments: Any) -> _Graph:
         own = copied(arguments)
-        called = _Graph(own, lambda: self._function(fixed, *own))
-        if not leaves(own)[0].is_cuda:
+        called = _Graph(leaves(own), lambda: self._function(fixed, *own))
+        if not called.arguments[0].is_cuda:
             return called
         graph = torch.cuda.CUDAGraph()
         try:
@@ -64,7 +64,7 @@ class Replayed:
             graph.replay()
             return results
 
-        return _Graph(own, run)
+        return called._replace(run=run)
 
 
 def copied(values: T) -> T:
