@@ -52,10 +52,9 @@ FIELD = [
 """Algorithms without a larger search on CIFAR-100."""
 GRIDS: dict[str, dict[str, dict[str, str]]] = {
     "cifar100": {
-        "cifar100-grid": {name: name for name in ("fedzmg", "fedavg", "fedadam")},
-        # FedZMG without its projection is FedAvg with momentum and decay.
-        "ablation-factors-grid": {"fedavg:momentum": "average-momentum-decay"},
-        "ablation-factors-adam-grid": {"fedzmg-adam": "adam-projection-momentum-decay"},
+        "cifar100-halving-grid": {
+            n: n for n in ("fedzmg", "fedavg", "fedadam", "fedavg:momentum", "fedzmg-adam")
+        },
         "ablation-hybrids-grid": {"fedzmg-adam:projected": "fedzmg-adam:projected"},
         "ablation-centralization-grid": {n: n for n in ("local-gc", "global-gc", "gc-fed")},
         "field-grid": {n: n for n in FIELD},
