@@ -318,11 +318,10 @@ def _record(values: dict[str, Any]) -> Record:
     for name, value in known.items():
         if name in ("rejected", "flagged"):
             known[name] = tuple((str(client), float(ratio)) for client, ratio in value)
-            continue
-        if value is not None and isinstance(value, list) != (name == "client_loss"):
-            raise TypeError(name)
-        if not isinstance(value, list | str | float | None):  # counts and flags
+        elif name == "client_loss" and value is not None:
+            known[name] = tuple(map(float, value))
+        elif isinstance(value, str):
+            known[name] = float(value)
+        elif not isinstance(value, float | None):  # counts and flags
             int(value)
-        if isinstance(value, list | str):
-            known[name] = float(value) if isinstance(value, str) else tuple(map(float, value))
     return Record(**known)

@@ -151,7 +151,8 @@ class Stopped(NamedTuple):
         """Parse a decision; a wrong value raises ``KeyError``, ``TypeError``, ``ValueError``."""
         if line["why"] not in get_args(Why):
             raise ValueError(f"unknown reason {line['why']!r}")
-        return cls(int(line["round"]), line["why"], str(line["words"]), line.get("score"))
+        score = None if line.get("score") is None else float(line["score"])
+        return cls(int(line["round"]), line["why"], str(line["words"]), score)
 
 
 Ask: TypeAlias = Callable[[RoundReport], Mapping[int, Stopped]]

@@ -12,7 +12,7 @@ from fedzmg.results.formatting import options_text
 from fedzmg.results.runs import read_run
 from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
-from fedzmg.storage.formats import flat, flat_facts, json_words, log_lines, read_json, read_toml
+from fedzmg.storage.formats import flat, flat_facts, json_words, log_rows, read_json, read_toml
 from fedzmg.storage.reading import walk
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
@@ -180,7 +180,7 @@ def read(top: Path) -> Iterator[Unit]:
 
 
 def _read_run(directory: Path, name: str, manifest: Mapping[str, Any]) -> Unit:
-    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), _row(row))))
+    rows = json_words(log_rows(directory / "metrics.jsonl", "round"))
     spec, run = read_toml(directory / "spec.toml"), read_run(directory, name, [])
     ends: dict[int, float] = {}
     if run is not None:
@@ -195,17 +195,8 @@ def _read_search(directory: Path, name: str, manifest: Mapping[str, Any]) -> Uni
     for point in read_json(directory / "scores.json").get("points", []):
         score = math.nan if point["score"] is None else float(point["score"])
         scores[options_text(point["options"], 6)] = score
-    log, keys = directory / "metrics.jsonl", ("trial", "round")
-    rows = dict(log_lines(log, lambda row: (tuple(int(row[key]) for key in keys), _row(row))))
+    rows = json_words(log_rows(directory / "metrics.jsonl", "trial", "round"))
     return Unit(name, name, None, {}, manifest, rows, scores)
-
-
-def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a line of a log whose curves are numbers, or words for them."""
-    for name in CURVES:
-        if row.get(name) is not None:
-            float(row[name])
-    return row
 
 
 def _take_pairs(left: list[Unit], right: list[Unit]) -> list[tuple[Unit, Unit]]:

@@ -11,7 +11,7 @@ import numpy as np
 from fedzmg.errors import InputError
 from fedzmg.results.uploads import UnusualClient, unusual_clients
 from fedzmg.storage.client_metrics import ClientTable, read_clients
-from fedzmg.storage.formats import RESTORE, flat, log_lines, read_manifest, read_toml
+from fedzmg.storage.formats import RESTORE, flat, log_rows, read_manifest, read_toml
 
 if TYPE_CHECKING:
     from fedzmg.simulation import ClientMetrics, History
@@ -148,7 +148,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
 
 def read_log(path: Path) -> dict[str, Any]:
     """Read the fields of a run from its log; of lines for the same round the last counts."""
-    by_round = dict(log_lines(path, lambda values: (int(values["round"]), values)))
+    by_round = log_rows(path, "round")
     try:
         return _log([by_round[round_] for round_ in sorted(by_round)])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -166,8 +166,7 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "dropped": {r: int(one["dropped"]) for r, one in by_round.items()},
         "diverged": next((r for r, one in by_round.items() if one.get("diverged")), None),
-        # Non-finite numbers are written as words, which float() reads.
-        "metrics": {r: float(one["metric"]) for r, one in evaluated.items()},
+        "metrics": {r: one["metric"] for r, one in evaluated.items()},
         "moved": {r: moved[r] for r in evaluated},
         "traffic": {
             **{name: sum([int(one[name]) for one in records]) for name in sizes},

@@ -5,7 +5,6 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +14,7 @@ from fedzmg.errors import InputError
 from fedzmg.results.reading import variants
 from fedzmg.storage.checkpoint import checkpointed
 from fedzmg.storage.files import compressed, folder_name
-from fedzmg.storage.formats import flat, json_nulls, log_lines, read_or_empty, read_toml
+from fedzmg.storage.formats import flat, json_nulls, log_rows, read_or_empty, read_toml
 from fedzmg.storage.lock import Owner, read_owner
 from fedzmg.storage.reading import check_folder, walk
 
@@ -194,7 +193,7 @@ class Watch:
             begun, members = checkpointed(path / "checkpoint.safetensors")
             seen = {i: max((row["round"] for row in own), default=0) for i, own in rows.items()}
             lasts = [max(begun * (i in members), last) for i, last in seen.items()]
-            early = {i: stop for (i,), stop in self._log(path / "stopped.jsonl", "trial").items()}
+            early = self._log(path / "stopped.jsonl", "trial")
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
             pack = next((i // size for i, end in enumerate(ended) if not end), None)
@@ -212,19 +211,12 @@ class Watch:
             alive = alive and scored  # the first algorithm without scores is running
 
     def _log(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
-        """Return the lines of a log by these fields; of lines with the same the last counts."""
+        """Return the lines of a log by these fields, read again if it has changed."""
         files = [file.stat() for file in (path, compressed(path)) if file.is_file()]
         state = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]
         if self._logs.get(path, ([], {}))[0] != state:
-            self._logs[path] = state, dict(log_lines(path, partial(_row, keys)))
+            self._logs[path] = state, log_rows(path, *keys)
         return self._logs.get(path, ([], {}))[1]
-
-
-def _row(keys: Sequence[str], row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a line of a log by its keys, with numbers in place of words for them."""
-    key = tuple(int(row[name]) for name in keys)
-    known = {name: float(row[name]) for name in ("metric", "seconds") if row.get(name) is not None}
-    return key, {**row, **dict(zip(keys, key, strict=True)), **known}
 
 
 def _training(

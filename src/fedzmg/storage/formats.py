@@ -21,6 +21,7 @@ CONTENT, SPEC = "content_sha256", "spec_sha256"  # hash of the other fields, and
 
 RESTORE = "restore or remove it"
 _BLOCK = 1000
+_NUMBERS = ("metric", "test_metric", "loss", "train_loss", "seconds", "score")  # fields of logs
 
 
 def read_toml(path: Path, *, typed: bool = False) -> dict[str, Any]:
@@ -115,6 +116,20 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
                 if number <= ended and line.endswith(b"}"):
                     raise InputError(f"{path}, line {number} is damaged: {remedy}") from None
     return found
+
+
+def log_rows(path: Path, *keys: str, remedy: str = RESTORE) -> dict[Any, dict[str, Any]]:
+    """Read a log by one number of a line or several; a later line supersedes an earlier one.
+
+    Words for numbers that are not finite become numbers.
+    """
+
+    def parse(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        key = tuple(int(row[name]) for name in keys)
+        known = {name: float(row[name]) for name in _NUMBERS if row.get(name) is not None}
+        return key if keys[1:] else key[0], {**row, **known}
+
+    return dict(log_lines(path, parse, remedy))
 
 
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:
