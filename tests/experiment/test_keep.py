@@ -12,7 +12,6 @@ from toys import toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.storage.formats import log_lines
 from fedzmg.experiment.keep import keep
 from fedzmg.experiment.run_directory import RunDirectory, export_model
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
@@ -21,6 +20,7 @@ from fedzmg.experiment.verify import verify
 from fedzmg.report.html.page import render
 from fedzmg.results import reading
 from fedzmg.results.diff import compare
+from fedzmg.storage.formats import log_lines
 
 GRID = GridSpec.parse(
     {

@@ -12,7 +12,6 @@ from toys import Stop, bare, toy
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid, warnings
 from fedzmg.experiment.grids.score import read_rows
-from fedzmg.storage.formats import log_lines
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
@@ -20,6 +19,7 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.training import Stopped, write_stop
 from fedzmg.simulation import RoundReport
+from fedzmg.storage.formats import log_lines
 
 AXES = {"client.lr": [0.03, 0.3, 1e8]}
 

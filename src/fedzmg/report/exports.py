@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from fedzmg.plain_text import printable
 from fedzmg.report.tables import study
-from fedzmg.report.tables.clients import clients, own_models
+from fedzmg.report.tables.clients import clients, own_models, uploads
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import Report, client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
-from fedzmg.report.tables.uploads import uploads
 from fedzmg.report.writing import check_place, refuse_foreign, replace_files, write
 from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult

@@ -1,15 +1,15 @@
 """Runs as plain data, read from a run directory or taken from a history in memory."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedzmg.errors import InputError
-from fedzmg.results.uploads import UnusualClient, unusual_clients
 from fedzmg.storage.client_metrics import ClientTable, read_clients
 from fedzmg.storage.formats import RESTORE, flat, log_rows, read_manifest, read_toml
 
@@ -17,6 +17,42 @@ if TYPE_CHECKING:
     from fedzmg.simulation import ClientMetrics, History
 
 FORMAT = 1
+
+
+class UnusualClient(NamedTuple):
+    """A client with uploads that are not finite, or outliers of their cohorts."""
+
+    name: str
+    rounds: tuple[int, ...]  # rounds of these uploads, ascending
+    rejected: int
+    flagged: int  # outliers that were merged
+    ratio: float  # largest norm over the cohort's median; of flagged uploads, if there are any
+    worst: int
+
+    def __str__(self) -> str:
+        """Describe the largest update and what happened to all of them."""
+        fates = ["rejected"] * (self.rejected > 0) + ["flagged"] * (self.flagged > 0)
+        often = f" in {len(self.rounds)} rounds" * (len(self.rounds) > 1)
+        remedy = "; federation.guard = true rejects such updates" * (self.flagged > 0)
+        what = f"{' or '.join(fates)}{often}{remedy}"
+        size = f"{self.ratio:.2g} x the median" if math.isfinite(self.ratio) else "not finite"
+        return f"client {self.name}: update {size} in round {self.worst} ({what})"
+
+
+def unusual_clients(rounds: Iterable[tuple[int, Any, Any]]) -> tuple[UnusualClient, ...]:
+    """Sum up (round, rejected, flagged) by client with its ratio: flagged first, then by size."""
+    uploads: dict[str, list[tuple[bool, float, int]]] = defaultdict(list)
+    for round_, *both in rounds:
+        for is_flagged, clients in enumerate(both):
+            for name, ratio in clients:
+                uploads[str(name)].append((bool(is_flagged), float(ratio), -round_))
+    found = []
+    for name, own in uploads.items():
+        _, ratio, worst = max(own)
+        flagged, numbers = sum(one[0] for one in own), sorted({-one[2] for one in own})
+        counts = len(own) - flagged, flagged
+        found.append(UnusualClient(name, tuple(numbers), *counts, ratio, -worst))
+    return tuple(sorted(found, key=lambda one: (not one.flagged, -one.ratio, one.name)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ _MANIFEST = _table(
     command=str | list[str] | None, seconds=Number, logs=dict[LogName, LogMark],
     plugins=_Dict[str, _PLUGIN],
 )  # fmt: skip
-_STOP = _table({"round": Round}, why=str, words=str)
+_STOP = _table({"round": Round, "why": str, "words": str}, score=Number | None)
 _SCORED = {"options": dict[str, Number], "score": Number | None}
 _POINT = _table({**_SCORED, "diverged": Count})
 _NEIGHBOURS = _List[_table({"score": Number | None})]

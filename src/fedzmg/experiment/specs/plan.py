@@ -91,6 +91,7 @@ class Plan(Experiment):
     """Shared parts of grids and studies."""
 
     tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "federation", "stop")
+    sparse: ClassVar[tuple[str, ...]] = ("federation", "stop")
 
     label: str = ""
     """A remark that is shown with every result, such as "reduced protocol"."""
@@ -148,9 +149,6 @@ class Plan(Experiment):
         variants = self.algorithms.items()
         own = {name: variant.model_dump(exclude_defaults=True) for name, variant in variants}
         return toml({**values, "algorithms": own})
-
-    def _unwritten(self) -> set[str]:
-        return super()._unwritten() | (set() if self.stop.diverged else {"stop"})
 
     def orders(self) -> dict[str, list[str]]:
         """Return keys of tables whose order matters, which equality of plans ignores."""

@@ -102,6 +102,8 @@ class Experiment(Strict):
 
     tables: ClassVar[tuple[str, ...]]
     """Tables of settings."""
+    sparse: ClassVar[tuple[str, ...]] = ("federation",)
+    """Keys that are written only if they are not the default: earlier versions read the file."""
 
     task: str
     engine: EngineName = "auto"
@@ -120,11 +122,11 @@ class Experiment(Strict):
 
     def to_toml(self) -> str:
         """Write a TOML document that :meth:`read` reads back."""
-        # Stages that are absent are not written: earlier versions read the file, too.
         return toml(self.model_dump(exclude_none=True, exclude=self._unwritten()))
 
     def _unwritten(self) -> set[str]:
-        return {"federation"} if self.federation == Stages() else set()
+        fields = type(self).model_fields
+        return {key for key in self.sparse if getattr(self, key) == fields[key].default}
 
     def bases(self) -> list[str]:
         """Return the names of the algorithms that train."""
@@ -202,6 +204,7 @@ class RunSpec(Experiment):
     tables: ClassVar[tuple[str, ...]] = (
         "preset", "protocol", "federation", "client", "server", "parts",
     )  # fmt: skip
+    sparse: ClassVar[tuple[str, ...]] = ("federation", "shards")
 
     algorithm: str = "fedzmg"
     seed: Seed = 0
@@ -221,9 +224,6 @@ class RunSpec(Experiment):
 
     def bases(self) -> list[str]:
         return [self.algorithm]
-
-    def _unwritten(self) -> set[str]:
-        return super()._unwritten() | (set() if self.shards else {"shards"})
 
     def for_algorithm(self, name: str) -> "tuple[RunSpec, list[str]]":
         """Copy for another algorithm; return it with the keys that are left out."""
