@@ -19,9 +19,8 @@ from fedzmg.errors import InputError, Interrupted, brief, unknown
 from fedzmg.experiment.grids.grid import Tuned, run_grid
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
-from fedzmg.experiment.specs.plan import MOST_SEEDS, Plan
+from fedzmg.experiment.specs.plan import MOST_SEEDS, Algorithms, Plan, named_algorithms
 from fedzmg.experiment.specs.run import SIDES, RunSpec
-from fedzmg.experiment.specs.variants import Algorithms, named_algorithms
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.plain_text import plain
 from fedzmg.results.study_result import StudyResult

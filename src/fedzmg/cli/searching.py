@@ -76,7 +76,7 @@ def tune(
     """Search learning rates, or any other numbers; print the command that compares with them."""
     from fedzmg.api import search_spec
     from fedzmg.experiment.grids.grid import Tuned
-    from fedzmg.experiment.specs.variants import named_algorithms
+    from fedzmg.experiment.specs.plan import named_algorithms
 
     axes = dict(map(_axis, axis))
     chosen, settings = training.task_and_settings("tune", task, set_)

@@ -136,7 +136,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg.api import comparison_spec, numbered_seeds, tuning_notes, untuned
-    from fedzmg.experiment.specs.variants import named_algorithms
+    from fedzmg.experiment.specs.plan import named_algorithms
 
     names = named_algorithms(algorithms).table
     seeds = seeds or (3 if len(names) <= 10 else 2)

@@ -164,11 +164,7 @@ class RunDirectory:
         """Read the checkpoint of a round."""
         found = self.position(until=round_)
         if found is None or found.checkpoint.round != round_:
-            newest = self.position()
-            held = (
-                "it has none" if newest is None else f"the newest is of {newest.checkpoint.round}"
-            )
-            remedy = f"{held}; choose that or the one before"
+            remedy = "choose that of its newest checkpoint, or of the one before"
             raise InputError(f"{self.path} holds no checkpoint of round {round_}: {remedy}")
         return found.checkpoint
 

@@ -13,6 +13,7 @@ from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
 from fedzmg.results.reading import variants
 from fedzmg.storage.checkpoint import checkpointed
+from fedzmg.storage.fields import MOST_POINTS
 from fedzmg.storage.files import compressed, folder_name
 from fedzmg.storage.formats import flat, json_nulls, log_rows, read_or_empty, read_toml
 from fedzmg.storage.lock import Owner, read_owner
@@ -162,7 +163,7 @@ class Watch:
     def _runs(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe a run, or the runs of a study, which may not exist yet."""
         rounds, seeds, found = plan.get("rounds", 0), plan.get("seeds", []), variants(plan)
-        names = itertools.product(found, seeds)
+        names = itertools.islice(itertools.product(found, seeds), MOST_POINTS)
         jobs = [(directory / folder_name(name) / f"seed-{s}", name, s) for name, s in names]
         if (directory / PLANS["run"]).is_file():
             rounds = plan.get("protocol", {}).get("rounds", 0)
@@ -185,7 +186,8 @@ class Watch:
         """Describe the trials of a grid, whose algorithms and packs are trained in order."""
         alive, rounds = _is_alive(directory), plan.get("rounds", 0)
         for group, variant in variants(plan).items():
-            path, points = directory / folder_name(group), list(_points(group, variant, plan))
+            path = directory / folder_name(group)
+            points = list(itertools.islice(_points(group, variant, plan), MOST_POINTS))
             scored = (path / "scores.json").is_file()
             rows: dict[int, list[Mapping[str, Any]]] = {i: [] for i in range(len(points))}
             for line in self._log(path / "metrics.jsonl", "trial", "round").values():

@@ -303,4 +303,4 @@ def prose(text: str, width: int) -> str:
 def _wrapped(line: str, width: int) -> list[str]:
     """Break an indented line; the rest is indented deeper."""
     indent = len(line) - len(line.lstrip()) + 4
-    return textwrap.wrap(line, width, subsequent_indent=" " * indent)
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -1,17 +1,21 @@
-"""Shared parts of grid and study files; all but the data is checked without the data."""
+"""Shared parts of grids and studies, and the algorithms that a call or a command names.
+
+Everything but the data is checked without the data.
+"""
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 import pydantic
 
 from fedzmg import algorithms, tasks
-from fedzmg.contract import Algorithm
-from fedzmg.errors import InputError, brief, check_text
+from fedzmg.algorithms.options import known_options
+from fedzmg.contract import Algorithm, AlgorithmInfo
+from fedzmg.errors import InputError, brief, check_text, unknown
 from fedzmg.experiment.specs.run import SIDES, Experiment, RunSpec, Seed, by_side
 from fedzmg.experiment.specs.strict import Strict, Value, toml
 from fedzmg.storage.files import folder_name
@@ -233,3 +237,71 @@ class Plan(Experiment):
     def check_algorithm(self, name: str, task: Task | None) -> None:
         """Refuse an algorithm that cannot be built."""
         self.configured(name, self.fixed(name), task)
+
+
+EXAMPLE = '["fedavg", my_algorithm] or {"heavy": ("fedavg", {"client.momentum": 0.9})}'
+Chosen = Algorithm | AlgorithmInfo | str  # an algorithm, or the name of one
+Algorithms = Chosen | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Mapping[str, Any]]]
+"""Algorithms of a comparison: names and objects, or variants by names of your own."""
+
+
+class NamedAlgorithms(NamedTuple):
+    """Algorithms as a study or grid has them, and those that only the caller knows."""
+
+    table: dict[str, dict[str, Any]]  # options by name, as in a file
+    objects: dict[str, Algorithm | AlgorithmInfo]
+    """Algorithms that were passed as objects, by the name they have in this call."""
+
+
+def named_algorithms(given: Any) -> NamedAlgorithms:
+    """Return algorithms by name: of a text with commas or "all", a list, or variants by name."""
+    if isinstance(given, str):
+        names = [name.strip() for name in given.split(",")]
+        given = list(algorithms.ALGORITHMS) if names == ["all"] else names
+    elif isinstance(given, Algorithm | AlgorithmInfo):
+        given = [given]
+    if isinstance(given, Mapping):
+        pairs = [(name, *_base_and_options(name, value)) for name, value in given.items()]
+    elif isinstance(given, Sequence):
+        pairs = [(_name(value), value, {}) for value in given]
+    else:
+        raise InputError(f"algorithms = {brief(given)}: expected names, {EXAMPLE}")
+    found = NamedAlgorithms({}, {})
+    for name, base, options in pairs:
+        if not name or not isinstance(name, str) or name in found.table:
+            raise InputError(f"algorithms: {name!r}: expected names, each once")
+        if not isinstance(base, str):
+            known = algorithms.ALGORITHMS.data.get(name)
+            algorithm = getattr(base, "algorithm", base)
+            if known is not None and known.algorithm == algorithm:
+                # An object keeps its numbers; a name would start from those of the task.
+                options = {**algorithm.options(), **options}
+            else:
+                # Known by the name that the caller gives it.
+                found.objects[name] = base
+        of = {"algorithm": base} if isinstance(base, str) and base != name else {}
+        weights = {"weights": options["weights"]} if "weights" in options else {}
+        found.table[name] = {**of, **weights, **{k: v for k, v in by_side(options).items() if v}}
+    return found
+
+
+def _name(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, AlgorithmInfo):
+        return value.algorithm.name
+    if isinstance(value, Algorithm):
+        return value.name
+    raise InputError(f"algorithms: {brief(value)}: expected {EXAMPLE}")
+
+
+def _base_and_options(name: str, value: Any) -> tuple[Any, Mapping[str, Any]]:
+    base, options = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+    _name(base)
+    if not isinstance(options, Mapping):
+        raise InputError(f"algorithms, {name}: {brief(options)}: expected options, {EXAMPLE}")
+    for key in options:
+        if key != "weights" and str(key).partition(".")[0] not in SIDES:
+            known = known_options(algorithms.get(base)) if isinstance(base, str) else ()
+            raise unknown(f"option of {name}", str(key), known)
+    return base, options
