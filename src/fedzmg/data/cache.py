@@ -7,12 +7,12 @@ interrupted download is resumed. A mirror replaces everything before the file's 
 
 import contextlib
 import errno
-import hashlib
 import os
 import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from ssl import SSLCertVerificationError
@@ -24,6 +24,8 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from fedzmg.errors import InputError
+from fedzmg.storage.files import naming_errors
+from fedzmg.storage.formats import file_sha256
 from fedzmg.version import __version__
 
 ENVIRONMENT = "FEDZMG_DATA"
@@ -40,7 +42,8 @@ _PERMANENT = (
     OverflowError,
 )  # fmt: skip
 _REMEDY = "choose another source with --mirror, or use files you have with 'fedzmg data import'"
-_NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+writing = partial(naming_errors, remedy=f"free space or set {ENVIRONMENT} to another folder")
+"""Turn a system error while writing a path into one clear line."""
 
 
 class Progress(Protocol):
@@ -90,28 +93,9 @@ def lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         guard.release()
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a system error while writing ``path`` into one clear line."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # raised by a parser, not by the system
-            raise
-        reason = "disk is full" if error.errno in _NO_ROOM else error.strerror
-        remedy = f"free space or set {ENVIRONMENT} to another folder"
-        raise InputError(f"cannot write {path}: {reason}; {remedy}") from None
-
-
 def size_of(path: Path) -> int:
     """Return the bytes of all files below a folder; 0 if there is none."""
     return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-
-
-def file_hash(path: Path) -> str:
-    """Compute the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def download(
@@ -119,7 +103,7 @@ def download(
     mirror: str | None = None,
 ) -> Path:  # fmt: skip
     """Download a file unless it is there already; ``mirror`` is an address or a folder instead."""
-    if to.is_file() and file_hash(to) == sha256:
+    if to.is_file() and file_sha256(to) == sha256:
         return to
     source = mirrored(url, mirror or os.environ.get("FEDZMG_MIRROR") or None)
     part = to.with_name(f"{to.name}.part")
@@ -127,7 +111,7 @@ def download(
         to.parent.mkdir(parents=True, exist_ok=True)
     for restarted in (False, True):
         resumed = _fetch(source, part, size, progress)
-        found = file_hash(part)
+        found = file_sha256(part)
         if found == sha256:
             with writing(to):
                 return part.replace(to)

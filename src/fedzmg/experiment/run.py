@@ -88,9 +88,7 @@ def run_pack(
     # Finished runs are only read: they need no lock and may be read-only. A lock that a killed
     # process left is taken over and removed.
     jobs = [_open_job(task, *pair, models=models) for pair in zip(runs, directories, strict=True)]
-    # On a GPU the width of a pack changes the last bits: for the same ones it must not split.
-    to_train = not all(job.complete for job in jobs)
-    together = to_train and first.deterministic and resolve_device(first.device).type == "cuda"
+    together = not all(job.complete for job in jobs) and _must_stay_together(first)
     to_hold = {
         i: job.directory
         for i, job in enumerate(jobs)
@@ -189,6 +187,11 @@ def _open_job(
         with training.named_write_errors(directory.path):
             directory.repair(job.position)
     return job
+
+
+def _must_stay_together(spec: RunSpec) -> bool:
+    """Return whether a pack must not split: on a GPU its width changes the last bits."""
+    return spec.deterministic and resolve_device(spec.device).type == "cuda"
 
 
 class RunStorage(training.TrainingStorage):

@@ -80,8 +80,11 @@ def write_json(path: Path, values: Mapping[str, Any], spec: Path | None = None) 
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a small file; of a missing one, that of nothing."""
-    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
+    """Return the SHA-256 of a file; of a missing one, that of nothing."""
+    if not path.exists():
+        return hashlib.sha256().hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _content_hash(values: Mapping[str, Any]) -> str:
