@@ -81,16 +81,14 @@ def lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            guard.acquire(timeout=0)
+            held = guard.acquire(timeout=0)
         except Timeout:
             waiting()
-            guard.acquire()
+            held = guard.acquire()
         except NotImplementedError as error:  # a file system without locks
             raise OSError(errno.ENOLCK, str(error)) from None
-    try:
+    with held:
         yield
-    finally:
-        guard.release()
 
 
 def size_of(path: Path) -> int:

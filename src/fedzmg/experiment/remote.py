@@ -9,7 +9,8 @@ from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import ResolvedRun
 from fedzmg.tasks.task import Task
 
-StudyPacks: TypeAlias = Mapping[str, Sequence[tuple[ResolvedRun, Path]]]  # by label
+StudyPacks: TypeAlias = Mapping[str, Sequence[tuple[ResolvedRun, Path]]]
+"""Runs and their directories by the label of their pack."""
 
 
 class Remote(Protocol):
