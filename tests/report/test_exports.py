@@ -168,7 +168,7 @@ def test_tables_and_links_are_not_replaced_either(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listed", ["{", "[]", '{"report": ["a"]}'])
 def test_a_list_of_somebody_else_is_left_alone(tmp_path: Path, listed: str) -> None:
     (tmp_path / writing.LIST).write_text(listed)
-    with pytest.raises(InputError, match=r"no report wrote .*written\.json"):
+    with pytest.raises(InputError, match=r"written\.json"):
         writing.replace_files(tmp_path, {"a": b"1"})
     assert names(tmp_path) == {writing.LIST}
     assert (tmp_path / writing.LIST).read_text() == listed

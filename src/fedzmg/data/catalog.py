@@ -13,7 +13,6 @@ A set appears, or changes, at the moment ``set.json`` is replaced. Readers take 
 import contextlib
 import hashlib
 import json
-import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,8 +76,6 @@ def stored(name: str, cache: Path | None = None) -> Dataset | None:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
             raise ValueError(f"format {values['format']!r}, this version reads {FORMAT}")
-        if re.fullmatch(r"data-[0-9a-f]+", values["directory"]) is None:
-            raise ValueError(f"directory {values['directory']!r}")
         return Dataset(
             name, path.parent / values["directory"], str(values["fingerprint"]),
             {split: (clients, rows) for split, (clients, rows) in values["counts"].items()},

@@ -80,7 +80,9 @@ def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> dict[str, 
 def _lists(out: Path, writer: str) -> dict[str, dict[str, str]]:
     """Read the hashes of listed files by the command that wrote them."""
     found = read_json(out / LIST) if os.path.lexists(out / LIST) else {}
-    return {writer: {}, **{key: own for key, own in found.items() if isinstance(own, dict)}}
+    if not all(isinstance(own, dict) for own in found.values()):
+        raise _foreign(out / LIST, writer)
+    return {writer: {}, **found}
 
 
 def _write_list(out: Path, files: Mapping[str, str], writer: str) -> None:
