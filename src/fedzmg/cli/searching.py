@@ -80,7 +80,7 @@ def tune(
 
     axes = dict(map(_axis, axis))
     chosen, settings = training.task_and_settings("tune", task, set_)
-    names = named_algorithms(algorithms).table
+    names, _ = named_algorithms(algorithms)
     how = {"method": search, "budget": budget, "batch": batch}
     spec = search_spec(
         chosen, names, axes, seeds, settings, rounds=rounds, device=device, search=how

@@ -138,7 +138,7 @@ def compare(
     from fedzmg.api import comparison_spec, numbered_seeds, tuning_notes, untuned
     from fedzmg.experiment.specs.plan import named_algorithms
 
-    names = named_algorithms(algorithms).table
+    names, _ = named_algorithms(algorithms)
     seeds = seeds or (3 if len(names) <= 10 else 2)
     chosen, settings = task_and_settings("compare", task, set_)
     spec = comparison_spec(

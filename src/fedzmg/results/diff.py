@@ -13,7 +13,7 @@ from fedzmg.results.runs import read_run
 from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
 from fedzmg.storage.formats import flat, flat_facts, json_words, log_rows, read_json, read_toml
-from fedzmg.storage.reading import walk
+from fedzmg.storage.reading import files_below
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
 # options: hyper-parameters of the algorithm; spec: all other settings; versions: of programs,
@@ -164,9 +164,8 @@ def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
 
 def read(top: Path) -> Iterator[Unit]:
     """Read every run below a directory and every algorithm of a grid."""
-    folders = sorted(walk(top))
-    runs = [folder.path for folder in folders if "spec.toml" in folder.files]
-    searches = [folder.path for folder in folders if "scores.json" in folder.files]
+    runs = [path.parent for path in files_below(top, "spec.toml")]
+    searches = [path.parent for path in files_below(top, "scores.json")]
     searches = [path for path in searches if (path.parent / "grid.toml").is_file()]
     if not runs and not searches:
         remedy = "give a directory that 'fedzmg run', 'compare', 'study' or 'grid' wrote"

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedzmg.errors import InputError
 from fedzmg.storage.client_metrics import ClientTable, read_clients
-from fedzmg.storage.formats import RESTORE, flat, log_rows, read_manifest, read_toml
+from fedzmg.storage.formats import RESTORE, by_side, flat, log_rows, read_manifest, read_toml
 
 if TYPE_CHECKING:
     from fedzmg.simulation import ClientMetrics, History
@@ -140,12 +140,8 @@ class Run:
         spec: dict[str, Any] = {
             "task": task.name, "algorithm": algorithm.name, "seed": history.trial.seed,
             "weights": algorithm.weights, "preset": dict(task.preset),
-            "protocol": dict(vars(task.protocol)),
+            "protocol": dict(vars(task.protocol)), **by_side(algorithm.options()),
         }  # fmt: skip
-        for key, value in algorithm.options().items():
-            side, _, name = key.rpartition(".")
-            if side and value is not None:
-                spec.setdefault(side, {})[name] = value
         facts = {"metric": task.metric.name, "higher_is_better": task.metric.higher_is_better}
         log = _log([record._asdict() for record in history.records])
         clients = client_table(history.clients[-1:]) if history.clients else None

@@ -147,6 +147,16 @@ def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, An
     return found
 
 
+def by_side(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tables of an algorithm's options such as ``client.lr``."""
+    found: dict[str, dict[str, Any]] = {"client": {}, "server": {}}
+    for key, value in options.items():
+        side, _, name = key.partition(".")
+        if name and value is not None:
+            found.setdefault(side, {})[name] = value
+    return found
+
+
 def flat_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest with one fact per plugin file."""
     plugins = {"plugins": manifest.get("plugins", {})}

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from fedzmg.errors import InputError
 
@@ -27,46 +27,30 @@ MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32  # of a folder of results
 SKIPPED = ("tracking",)  # directories of other programs, which may hold links
 
 
-class Folder(NamedTuple):
-    """A directory of results and the names in it, sorted."""
+def walk(top: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield directories of results like :func:`os.walk`, sorted; refuse links and devices."""
 
-    path: Path
-    folders: list[str]  # names of directories; one that is removed from the list is not entered
-    files: list[str]
+    def fail(error: OSError) -> None:
+        if not top.is_dir():
+            remedy = "give a run, a study, a grid or a directory of some"
+            raise InputError(f"{top} is not a directory; {remedy}") from None
+        if not isinstance(error, FileNotFoundError):  # removed meanwhile
+            raise InputError(f"cannot read {error.filename}: {error.strerror}; check it") from None
 
-
-def walk(top: Path) -> Iterator[Folder]:
-    """Yield directories of results, parents first; refuse links, devices and too many files."""
-    left, count = [(top, 0)], 0
-    while left:
-        path, level = left.pop()
-        found = Folder(path, [], [])
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    count += 1
-                    if count > MOST_ENTRIES or level > MOST_LEVELS:
-                        limit = f"{MOST_ENTRIES:,} files or {MOST_LEVELS} levels of directories"
-                        raise InputError(f"{top} has more than {limit}: pass a smaller directory")
-                    if entry.name.startswith(".") or entry.name in SKIPPED:
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        found.folders.append(entry.name)
-                    elif entry.is_file(follow_symlinks=False):
-                        found.files.append(entry.name)
-                    else:
-                        raise _refused(path / entry.name, is_link=entry.is_symlink())
-        except OSError as error:
-            if level and isinstance(error, FileNotFoundError):
-                continue  # removed meanwhile
-            if not path.is_dir():
-                remedy = "give a run, a study, a grid or a directory of some"
-                raise InputError(f"{path} is not a directory; {remedy}") from None
-            raise InputError(f"cannot read {path}: {error.strerror}; check it") from None
-        found.folders.sort()
-        found.files.sort()
-        yield found
-        left += [(path / name, level + 1) for name in reversed(found.folders)]
+    count = 0
+    for place, folders, files in os.walk(top, onerror=fail):
+        path = Path(place)
+        count += len(folders) + len(files)
+        if count > MOST_ENTRIES or len(path.relative_to(top).parts) > MOST_LEVELS:
+            limit = f"{MOST_ENTRIES:,} files or {MOST_LEVELS} levels of directories"
+            raise InputError(f"{top} has more than {limit}: pass a smaller directory")
+        for names in (folders, files):
+            names[:] = sorted(n for n in names if not n.startswith(".") and n not in SKIPPED)
+        for inner in (path / name for name in (*folders, *files)):
+            is_link = inner.is_symlink()
+            if is_link or (inner.exists() and not inner.is_dir() and not inner.is_file()):
+                raise _refused(inner, is_link=is_link)
+        yield path, folders, files
 
 
 def check_folder(top: Path) -> None:
@@ -77,7 +61,7 @@ def check_folder(top: Path) -> None:
 
 def files_below(top: Path, name: str) -> list[Path]:
     """Return the files of a name below a folder of results, in order."""
-    return sorted(folder.path / name for folder in walk(top) if name in folder.files)
+    return sorted(path / name for path, _, files in walk(top) if name in files)
 
 
 @contextlib.contextmanager

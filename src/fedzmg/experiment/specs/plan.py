@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import pydantic
 
@@ -16,10 +16,10 @@ from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import known_options
 from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.errors import InputError, brief, check_text, unknown
-from fedzmg.experiment.specs.run import SIDES, Experiment, RunSpec, Seed, by_side
+from fedzmg.experiment.specs.run import SIDES, Experiment, RunSpec, Seed
 from fedzmg.experiment.specs.strict import Strict, Value, toml
 from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import flat
+from fedzmg.storage.formats import by_side, flat
 from fedzmg.storage.reading import MOST_PLANNED
 from fedzmg.tasks.task import Task
 
@@ -245,16 +245,13 @@ Algorithms = Chosen | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Map
 """Algorithms of a comparison: names and objects, or variants by names of your own."""
 
 
-class NamedAlgorithms(NamedTuple):
-    """Algorithms as a study or grid has them, and those that only the caller knows."""
+def named_algorithms(
+    given: Any,
+) -> tuple[dict[str, dict[str, Any]], dict[str, Algorithm | AlgorithmInfo]]:
+    """Return options by name, as in a file, and algorithms that were passed as objects by name.
 
-    table: dict[str, dict[str, Any]]  # options by name, as in a file
-    objects: dict[str, Algorithm | AlgorithmInfo]
-    """Algorithms that were passed as objects, by the name they have in this call."""
-
-
-def named_algorithms(given: Any) -> NamedAlgorithms:
-    """Return algorithms by name: of a text with commas or "all", a list, or variants by name."""
+    Names are a text with commas or "all", a list, or a table of variants.
+    """
     if isinstance(given, str):
         names = [name.strip() for name in given.split(",")]
         given = list(algorithms.ALGORITHMS) if names == ["all"] else names
@@ -266,9 +263,10 @@ def named_algorithms(given: Any) -> NamedAlgorithms:
         pairs = [(_name(value), value, {}) for value in given]
     else:
         raise InputError(f"algorithms = {brief(given)}: expected names, {EXAMPLE}")
-    found = NamedAlgorithms({}, {})
+    table: dict[str, dict[str, Any]] = {}
+    objects: dict[str, Algorithm | AlgorithmInfo] = {}
     for name, base, options in pairs:
-        if not name or not isinstance(name, str) or name in found.table:
+        if not name or not isinstance(name, str) or name in table:
             raise InputError(f"algorithms: {name!r}: expected names, each once")
         if not isinstance(base, str):
             known = algorithms.ALGORITHMS.data.get(name)
@@ -278,11 +276,11 @@ def named_algorithms(given: Any) -> NamedAlgorithms:
                 options = {**algorithm.options(), **options}
             else:
                 # Known by the name that the caller gives it.
-                found.objects[name] = base
+                objects[name] = base
         of = {"algorithm": base} if isinstance(base, str) and base != name else {}
         weights = {"weights": options["weights"]} if "weights" in options else {}
-        found.table[name] = {**of, **weights, **{k: v for k, v in by_side(options).items() if v}}
-    return found
+        table[name] = {**of, **weights, **{k: v for k, v in by_side(options).items() if v}}
+    return table, objects
 
 
 def _name(value: Any) -> Any:

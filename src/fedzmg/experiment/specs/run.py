@@ -17,7 +17,7 @@ from fedzmg.federation import Federation
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.participation import Participation
 from fedzmg.simulation import Device, EngineName, Trial
-from fedzmg.storage.formats import flat
+from fedzmg.storage.formats import by_side, flat
 from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.protocol import LARGEST, Protocol
 from fedzmg.tasks.task import Task
@@ -185,16 +185,6 @@ class Experiment(Strict):
 
 
 SIDES = ("client", "server", "parts")  # tables of an algorithm's options
-
-
-def by_side(options: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
-    """Return the tables of options such as ``client.lr``."""
-    found: dict[str, dict[str, Value]] = {"client": {}, "server": {}}
-    for key, value in options.items():
-        side, _, name = key.partition(".")
-        if name and value is not None:
-            found.setdefault(side, {})[name] = value
-    return found
 
 
 class RunSpec(Experiment):
