@@ -4,9 +4,7 @@ import contextlib
 import functools
 import io
 import math
-import signal
 import textwrap
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +23,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator
 from numpy.typing import ArrayLike
 
+from fedzmg.experiment.progress import Silent
+from fedzmg.experiment.training import deferred_interrupt
 from fedzmg.plain_text import printable
 from fedzmg.report.writing import write
 from fedzmg.results.formatting import is_share, signed_text
@@ -161,20 +161,15 @@ class Chart(Figure):
 @contextlib.contextmanager
 def _drawing() -> Iterator[None]:
     """Draw in the common style, and defer Ctrl-C: matplotlib turns it into errors of its own."""
-    with matplotlib.style.context(STYLE), warnings.catch_warnings():
+    with (
+        matplotlib.style.context(STYLE), warnings.catch_warnings(),
+        deferred_interrupt(Silent()) as pressed,
+    ):  # fmt: skip
         # A letter that the font lacks is a box in a PNG.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
-        if threading.current_thread() is not threading.main_thread():  # which receives signals
-            yield
-            return
-        pressed = threading.Event()
-        before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-            if pressed.is_set():
-                signal.raise_signal(signal.SIGINT)
+        yield
+    if pressed.is_set():
+        raise KeyboardInterrupt
 
 
 def styled(draw: Callable[_Arguments, _Drawn]) -> Callable[_Arguments, _Drawn]:
