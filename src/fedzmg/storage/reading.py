@@ -113,14 +113,11 @@ def _within(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> bytes:
 
 def strict_json(text: bytes | str) -> Any:
     """Parse JSON without ``NaN`` and ``Infinity``, which are not JSON; ``ValueError`` otherwise."""
-    return _STRICT.decode(text if isinstance(text, str) else text.decode())
+    return json.loads(text, parse_constant=_not_json)
 
 
 def _not_json(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
-
-
-_STRICT = json.JSONDecoder(parse_constant=_not_json)
 
 
 def bounded(values: T) -> T:
