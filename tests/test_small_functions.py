@@ -77,10 +77,6 @@ fedzmg.errors.InputError: label = 'a\nb': expected one line without control char
 >>> [_close(name, known) for name in ("client.learning_rate", "fraction_fit", "num_clients")]
 [['client.lr'], ['protocol.cohort'], ['protocol.cohort']]
 """,
-    "fedzmg.evaluation": r"""
->>> share_short_of(np.array([0.1, 0.5, 0.9, 0.9]), 0.5)
-0.25
-""",
     "fedzmg.experiment.grids.grid": r"""
 >>> _point({"options": {"client.lr": 0.1, "server.lr": 1.0}}), _point(None)
 ('client.lr 0.1, server.lr 1', 'none')

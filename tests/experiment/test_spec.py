@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.strict import Value, parse_settings
+from fedzmg.experiment.specs.strict import parse_settings
+from fedzmg.storage.fields import Value
 
 DIGITS = tasks.get("digits")
 

@@ -21,11 +21,9 @@ class Remote(Protocol):
         end: float,
     ) -> Generator[str]:  # fmt: skip
         """Train the runs of packs; yield labels in the order in which they finish."""
-        ...
 
     def train_grid(
         self, spec: GridSpec, task: Task, folders: Mapping[str, Path], progress: Progress,
         end: float, seconds: float,
     ) -> Generator[str]:  # fmt: skip
         """Train the points of algorithms, each in its folder; yield those that are finished."""
-        ...

@@ -16,8 +16,9 @@ from fedzmg import algorithms, tasks
 from fedzmg.algorithms.options import known_options
 from fedzmg.contract import Algorithm, AlgorithmInfo
 from fedzmg.errors import InputError, brief, check_text, unknown
-from fedzmg.experiment.specs.run import SIDES, Experiment, RunSpec, Seed
-from fedzmg.experiment.specs.strict import Strict, Value, toml
+from fedzmg.experiment.specs.run import SIDES, Experiment, RunSpec
+from fedzmg.experiment.specs.strict import Strict, toml
+from fedzmg.storage.fields import Seed, Value
 from fedzmg.storage.files import folder_name
 from fedzmg.storage.formats import by_side, flat
 from fedzmg.storage.reading import MOST_PLANNED

@@ -2,7 +2,7 @@
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import pydantic
 import torch
@@ -12,11 +12,12 @@ from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.data.sampling import Sampler
 from fedzmg.errors import InputError, brief, unknown
-from fedzmg.experiment.specs.strict import Setting, Strict, Value, toml
+from fedzmg.experiment.specs.strict import Setting, Strict, toml
 from fedzmg.federation import Federation
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.participation import Participation
 from fedzmg.simulation import Device, EngineName, Trial
+from fedzmg.storage.fields import Seed, Value
 from fedzmg.storage.formats import by_side, flat
 from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.protocol import LARGEST, Protocol
@@ -25,7 +26,6 @@ from fedzmg.tasks.task import Task
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COUNT = LARGEST["eval_every"]  # largest interval in a file
 MOST_SHARDS = 100_000
-Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
 
 
 class Participants(Strict):

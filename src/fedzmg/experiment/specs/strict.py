@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self, TypeAlias, get_args
 import pydantic
 
 from fedzmg.errors import InputError, brief, unknown
+from fedzmg.storage.fields import Value
 from fedzmg.storage.formats import read_toml
 
-Value: TypeAlias = bool | int | float | str
 Setting: TypeAlias = Value | list[Value] | list[list[Value]]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

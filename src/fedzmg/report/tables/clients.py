@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.errors import InputError
-from fedzmg.evaluation import OverClients, share_short_of
+from fedzmg.evaluation import OverClients
 from fedzmg.report.tables.table import NOTHING, Cell, Column, Table, words
 from fedzmg.results import formatting as fmt
 from fedzmg.results.scores import client_tables, over_seeds
@@ -52,7 +52,8 @@ def clients(result: StudyResult) -> Table | None:
             spread = OverClients.of(values, higher_is_better=higher)._asdict()
             record = {"algorithm": label, "seed": seed, "clients": float(len(values)), **spread}
             if goal is not None:
-                record[_SHORT] = share_short_of(values, goal, higher_is_better=higher)
+                reached = values >= goal if higher else values <= goal
+                record[_SHORT] = float((~reached).mean())
             records.append(record)
     if not records:
         return None
