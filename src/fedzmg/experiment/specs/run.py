@@ -49,10 +49,6 @@ class Participants(Strict):
             Participation(**given)
         return given
 
-    def build(self) -> Participation:
-        """Build the setting of a federation."""
-        return Participation(**self.model_dump())
-
 
 class Stages(Strict):
     """Fields of :class:`Federation`."""
@@ -92,9 +88,9 @@ class Stages(Strict):
 
     def build(self) -> Federation:
         """Build the stages."""
-        merged = self.aggregator and aggregators.build(self.aggregator)
-        built = {"participation": self.participation.build(), "aggregator": merged}
-        return Federation(**{**self.model_dump(), **built})
+        merged = aggregators.build(self.aggregator) if self.aggregator else None
+        clients = Participation(**self.participation.model_dump())
+        return Federation(guard=self.guard, participation=clients, aggregator=merged)
 
 
 class Experiment(Strict):
