@@ -224,14 +224,13 @@ class Plan(Experiment):
         """Refuse a plan that could not run, without data; ``task`` is a user's own."""
         if task is None:
             preset = tasks.info(self.task).with_options(self.preset)
-            protocol, clients = preset.protocol, preset.clients
+            protocol, clients = preset.protocol.with_options(self.protocol), preset.clients
+            if protocol.cohort > clients and not protocol.replacement:
+                remedy = "choose a smaller one, or protocol.replacement = true"
+                there = f"cohort = {protocol.cohort} but there are {clients} clients"
+                raise InputError(f"{there}: {remedy}")
         else:
-            protocol, clients = task.protocol, len(task.train)
-            replace(task, protocol=protocol.with_options(self.protocol))  # refuses what is unfit
-        protocol = protocol.with_options(self.protocol)
-        if (cohort := protocol.cohort) > clients and not protocol.replacement:
-            remedy = "choose a smaller one, or protocol.replacement = true"
-            raise InputError(f"cohort = {cohort} but there are {clients} clients: {remedy}")
+            replace(task, protocol=task.protocol.with_options(self.protocol))  # checks itself
         for name in self.algorithms:
             self.check_algorithm(name, task)
 
