@@ -5,8 +5,6 @@
     study.toml                  the plan, written first
     study.json                  scores and tests; rewritten after every pack of runs
     ALGORITHM/seed-SEED/        run directories
-
-Rounds count from 1: evaluations every five rounds follow the rounds 1, 6, 11, ...
 """
 
 import contextlib
