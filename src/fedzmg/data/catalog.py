@@ -198,8 +198,8 @@ def _convert(name: str, files: Sequence[Path], base: Path, work: Path, report: P
     }  # fmt: skip
     with writing(home):
         home.mkdir(parents=True, exist_ok=True)
+        sync_directory(fresh)
         fresh.rename(home / fresh.name)
-        sync_directory(home)
         write_json(home / "set.json", record)
     return load(name, base)
 
