@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedzmg.errors import InputError
-from fedzmg.experiment.grids.score import read_lines
+from fedzmg.experiment.grids.score import read_rows
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.results.diff import read
 from fedzmg.results.runs import read_log
@@ -71,7 +71,7 @@ def test_every_reader_of_logs_names_the_same_line(
     readers: list[Callable[[], Any]] = [
         lambda: read_log(path),
         lambda: RunDirectory(tmp_path).records(),
-        lambda: read_lines(path),
+        lambda: read_rows(path),
         lambda: list(read(tmp_path)),
     ]
     for reader in readers:

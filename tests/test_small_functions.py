@@ -77,10 +77,6 @@ fedzmg.errors.InputError: label = 'a\nb': expected one line without control char
 >>> [_close(name, known) for name in ("client.learning_rate", "fraction_fit", "num_clients")]
 [['client.lr'], ['protocol.cohort'], ['protocol.cohort']]
 """,
-    "fedzmg.evaluation": r"""
->>> share_short_of(np.array([0.1, 0.5, 0.9, 0.9]), 0.5)
-0.25
-""",
     "fedzmg.experiment.grids.grid": r"""
 >>> _point({"options": {"client.lr": 0.1, "server.lr": 1.0}}), _point(None)
 ('client.lr 0.1, server.lr 1', 'none')
@@ -186,16 +182,14 @@ x            12
     "fedzmg.results.runs": r"""
 >>> list(scheduled(11, 5)), scheduled(20, 20), scheduled(4, 5), list(scheduled(0, 5))
 ([1, 6, 11], [1, 20], [1, 4], [])
+>>> [str(one)[:30] for one in unusual_clients([(1, [("a", float("inf"))], [("b", 1.23e8)])])]
+['client b: update 1.2e+08 x the', 'client a: update not finite in']
 """,
     "fedzmg.results.scores": r"""
 >>> band_around(np.array([0.8, 0.5]), np.array([0.4, 0.1]), "accuracy")[1].tolist()
 [1.0, 0.6]
 >>> averaged_words(4), averaged_words(1)
 ('mean of 4 evaluations', 'one evaluation')
-""",
-    "fedzmg.results.uploads": r"""
->>> ratio_text(1.23e8), ratio_text(None)
-('1.2e+08 x the median', 'not finite')
 """,
     "fedzmg.seeds": r"""
 >>> key(0, "cohort", 1) == key(0, "cohort", 1), key(0, "cohort", 1) == key(0, "cohort", 2)

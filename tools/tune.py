@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fedzmg import algorithms, tasks
-from fedzmg.bench import machine
+from fedzmg.bench import environment
 from fedzmg.simulation import Device, Trial, resolve_device, simulate
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +99,8 @@ def search(name: str, tuning: tasks.Task, rounds: int | None, last: int, device:
         "score": round(scores[best], 4),
         "seeds": list(SEEDS),
         "rounds": rounds or tuning.protocol.rounds,
-        "machine": f"{machine(resolve_device(device))}, torch {torch.__version__.split('+')[0]}",
+        "machine": f"{environment(resolve_device(device))['machine']}, torch "
+        f"{torch.__version__.split('+')[0]}",
         "grid": [[*p.values(), round(s, 4)] for p, s in zip(pairs, scores, strict=True)],
     }
 

@@ -19,9 +19,8 @@ from fedzmg.errors import InputError, Interrupted, brief, unknown
 from fedzmg.experiment.grids.grid import Tuned, run_grid
 from fedzmg.experiment.progress import Progress
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
-from fedzmg.experiment.specs.plan import MOST_SEEDS, Plan
+from fedzmg.experiment.specs.plan import MOST_SEEDS, Algorithms, Plan, named_algorithms
 from fedzmg.experiment.specs.run import SIDES, RunSpec
-from fedzmg.experiment.specs.variants import Algorithms, named_algorithms
 from fedzmg.experiment.studies.study import run_study, study_packs
 from fedzmg.plain_text import plain
 from fedzmg.results.study_result import StudyResult
@@ -149,13 +148,13 @@ def compare(
         InputError: for an unknown name or a value out of range.
         KeyboardInterrupt: on Ctrl-C, after the round; it says how far the work is.
     """
-    chosen, named = _task(task, preset), named_algorithms(algorithms)
+    chosen, (table, objects) = _task(task, preset), named_algorithms(algorithms)
     numbers, directory = numbered_seeds(seeds), None if out is None else Path(out)
-    given = _flat_settings(settings, named.table)
+    given = _flat_settings(settings, table)
     options = {"rounds": rounds, "engine": engine, "device": device}
-    with ALGORITHMS.including(named.objects):
-        spec = comparison_spec(chosen, named.table, numbers, given, **options)
-        for note in tuning_notes(chosen.name, untuned(spec, named.objects), (), chosen.options):
+    with ALGORITHMS.including(objects):
+        spec = comparison_spec(chosen, table, numbers, given, **options)
+        for note in tuning_notes(chosen.name, untuned(spec, objects), (), chosen.options):
             print(plain(f"fedzmg: {note}"), file=sys.stderr)
         with _shown(progress, chosen, dict.fromkeys(study_packs(spec, chosen), 1)) as shown:
             return run_study(spec, directory, task=chosen, progress=shown, grow=True, models=True)
@@ -201,16 +200,14 @@ def tune(
         The best options: ``compare(task, ..., settings=tuned.settings)``. ``print(tuned)`` shows
         them, and warns of those on the border of the search.
     """
-    chosen, named = _task(task, preset), named_algorithms(algorithms)
+    chosen, (table, objects) = _task(task, preset), named_algorithms(algorithms)
     directory = None if out is None else Path(out)
     how = {"halving": [list(r) for r in halving], "method": search, "budget": budget}
     fields = {"selection": selection, "engine": engine, "device": device, "search": how}
-    given = _flat_settings(settings, named.table)
+    given = _flat_settings(settings, table)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ALGORITHMS.including(named.objects))
-        spec = search_spec(
-            chosen, named.table, axes, seeds, given, rounds=rounds, last=last, **fields
-        )
+        stack.enter_context(ALGORITHMS.including(objects))
+        spec = search_spec(chosen, table, axes, seeds, given, rounds=rounds, last=last, **fields)
         shown = stack.enter_context(_shown(progress, chosen, spec.packs()))
         kept = directory is not None
         where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="fedzmg-tune-")))

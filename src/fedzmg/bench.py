@@ -272,17 +272,11 @@ def measure_all(
                 yield time_rounds(task, machine, device=device, **setting, **options)
 
 
-def machine(device: torch.device) -> str:
-    """Name the GPU, or the kind of CPU and the number of threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()}, {torch.get_num_threads()} threads"
-
-
 def environment(device: torch.device) -> dict[str, Any]:
     """Describe machine, versions, commit and date."""
+    on_gpu, cpu = device.type == "cuda", f"{platform.machine()}, {torch.get_num_threads()} threads"
     return {
-        "machine": machine(device),
+        "machine": torch.cuda.get_device_name(device) if on_gpu else cpu,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

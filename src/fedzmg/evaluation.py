@@ -73,8 +73,8 @@ class Metric:
 
     @property
     def worst(self) -> float:
-        """Value recorded for a model that diverged."""
-        return worst(self.higher_is_better)
+        """Value of a model that diverged: 0 for a metric to maximise, else infinity."""
+        return 0.0 if self.higher_is_better else math.inf
 
     def check_value(self, value: float | None) -> None:
         """Reject a mean that a diverged model would beat; None: there was no evaluation."""
@@ -110,11 +110,6 @@ def total(values: Tensor) -> Tensor:
     if values.ndim == 1:
         return values.sum(dtype=torch.float64)
     return values.sum(0, dtype=torch.float64)
-
-
-def worst(higher_is_better: bool) -> float:
-    """Return the worst value of a metric: 0 for one to maximise, else infinity."""
-    return 0.0 if higher_is_better else math.inf
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -245,11 +240,3 @@ class OverClients(NamedTuple):
         tenth = max(1, round(len(ranked) / 10))
         low, high = ranked[:tenth].mean(), ranked[-tenth:].mean()
         return cls(*map(float, (ranked.mean(), ranked.std(), np.median(ranked), low, high)))
-
-
-def share_short_of(
-    values: npt.NDArray[np.float64], threshold: float, *, higher_is_better: bool = True
-) -> float:
-    """Compute the share of clients that do not reach a threshold."""
-    reached = values >= threshold if higher_is_better else values <= threshold
-    return float((~reached).mean())

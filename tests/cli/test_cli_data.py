@@ -15,10 +15,10 @@ import pytest
 from pydantic_core import PydanticSerializationError
 
 from fedzmg.data import catalog
-from fedzmg.data.cache import file_hash
 from fedzmg.data.sources import SOURCES, Remote
 from fedzmg.report.html.page import render
 from fedzmg.results.reading import read
+from fedzmg.storage.formats import file_sha256
 from fedzmg.terminal.live import Downloads
 from fedzmg.terminal.render import Terminal
 
@@ -103,7 +103,7 @@ def test_get_takes_a_mirror(
     fedzmg: Any, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remotes = tuple(
-        Remote(f"https://example.org/{Path(f).name}", file_hash(Path(f))) for f in files
+        Remote(f"https://example.org/{Path(f).name}", file_sha256(Path(f))) for f in files
     )
     monkeypatch.setitem(SOURCES, "chars74k", replace(SOURCES["chars74k"], remotes=remotes))
     done = fedzmg("data", "get", "chars74k", "--mirror", str(tmp_path))

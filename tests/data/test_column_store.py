@@ -130,7 +130,7 @@ except InputError as error:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"cannot write {tmp_path / 's'}: disk is full")
+    assert done.stdout.startswith(f"cannot write {tmp_path / 's'}: No space left")
 
 
 def edit(directory: Path, **values: object) -> None:

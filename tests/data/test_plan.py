@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedzmg.data.plan import Batching, Stream, full_pass, local_stream, pad, sample_cohort
-from fedzmg.errors import InputError
 
 batchings = st.builds(Batching, st.integers(1, 7), st.integers(1, 4), st.booleans(), st.booleans())
 addresses = st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(0, 5), st.integers(0, 2))
@@ -205,9 +204,3 @@ def test_weights_of_a_full_pass_sum_to_one_over_the_client(sizes: list[int], siz
         weights = padded.weights[k][padded.weights[k] > 0]
         np.testing.assert_allclose(weights, 1 / n, rtol=1e-12)
         assert len(weights) == n
-
-
-@pytest.mark.parametrize(("name", "value"), [("size", 0), ("size", 2.5), ("epochs", "2")])
-def test_sizes_that_cannot_be_batched_are_rejected(name: str, value: Any) -> None:
-    with pytest.raises(InputError, match=f"batch {name} = {value!r}"):
-        Batching(**{name: value})

@@ -23,7 +23,7 @@ from fedzmg.experiment.run_directory import NODES
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.messages import Upload
 from fedzmg.plugins import load_reference
-from fedzmg.report.tables.devices import devices
+from fedzmg.report.tables.clients import devices
 from fedzmg.results import reading
 from fedzmg.results.study_result import study_result
 from fedzmg.storage.formats import read_json

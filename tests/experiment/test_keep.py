@@ -12,7 +12,6 @@ from toys import toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.grids.score import read_lines
 from fedzmg.experiment.keep import keep
 from fedzmg.experiment.run_directory import RunDirectory, export_model
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
@@ -21,6 +20,7 @@ from fedzmg.experiment.verify import verify
 from fedzmg.report.html.page import render
 from fedzmg.results import reading
 from fedzmg.results.diff import compare
+from fedzmg.storage.formats import log_lines
 
 GRID = GridSpec.parse(
     {
@@ -69,7 +69,7 @@ def test_the_logs_have_the_same_lines_and_the_rest_the_same_bytes(
     run = Path("study/fedavg/seed-5")
     assert RunDirectory(copy / run).records() == RunDirectory(runs / run).records()
     log = Path("grid/fedzmg/metrics.jsonl")
-    assert read_lines(copy / log) == read_lines(runs / log) != []
+    assert log_lines(copy / log, dict) == log_lines(runs / log, dict) != []
     there = {path.relative_to(copy) for path in copy.rglob("*") if path.is_file()}
     for path in there - {Path("kept.json")}:
         if path.suffix != ".gz":

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.experiment.specs.strict import Value, parse_settings
+from fedzmg.experiment.specs.strict import parse_settings
+from fedzmg.storage.fields import Value
 
 DIGITS = tasks.get("digits")
 
@@ -176,7 +177,7 @@ def test_fields_of_what_is_not_a_table_are_refused() -> None:
         RunSpec(task="cifar100").with_settings({"preset": 3, "preset.centring": 1})
 
 
-@pytest.mark.parametrize("text", ["client.lr", "=3", "a=[[[1]]]", " =1"])
+@pytest.mark.parametrize("text", ["client.lr", "=3", " =1"])
 def test_malformed_settings_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--set"):
         parse_settings([text])

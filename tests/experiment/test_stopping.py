@@ -11,7 +11,7 @@ from toys import Stop, bare, toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid, warnings
-from fedzmg.experiment.grids.score import read_lines, read_rows
+from fedzmg.experiment.grids.score import read_rows
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
@@ -19,6 +19,7 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.experiment.training import Stopped, write_stop
 from fedzmg.simulation import RoundReport
+from fedzmg.storage.formats import log_lines
 
 AXES = {"client.lr": [0.03, 0.3, 1e8]}
 
@@ -45,7 +46,7 @@ def test_diverged_trials_are_trained_no_further_and_no_score_moves(tmp_path: Pat
     assert unstopped(data) == unstopped(whole)
     assert data["stop"]["diverged"]
     assert "stop" not in whole
-    [line] = read_lines(tmp_path / "s" / "fedavg" / "stopped.jsonl")
+    [line] = log_lines(tmp_path / "s" / "fedavg" / "stopped.jsonl", dict)
     assert (line["trial"], line["round"], line["why"]) == (2, 5, "diverged")
     found = data["algorithms"]["fedavg"]["stopped"]
     assert found == {"diverged": 1, "rounds": 21, "rounds_asked": 24}
@@ -66,7 +67,7 @@ def test_halving_trains_the_best_points_of_the_first_seed(tmp_path: Path) -> Non
     )
     data = run_grid(halved, tmp_path / "s", task=toy())
     entry = data["algorithms"]["fedavg"]
-    lines = read_lines(tmp_path / "s" / "fedavg" / "stopped.jsonl")
+    lines = log_lines(tmp_path / "s" / "fedavg" / "stopped.jsonl", dict)
     assert sorted(line["round"] for line in lines) == [0, 0, 0, 2, 2, 5]
     assert all((line["round"] == 0) == (line["seed"] == 8) for line in lines)
     kept = [p for p in entry["points"] if p["score"] is not None]
@@ -106,7 +107,7 @@ def test_decisions_outlive_a_crash(tmp_path: Path, algorithm: str, seconds: floa
             run_grid(plan, tmp_path / "s", task=toy(), progress=Stop(after, pack=pack),
                      checkpoint_seconds=seconds)  # fmt: skip
     assert run_grid(plan, tmp_path / "s", task=toy()) == whole
-    lines = [read_lines(tmp_path / n / algorithm / "stopped.jsonl") for n in ("s", "whole")]
+    lines = [log_lines(tmp_path / n / algorithm / "stopped.jsonl", dict) for n in ("s", "whole")]
     assert lines[0] == lines[1]
     assert {line["why"] for line in lines[0]} == {"diverged", "halving"}
     assert {line["seed"] for line in lines[0] if line["client.lr"] == 1e25} == {1, 2}

@@ -99,16 +99,16 @@ def test_grid_becomes_a_heat_map_file(tmp_path: Path, grid: dict[str, Any]) -> N
     material = read([tmp_path])
     charts = figures.draw(material, [])
     assert set(charts) == {"grid-fedzmg", "grid-heat-maps"}
-    assert {name for name, _ in exports.figures(charts)} == {
-        f"figures/{stem}.{suffix}" for stem in charts for suffix in ("png", "svg", "pdf")
-    }
     written = {name: content.decode() for name, content in exports.tables(material, [])}
     assert "| fedzmg | client.lr 0.1, server.lr 10 | 50.00 % |" in written["tables/grid.md"]
     assert "| on the border |" in written["tables/grid.md"]
     [row] = csv.DictReader(io.StringIO(written["tables/grid.csv"], newline=""))
     assert (row["client.lr"], row["score"], row["border"]) == ("0.1", "0.5", "client.lr")
     assert (row["points"], row["diverged"], row["neighbours_low"]) == ("6", "0", "0.4")
-    exports.publish(material, [], tmp_path / "report")
+    names, *_ = exports.publish(material, [], tmp_path / "report")
+    assert {name for name in names if name.startswith("figures/")} == {
+        f"figures/{stem}.{suffix}" for stem in charts for suffix in ("png", "svg", "pdf")
+    }
     assert list(read([tmp_path]).grids) == list(material.grids)  # not the report's own table
 
 
@@ -168,7 +168,7 @@ def test_tables_and_links_are_not_replaced_either(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listed", ["{", "[]", '{"report": ["a"]}'])
 def test_a_list_of_somebody_else_is_left_alone(tmp_path: Path, listed: str) -> None:
     (tmp_path / writing.LIST).write_text(listed)
-    with pytest.raises(InputError, match=r"no report wrote .*written\.json"):
+    with pytest.raises(InputError, match=r"written\.json"):
         writing.replace_files(tmp_path, {"a": b"1"})
     assert names(tmp_path) == {writing.LIST}
     assert (tmp_path / writing.LIST).read_text() == listed

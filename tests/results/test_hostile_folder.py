@@ -167,13 +167,12 @@ def test_too_many_or_too_deep_directories_are_refused(
     [
         b"\n" * 1_000_001,
         b'{"round": 1, "x": [' + b"[]," * 50_000 + b"0]}\n",
-        b'{"round": 1, "x": [' + b"[]," * 200 + b"0]}\n{}\n",
-        b'{"round": 1, "x": [[0, [' + b"[]," * 20 + b"0]]]}\n{}\n",
+        (b'{"round": 1, "x": [' + b"[]," * 40_000 + b"0]}\n") * 260,
+        b'{"round": 1}, {"round": 2}\n{}\n',
         b'{"round": 1' + b"0" * 30 + b"}\n{}\n",
         b'{"round": 1000000000000000000}\n{}\n',
         b'{"round": NaN}\n{}\n',
         b'{"round": 1, "x": ' + b"9" * 5000 + b"}\n{}\n",
-        (b"{" + b",".join(b'"%d": 0' % i for i in range(200)) + b"}\n") * 2,
     ],
 )  # fmt: skip
 def test_a_log_is_bounded(content: bytes, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.messages import Upload
-from fedzmg.report.tables.uploads import uploads
+from fedzmg.report.tables.clients import uploads
 from fedzmg.results.reading import read
 from fedzmg.results.study_result import study_result
 from fedzmg.simulation.records import MOST_NAMED, unusual_uploads

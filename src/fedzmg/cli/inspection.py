@@ -2,7 +2,6 @@
 
 import json
 import time
-import webbrowser
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -168,7 +167,6 @@ def report(
     ],
     out: Annotated[Path | None, opt("Directory to write to.", "DIR/report")] = None,
     page_only: Annotated[bool, flag("--page-only", "Write no tables and figures.")] = False,
-    open_: Annotated[bool, flag("--open", "Open the page in a browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, grids or clients, and its tables and figures.
 
@@ -190,8 +188,6 @@ def report(
         common.say(f"{len(removed)} files of an earlier report there are removed")
     changed = "of an earlier report was changed since and is left alone"
     common.say(*(f"{name} {changed}" for name in edited))
-    if open_:
-        webbrowser.open((folder / PAGE).resolve().as_uri())
 
 
 def keep(

@@ -76,11 +76,11 @@ def tune(
     """Search learning rates, or any other numbers; print the command that compares with them."""
     from fedzmg.api import search_spec
     from fedzmg.experiment.grids.grid import Tuned
-    from fedzmg.experiment.specs.variants import named_algorithms
+    from fedzmg.experiment.specs.plan import named_algorithms
 
     axes = dict(map(_axis, axis))
     chosen, settings = training.task_and_settings("tune", task, set_)
-    names = named_algorithms(algorithms).table
+    names, _ = named_algorithms(algorithms)
     how = {"method": search, "budget": budget, "batch": batch}
     spec = search_spec(
         chosen, names, axes, seeds, settings, rounds=rounds, device=device, search=how

@@ -112,9 +112,9 @@ def _train_study(
     progress_shown = progress_of(task, directory, here, as_json, packs, sizes)
     with remote_of(on, track) as remote, progress_shown as progress:
         result = run_study(spec, directory, task=task, progress=progress, remote=remote, **more)
-    view, time = partial(views.study, result), sum(run.seconds for run in result.study.runs)
-    paths: dict[str, Path | str] = {"time": f"{time:,.0f} s", "study": directory}
-    common.show(result.as_dict(), view, as_json, directory, **paths)
+    view, data = partial(views.study, result), result.as_dict()
+    time = f"{sum(run.seconds for run in result.study.runs):,.0f} s"
+    common.show(data, view, as_json, directory, time=time, study=directory)
     with after_results(directory):
         if (chart := figures.curves(result)) is not None:
             written = figures.save(chart, directory / "curves")
@@ -136,9 +136,9 @@ def compare(
 ) -> None:  # fmt: skip
     """Train algorithms on paired seeds; table, figure and run directories."""
     from fedzmg.api import comparison_spec, numbered_seeds, tuning_notes, untuned
-    from fedzmg.experiment.specs.variants import named_algorithms
+    from fedzmg.experiment.specs.plan import named_algorithms
 
-    names = named_algorithms(algorithms).table
+    names, _ = named_algorithms(algorithms)
     seeds = seeds or (3 if len(names) <= 10 else 2)
     chosen, settings = task_and_settings("compare", task, set_)
     spec = comparison_spec(

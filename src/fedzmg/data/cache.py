@@ -7,17 +7,16 @@ interrupted download is resumed. A mirror replaces everything before the file's 
 
 import contextlib
 import errno
-import hashlib
 import os
 import socket
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from ssl import SSLCertVerificationError
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 
@@ -25,6 +24,8 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from fedzmg.errors import InputError
+from fedzmg.storage.files import naming_errors
+from fedzmg.storage.formats import file_sha256
 from fedzmg.version import __version__
 
 ENVIRONMENT = "FEDZMG_DATA"
@@ -36,9 +37,13 @@ LOWEST_RATE = 2**14  # bytes per second
 RETRIES = 3
 
 _TRANSIENT = {408, 416, 425, 429, 500, 502, 503, 504}
-_PERMANENT = (socket.gaierror, SSLCertVerificationError, InvalidURL, FileNotFoundError, ValueError)
+_PERMANENT = (
+    socket.gaierror, SSLCertVerificationError, InvalidURL, FileNotFoundError, ValueError,
+    OverflowError,
+)  # fmt: skip
 _REMEDY = "choose another source with --mirror, or use files you have with 'fedzmg data import'"
-_NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+writing = partial(naming_errors, remedy=f"free space or set {ENVIRONMENT} to another folder")
+"""Turn a system error while writing a path into one clear line."""
 
 
 class Progress(Protocol):
@@ -76,29 +81,14 @@ def lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            guard.acquire(timeout=0)
+            held = guard.acquire(timeout=0)
         except Timeout:
             waiting()
-            guard.acquire()
+            held = guard.acquire()
         except NotImplementedError as error:  # a file system without locks
             raise OSError(errno.ENOLCK, str(error)) from None
-    try:
+    with held:
         yield
-    finally:
-        guard.release()
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a system error while writing ``path`` into one clear line."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # raised by a parser, not by the system
-            raise
-        reason = "disk is full" if error.errno in _NO_ROOM else error.strerror
-        remedy = f"free space or set {ENVIRONMENT} to another folder"
-        raise InputError(f"cannot write {path}: {reason}; {remedy}") from None
 
 
 def size_of(path: Path) -> int:
@@ -106,18 +96,12 @@ def size_of(path: Path) -> int:
     return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
 
 
-def file_hash(path: Path) -> str:
-    """Compute the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def download(
     url: str, to: Path, *, sha256: str, size: int | None = None, progress: Progress = SILENT,
     mirror: str | None = None,
 ) -> Path:  # fmt: skip
     """Download a file unless it is there already; ``mirror`` is an address or a folder instead."""
-    if to.is_file() and file_hash(to) == sha256:
+    if to.is_file() and file_sha256(to) == sha256:
         return to
     source = mirrored(url, mirror or os.environ.get("FEDZMG_MIRROR") or None)
     part = to.with_name(f"{to.name}.part")
@@ -125,7 +109,7 @@ def download(
         to.parent.mkdir(parents=True, exist_ok=True)
     for restarted in (False, True):
         resumed = _fetch(source, part, size, progress)
-        found = file_hash(part)
+        found = file_sha256(part)
         if found == sha256:
             with writing(to):
                 return part.replace(to)
@@ -151,46 +135,43 @@ def mirrored(url: str, mirror: str | None) -> str:
 def _fetch(source: str, part: Path, size: int | None, progress: Progress) -> bool:
     """Attempt until the file is complete; return whether an attempt continued an earlier one."""
     resumed = False
-    with _TimeLimit() as limit:
-        for attempt in range(RETRIES + 1):
-            resumed = resumed or (part.exists() and part.stat().st_size > 0)
-            try:
-                _attempt(source, part, size, progress, limit)
-                return resumed
-            except InputError:
-                raise
-            # A redirect may name an address that cannot be parsed, which is a ValueError.
-            except (OSError, HTTPException, ValueError) as error:
-                cause = getattr(error, "reason", None) or error
-                reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())[:200]
-                final = isinstance(cause, _PERMANENT)
-                if isinstance(error, HTTPError):
-                    final = error.code not in _TRANSIENT
-                    reason = f"the server answers {error.code} {reason}"
-                    error.close()
-                    if error.code == 416:  # no bytes after the part: it belongs to another file
-                        part.unlink(missing_ok=True)
-            if limit.expired:
-                final, reason = True, f"the server is slower than {LOWEST_RATE} bytes per second"
-            if final or attempt == RETRIES:
-                break
-            progress.say(f"{part.stem}: {reason}; trying again in {PAUSE * 2**attempt:g} s")
-            time.sleep(PAUSE * 2**attempt)
+    for attempt in range(RETRIES + 1):
+        resumed = resumed or (part.exists() and part.stat().st_size > 0)
+        try:
+            _attempt(source, part, size, progress)
+            return resumed
+        except InputError:
+            raise
+        # A redirect may name an address that cannot be parsed, or a port that does not exist.
+        except (OSError, HTTPException, ValueError, OverflowError) as error:
+            cause = getattr(error, "reason", None) or error
+            reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())[:200]
+            final = isinstance(cause, _PERMANENT)
+            if isinstance(error, HTTPError):
+                final = error.code not in _TRANSIENT
+                reason = f"the server answers {error.code} {reason}"
+                error.close()
+                if error.code == 416:  # no bytes after the part: it belongs to another file
+                    part.unlink(missing_ok=True)
+        if final or attempt == RETRIES:
+            break
+        progress.say(f"{part.stem}: {reason}; trying again in {PAUSE * 2**attempt:g} s")
+        time.sleep(PAUSE * 2**attempt)
     raise InputError(f"{source}: {reason} (attempt {attempt + 1}): try again later, {_REMEDY}")
 
 
-def _attempt(source: str, part: Path, size: int | None, report: Progress, limit: Any) -> None:
+def _attempt(source: str, part: Path, size: int | None, report: Progress) -> None:
     """Request the missing bytes once."""
-    done = part.stat().st_size if part.exists() else 0
+    first = done = part.stat().st_size if part.exists() else 0
     if done and done == size:
         return
     headers = {"User-Agent": f"fedzmg/{__version__}"}
     headers |= {"Range": f"bytes={done}-"} if done else {}
     request = urllib.request.Request(source, headers=headers)
-    opener = urllib.request.build_opener(_Redirects, _Watched(limit))
-    with opener.open(request, timeout=TIMEOUT) as response:
+    end = time.monotonic() + SLACK
+    with urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT) as response:
         if response.status != 206:  # the server sends the whole file
-            done = 0
+            first = done = 0
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
             part.unlink()
             raise OSError("the server sent another part than requested")
@@ -204,75 +185,19 @@ def _attempt(source: str, part: Path, size: int | None, report: Progress, limit:
             report.advance(done)
             while max(done, total or 0) <= most and (chunk := response.read1(2**18)):
                 done += len(chunk)
-                limit.received += len(chunk)
                 if done <= most:
                     with writing(part):
                         file.write(chunk)
                         file.flush()
                     report.advance(done)
+                if time.monotonic() > end + (done - first) / LOWEST_RATE:
+                    slow = f"the server is slower than {LOWEST_RATE} bytes per second"
+                    raise InputError(f"{source}: {slow}: try again later, {_REMEDY}")
     if max(done, total or 0) > most:
         part.unlink()
         raise InputError(f"{source}: sends more than {most} bytes: {_REMEDY}")
-    if limit.expired or done < (total or 0):
+    if done < (total or 0):
         raise OSError(f"broke off after {done} of {total} bytes")
-
-
-class _TimeLimit:
-    """Watchdog that closes the connection of a slow download; headers without end count, too."""
-
-    def __init__(self) -> None:
-        self.received = 0
-        self.expired = False
-        self._began = time.monotonic()
-        self._connection: socket.socket | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="download", daemon=True)
-
-    def connect(self, address: tuple[str, int], *more: Any) -> socket.socket:
-        """Open a connection; its duplicate survives the change to TLS."""
-        if address[1] > 65535:
-            raise InvalidURL(f"there is no port {address[1]}")
-        made = socket.create_connection(address, *more)
-        self._close()
-        self._connection = made.dup()
-        return made
-
-    def _watch(self) -> None:
-        while not self._ended.wait(min(1.0, SLACK / 10)):
-            seconds = time.monotonic() - self._began
-            self.expired = seconds > SLACK + self.received / LOWEST_RATE
-            if self.expired and self._connection is not None:
-                with contextlib.suppress(OSError):
-                    self._connection.shutdown(socket.SHUT_RDWR)
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._close()
-
-
-class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Connections under a time limit."""
-
-    def __init__(self, limit: _TimeLimit) -> None:
-        super().__init__()
-        self._limit = limit
-
-    def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
-        def connection(*arguments: Any, **more: Any) -> Any:
-            made = http_class(*arguments, **more)
-            made._create_connection = self._limit.connect
-            return made
-
-        return super().do_open(connection, req, **options)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -13,7 +13,6 @@ A set appears, or changes, at the moment ``set.json`` is replaced. Readers take 
 import contextlib
 import hashlib
 import json
-import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.data import formats, sources
-from fedzmg.data.cache import SILENT, Progress, download, file_hash, lock, root, size_of, writing
+from fedzmg.data.cache import SILENT, Progress, download, lock, root, size_of, writing
 from fedzmg.data.columns import Columns, load_columns, save_columns
 from fedzmg.data.formats.common import reading, refuse_row
 from fedzmg.data.sources import Form, source
 from fedzmg.errors import InputError
 from fedzmg.storage.files import remove_leftovers, sync_directory
-from fedzmg.storage.formats import write_json
+from fedzmg.storage.formats import file_sha256, write_json
 
 FORMAT = 1
 
@@ -77,8 +76,6 @@ def stored(name: str, cache: Path | None = None) -> Dataset | None:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["format"] != FORMAT:
             raise ValueError(f"format {values['format']!r}, this version reads {FORMAT}")
-        if re.fullmatch(r"data-[0-9a-f]+", values["directory"]) is None:
-            raise ValueError(f"directory {values['directory']!r}")
         return Dataset(
             name, path.parent / values["directory"], str(values["fingerprint"]),
             {split: (clients, rows) for split, (clients, rows) in values["counts"].items()},
@@ -140,22 +137,22 @@ def remove(name: str, cache: Path | None = None) -> int:
 
 @contextlib.contextmanager
 def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
-    """Lock a set; yield a temporary folder, which is removed at the end."""
+    """Lock a set; yield a temporary folder, and remove it and unrecorded data at the end."""
     workspace, home = base / "tmp" / name, base / "sets" / name
     waiting = f"waiting for another process that works on {name!r}"
     with lock(base / "locks" / f"{name}.lock", lambda: progress.say(waiting)):
-        # Left by a killed process.
-        shutil.rmtree(workspace, ignore_errors=True)
-        remove_leftovers(home, "set.json")
-        with contextlib.suppress(InputError):  # a damaged record may be repaired
-            here = stored(name, base)
-            for old in home.glob("data-*"):
-                if here is None or old != here.path:
-                    shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(workspace, ignore_errors=True)  # left by a killed process
         try:
             yield workspace
         finally:
             shutil.rmtree(workspace, ignore_errors=True)
+            remove_leftovers(home, "set.json")
+            with contextlib.suppress(InputError, OSError):  # a damaged record may be repaired
+                here = stored(name, base)
+                for old in home.glob("data-*"):
+                    if here is None or old != here.path:
+                        shutil.rmtree(old, ignore_errors=True)
+                home.rmdir()  # unless it holds a set
 
 
 def _convert(name: str, files: Sequence[Path], base: Path, work: Path, report: Progress) -> Dataset:
@@ -164,7 +161,7 @@ def _convert(name: str, files: Sequence[Path], base: Path, work: Path, report: P
     for path in found:
         with reading(str(path)):
             size = path.stat().st_size
-            given.append({"name": path.name, "sha256": file_hash(path), "bytes": size})
+            given.append({"name": path.name, "sha256": file_sha256(path), "bytes": size})
     with contextlib.suppress(InputError):  # damaged: convert again
         here = stored(name, base)
         if here is not None and here.sources == tuple(given):
@@ -178,8 +175,7 @@ def _convert(name: str, files: Sequence[Path], base: Path, work: Path, report: P
     others = [one for one in given if official.get(one["name"], one["sha256"]) != one["sha256"]]
     own = "{name} is not the official file: its SHA-256 is {sha256}"
     notes = [own.format(**one) for one in others]
-    home = base / "sets" / name
-    target = home / f"data-{uuid.uuid4().hex[:12]}"
+    home, fresh = base / "sets" / name, work / f"data-{uuid.uuid4().hex[:12]}"
     counts: dict[str, tuple[int | None, int]] = {}
     fingerprints: list[str] = []
     try:
@@ -187,30 +183,24 @@ def _convert(name: str, files: Sequence[Path], base: Path, work: Path, report: P
         for split, paths in splits.items():
             report.begin(f"reading {split}", None)
             columns = _read(name, split, form, paths)
-            fingerprints.append(f"{split} {save_columns(target / split, columns)}\n")
+            fingerprints.append(f"{split} {save_columns(fresh / split, columns)}\n")
             counts[split] = columns.clients, columns.rows
             notes += [f"{split}: {note}" for note in columns.notes]
-        record = {
-            "format": FORMAT, "name": name, "directory": target.name,
-            "fingerprint": hashlib.sha256("".join(sorted(fingerprints)).encode()).hexdigest(),
-            "counts": counts, "notes": notes, "sources": given,
-        }  # fmt: skip
-        with writing(home):
-            sync_directory(target)
-            write_json(home / "set.json", record)
-    except BaseException as error:
-        shutil.rmtree(target, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            home.rmdir()  # unless it holds an older version of the set
-        if not isinstance(error, InputError):
-            raise
+    except InputError as error:
         text = str(error)
         for i, path in enumerate(found):  # the archive, not the folder that it is unpacked to
             text = text.replace(str(work / str(i) / path.name), str(path))
         raise InputError(text) from None
-    for old in home.glob("data-*"):
-        if old != target:
-            shutil.rmtree(old, ignore_errors=True)
+    record = {
+        "format": FORMAT, "name": name, "directory": fresh.name,
+        "fingerprint": hashlib.sha256("".join(sorted(fingerprints)).encode()).hexdigest(),
+        "counts": counts, "notes": notes, "sources": given,
+    }  # fmt: skip
+    with writing(home):
+        home.mkdir(parents=True, exist_ok=True)
+        sync_directory(fresh)
+        fresh.rename(home / fresh.name)
+        write_json(home / "set.json", record)
     return load(name, base)
 
 

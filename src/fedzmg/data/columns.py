@@ -152,7 +152,8 @@ def save_columns(directory: Path, columns: Columns) -> str:
                 try:
                     np.save(file, array, allow_pickle=False)
                 except OSError as error:  # NumPy counts the bytes but does not say why
-                    raise OSError(error.errno or errno.ENOSPC, str(error)) from None
+                    full = error.errno or errno.ENOSPC
+                    raise OSError(full, os.strerror(full)) from None
                 os.fsync(file.fileno())
         write_atomic(directory / "meta.json", json.dumps(content, indent=1).encode())
     return str(content["fingerprint"])

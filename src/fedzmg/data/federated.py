@@ -162,6 +162,12 @@ class FederatedData:
         """Copy to a device, as :meth:`Examples.to` does."""
         return replace(self, examples=self.examples.to(device, dtype))
 
+    def take(self, clients: npt.NDArray[np.int64], rows: Sequence[Any]) -> "FederatedData":
+        """Copy some clients, with the examples at these positions each."""
+        picked = row(self.examples, torch.from_numpy(np.concatenate(rows)))
+        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        return FederatedData(picked, offsets, tuple(self.names[client] for client in clients))
+
     def fingerprint(self) -> str:
         """Hash contents, order and client borders; the hash of a data set replaces its contents."""
         digest = hashlib.sha256(self.origin.encode())

@@ -29,12 +29,6 @@ class Batching:
     straddle: bool = False  # let batches run across the border between two epochs
     keep_partial: bool = True  # keep batches that are not full, at the end of an epoch or stream
 
-    def __post_init__(self) -> None:
-        for name in ("size", "epochs"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"batch {name} = {value!r}: expected a whole number of at least 1")
-
     def steps(self, count: int) -> int:
         """Count the local steps of a client with ``count`` examples."""
         runs, length = (1, count * self.epochs) if self.straddle else (self.epochs, count)

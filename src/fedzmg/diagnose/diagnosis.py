@@ -15,7 +15,6 @@ from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.mimelite import MimeLite
 from fedzmg.contract import ClientRule, Layout, numbers, structure
-from fedzmg.data.federated import FederatedData
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Floats, Measurement, Pair, Part, measure, spread_of
 from fedzmg.diagnose.verdict import Verdict, judge
@@ -178,12 +177,10 @@ def excerpt(
     for client in clients.tolist():
         drawn = stream(seed, "probe", "diagnose", client).permutation(data.counts[client])
         rows.append(data.offsets[client] + np.sort(drawn[:most_examples]))
-    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    names = tuple(data.names[client] for client in clients.tolist())
-    part = FederatedData(row(data.examples, torch.from_numpy(np.concatenate(rows))), offsets, names)
     # Nothing is trained on this task: it may be smaller than a cohort.
     protocol = replace(task.protocol, cohort=1)
-    return clients, replace(task, train=part, protocol=protocol, test_owners=None)
+    train = data.take(clients, rows)
+    return clients, replace(task, train=train, protocol=protocol, test_owners=None)
 
 
 def gradients(task: Task, params: Tree, weights: Floats) -> Iterator[Part]:

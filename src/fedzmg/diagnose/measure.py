@@ -83,7 +83,9 @@ class Measurement:
     layers: tuple[Layer, ...]
     whole: Layer
     round: int = 0
-    drift: dict[str, Pair] = field(default_factory=dict)  # by layer; empty: not measured
+    drift: dict[str, Pair] = field(default_factory=dict)
+    """Mean squared distance of local models from their mean, plain and projected, by layer; empty
+    if it was not measured or local training diverged."""
 
 
 def measure(parts: Iterable[Part], layout: Layout) -> Measurement:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from fedzmg import algorithms, tasks
-from fedzmg.data.federated import FederatedData
 from fedzmg.data.plan import LocalWork
 from fedzmg.data.sampling import inclusion_probabilities
 from fedzmg.evaluation import evaluate
@@ -186,14 +185,9 @@ def _shortened(task: Task, clients: int, steps: int) -> Task:
     chosen = np.sort(np.argsort(-data.counts, kind="stable")[:clients])
     lengths = np.minimum(data.counts[chosen], steps * protocol.batch_size)
     rows = [data.offsets[c] + np.arange(n) for c, n in zip(chosen, lengths, strict=True)]
-    picked = torch.from_numpy(np.concatenate(rows))
-    short = FederatedData(
-        row(data.examples, picked),
-        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        tuple(data.names[c] for c in chosen),
-    )
     quick = replace(protocol, cohort=len(chosen), epochs=1, eval_every=ROUNDS + 1)
     few = row(task.test, slice(2))
+    short = data.take(chosen, rows)
     return replace(task, train=short, test=few, test_owners=None, protocol=quick)
 
 

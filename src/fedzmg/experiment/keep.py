@@ -112,8 +112,8 @@ def _remove_leftovers(directory: Path, prefix: str) -> None:
 
 
 def _files(top: Path) -> Iterator[Path]:
-    for folder in walk(top) if top.is_dir() else ():
-        yield from (folder.path / name for name in folder.files)
+    for path, _, files in walk(top) if top.is_dir() else ():
+        yield from (path / name for name in files)
 
 
 def _copy(path: Path, to: Path) -> int:

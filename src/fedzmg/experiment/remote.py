@@ -9,7 +9,8 @@ from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.run import ResolvedRun
 from fedzmg.tasks.task import Task
 
-StudyPacks: TypeAlias = Mapping[str, Sequence[tuple[ResolvedRun, Path]]]  # by label
+StudyPacks: TypeAlias = Mapping[str, Sequence[tuple[ResolvedRun, Path]]]
+"""Runs and their directories by the label of their pack."""
 
 
 class Remote(Protocol):
@@ -20,11 +21,9 @@ class Remote(Protocol):
         end: float,
     ) -> Generator[str]:  # fmt: skip
         """Train the runs of packs; yield labels in the order in which they finish."""
-        ...
 
     def train_grid(
         self, spec: GridSpec, task: Task, folders: Mapping[str, Path], progress: Progress,
         end: float, seconds: float,
     ) -> Generator[str]:  # fmt: skip
         """Train the points of algorithms, each in its folder; yield those that are finished."""
-        ...

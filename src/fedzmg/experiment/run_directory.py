@@ -151,25 +151,18 @@ class RunDirectory:
         remedy = "restore one of them, or remove both to start again from round 1"
         raise InputError(f"{'; '.join(reasons)}: {remedy}")
 
-    def checkpoint(self) -> Checkpoint | None:
-        """Read the newest checkpoint without repairing anything; None before the first one."""
-        found = self.position()
+    def checkpoint(self, round_: int | None = None) -> Checkpoint | None:
+        """Read the newest checkpoint, or that of a round; None before the first one."""
+        found = self.position(until=round_)
+        if round_ is not None and (found is None or found.checkpoint.round != round_):
+            remedy = "choose that of its newest checkpoint, or of the one before"
+            raise InputError(f"{self.path} holds no checkpoint of round {round_}: {remedy}")
+        if found is None:
+            return None
         # A crash between the two renames leaves only the previous one, which is then the newest.
-        if found is not None and found.rejected and (self.path / NEWEST).exists():
+        if round_ is None and found.rejected and (self.path / NEWEST).exists():
             remedy = f"train again, which continues from round {found.checkpoint.round}"
             raise InputError(f"{found.rejected}: {remedy}")
-        return None if found is None else found.checkpoint
-
-    def checkpoint_of(self, round_: int) -> Checkpoint:
-        """Read the checkpoint of a round."""
-        found = self.position(until=round_)
-        if found is None or found.checkpoint.round != round_:
-            newest = self.position()
-            held = (
-                "it has none" if newest is None else f"the newest is of {newest.checkpoint.round}"
-            )
-            remedy = f"{held}; choose that or the one before"
-            raise InputError(f"{self.path} holds no checkpoint of round {round_}: {remedy}")
         return found.checkpoint
 
     def repair(self, position: Position | None) -> None:
@@ -295,7 +288,7 @@ def export_model(run: Path, to: Path | None = None, round_: int | None = None) -
     """
     directory = RunDirectory(run)
     spec = directory.spec()
-    checkpoint = directory.checkpoint() if round_ is None else directory.checkpoint_of(round_)
+    checkpoint = directory.checkpoint(round_)
     if checkpoint is None:
         raise InputError(f"{run} holds no checkpoint: train it, or use the original of a kept copy")
     if round_ is None and "finished" in formats.read_manifest(run, FORMAT):
@@ -318,11 +311,10 @@ def _record(values: dict[str, Any]) -> Record:
     for name, value in known.items():
         if name in ("rejected", "flagged"):
             known[name] = tuple((str(client), float(ratio)) for client, ratio in value)
-            continue
-        if value is not None and isinstance(value, list) != (name == "client_loss"):
-            raise TypeError(name)
-        if not isinstance(value, list | str | float | None):  # counts and flags
+        elif name == "client_loss" and value is not None:
+            known[name] = tuple(map(float, value))
+        elif isinstance(value, str):
+            known[name] = float(value)
+        elif not isinstance(value, float | None):  # counts and flags
             int(value)
-        if isinstance(value, list | str):
-            known[name] = float(value) if isinstance(value, str) else tuple(map(float, value))
     return Record(**known)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -25,7 +25,7 @@ from fedzmg.simulation import Checkpoint, EngineName, RoundReport, Simulation, T
 from fedzmg.simulation.shards import LocalShards, Shards
 from fedzmg.storage import lock
 from fedzmg.storage.files import naming_errors, remove_leftovers, write_atomic
-from fedzmg.storage.formats import RESTORE, flat, read_json, write_json
+from fedzmg.storage.formats import flat, read_json, write_json
 from fedzmg.storage.lock import Hold, hold
 from fedzmg.storage.reading import check_folder
 from fedzmg.tasks.task import Task
@@ -149,9 +149,8 @@ class Stopped(NamedTuple):
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> "Stopped":
         """Parse a decision; a wrong value raises ``KeyError``, ``TypeError``, ``ValueError``."""
-        if line["why"] not in get_args(Why):
-            raise ValueError(f"unknown reason {line['why']!r}")
-        return cls(int(line["round"]), line["why"], str(line["words"]), line.get("score"))
+        score = None if line.get("score") is None else float(line["score"])
+        return cls(int(line["round"]), line["why"], str(line["words"]), score)
 
 
 Ask: TypeAlias = Callable[[RoundReport], Mapping[int, Stopped]]
@@ -180,11 +179,7 @@ def read_stop(directory: Path) -> Stopped | None:
     path = directory / STOPPED
     if not path.exists():
         return None
-    values = read_json(path, wanted=FORMAT, spec=directory / "spec.toml")
-    try:
-        return Stopped.of(values)
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
+    return Stopped.of(read_json(path, wanted=FORMAT, spec=directory / "spec.toml"))
 
 
 class TrainingStorage(abc.ABC):

@@ -36,7 +36,8 @@ REMEDY = "fedzmg.verify(DIR, task=task)"
 EXPECTED = "numbers may differ for this reason"
 IGNORED = ("started", "finished", "engine_reason", "command", "chunk_changes", "pack_changes")
 """Facts of a manifest that do not affect the bits of a run."""
-SHARED = ("pack", "engine", "onednn", "threads", "device")  # the same for runs of a pack
+SHARED = ("pack", "engine", "onednn", "threads", "device")
+"""Facts that are the same for all runs that trained together."""
 
 
 class Fact(NamedTuple):

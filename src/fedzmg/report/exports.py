@@ -1,23 +1,18 @@
 """Files of reports and of descriptions of data; the same results give the same bytes."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedzmg.plain_text import printable
 from fedzmg.report.tables import study
-from fedzmg.report.tables.clients import clients, own_models
+from fedzmg.report.tables.clients import clients, own_models, uploads
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import Report, client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
-from fedzmg.report.tables.uploads import uploads
 from fedzmg.report.writing import check_place, refuse_foreign, replace_files, write
 from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
-
-if TYPE_CHECKING:
-    from fedzmg.report.figures import Chart
 
 PAGE = "report.html"
 DESCRIPTION = tuple(f"heterogeneity.{suffix}" for suffix in ("json", "csv", "png", "svg"))
@@ -37,23 +32,16 @@ def publish(
     check_place(out)
     # Before the long work; the names of tables and figures are known only after it.
     refuse_foreign(out, [PAGE])
-    from fedzmg.report.figures import draw  # matplotlib takes its time to load
+    from fedzmg.report.figures import FORMATS, draw, rendered  # matplotlib takes time to load
     from fedzmg.report.html.page import render
 
     drawn = draw(material, results)
     files = {PAGE: render(material, results, drawn).encode()}
     if not page_only:
-        files |= {**dict(tables(material, results)), **dict(figures(drawn))}
+        files |= dict(tables(material, results))
+        for stem, chart in drawn.items():
+            files |= {f"figures/{stem}.{suffix}": rendered(chart, suffix) for suffix in FORMATS}
     return list(files), *replace_files(out, files)
-
-
-def figures(drawn: Mapping[str, "Chart"]) -> Iterator[tuple[str, bytes]]:
-    """Yield every figure as PNG, SVG and PDF: file name below ``figures``, and content."""
-    from fedzmg.report.figures import FORMATS, rendered
-
-    for stem, chart in drawn.items():
-        for suffix in FORMATS:
-            yield f"figures/{stem}.{suffix}", rendered(chart, suffix)
 
 
 def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from fedzmg.errors import InputError
 from fedzmg.storage.files import naming_errors, write_atomic
-from fedzmg.storage.reading import read_file, strict_json
+from fedzmg.storage.formats import read_json
+from fedzmg.storage.reading import read_file
 
 LIST = "written.json"
 ELSEWHERE = "choose another place with --out"
@@ -78,13 +79,10 @@ def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> dict[str, 
 
 def _lists(out: Path, writer: str) -> dict[str, dict[str, str]]:
     """Read the hashes of listed files by the command that wrote them."""
-    if not os.path.lexists(out / LIST):
-        return {writer: {}}
-    try:
-        found = strict_json(read_file(out / LIST))
-        return {writer: {}, **{key: dict(own.items()) for key, own in found.items()}}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        raise _foreign(out / LIST, writer) from None
+    found = read_json(out / LIST) if os.path.lexists(out / LIST) else {}
+    if not all(isinstance(own, dict) for own in found.values()):
+        raise _foreign(out / LIST, writer)
+    return {writer: {}, **found}
 
 
 def _write_list(out: Path, files: Mapping[str, str], writer: str) -> None:

@@ -12,8 +12,8 @@ from fedzmg.results.formatting import options_text
 from fedzmg.results.runs import read_run
 from fedzmg.results.scores import finals
 from fedzmg.results.significance import PairedTest, paired_t
-from fedzmg.storage.formats import flat, flat_facts, json_words, log_lines, read_json, read_toml
-from fedzmg.storage.reading import walk
+from fedzmg.storage.formats import flat, flat_facts, json_words, log_rows, read_json, read_toml
+from fedzmg.storage.reading import files_below
 
 Aspect = Literal["spec", "options", "versions", "data", "curves", "scores", "runs"]
 # options: hyper-parameters of the algorithm; spec: all other settings; versions: of programs,
@@ -164,9 +164,8 @@ def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
 
 def read(top: Path) -> Iterator[Unit]:
     """Read every run below a directory and every algorithm of a grid."""
-    folders = sorted(walk(top))
-    runs = [folder.path for folder in folders if "spec.toml" in folder.files]
-    searches = [folder.path for folder in folders if "scores.json" in folder.files]
+    runs = [path.parent for path in files_below(top, "spec.toml")]
+    searches = [path.parent for path in files_below(top, "scores.json")]
     searches = [path for path in searches if (path.parent / "grid.toml").is_file()]
     if not runs and not searches:
         remedy = "give a directory that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
@@ -180,7 +179,7 @@ def read(top: Path) -> Iterator[Unit]:
 
 
 def _read_run(directory: Path, name: str, manifest: Mapping[str, Any]) -> Unit:
-    rows = dict(log_lines(directory / "metrics.jsonl", lambda row: (int(row["round"]), _row(row))))
+    rows = json_words(log_rows(directory / "metrics.jsonl", "round"))
     spec, run = read_toml(directory / "spec.toml"), read_run(directory, name, [])
     ends: dict[int, float] = {}
     if run is not None:
@@ -195,17 +194,8 @@ def _read_search(directory: Path, name: str, manifest: Mapping[str, Any]) -> Uni
     for point in read_json(directory / "scores.json").get("points", []):
         score = math.nan if point["score"] is None else float(point["score"])
         scores[options_text(point["options"], 6)] = score
-    log, keys = directory / "metrics.jsonl", ("trial", "round")
-    rows = dict(log_lines(log, lambda row: (tuple(int(row[key]) for key in keys), _row(row))))
+    rows = json_words(log_rows(directory / "metrics.jsonl", "trial", "round"))
     return Unit(name, name, None, {}, manifest, rows, scores)
-
-
-def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a line of a log whose curves are numbers, or words for them."""
-    for name in CURVES:
-        if row.get(name) is not None:
-            float(row[name])
-    return row
 
 
 def _take_pairs(left: list[Unit], right: list[Unit]) -> list[tuple[Unit, Unit]]:

@@ -23,7 +23,9 @@ class Dataset(NamedTuple):
     """Everything printed about one data set."""
 
     title: str
-    scores: Mapping[str, Sequence[float]]  # indices of thresholds, and the late mean
+    scores: Mapping[str, Sequence[float]]
+    """By algorithm: index of the round at each threshold, and the mean accuracy after the slowest
+    algorithm had reached the higher one."""
     tests: Mapping[str, Sequence[float]]  # t and p, paired over five runs: FedZMG minus another
 
 

@@ -73,9 +73,6 @@ class Study:
             return list(itertools.combinations(labels, 2))
         return [(self.reference, other) for other in labels[1:]]
 
-    def only(self, labels: Iterable[str]) -> "Study":
-        return replace(self, members={label: self.members[label] for label in labels})
-
 
 class PlanFile(NamedTuple):
     """The file that a study or a grid was made from."""

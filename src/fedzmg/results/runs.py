@@ -1,22 +1,58 @@
 """Runs as plain data, read from a run directory or taken from a history in memory."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedzmg.errors import InputError
-from fedzmg.results.uploads import UnusualClient, unusual_clients
 from fedzmg.storage.client_metrics import ClientTable, read_clients
-from fedzmg.storage.formats import RESTORE, flat, log_lines, read_manifest, read_toml
+from fedzmg.storage.formats import RESTORE, by_side, flat, log_rows, read_manifest, read_toml
 
 if TYPE_CHECKING:
     from fedzmg.simulation import ClientMetrics, History
 
 FORMAT = 1
+
+
+class UnusualClient(NamedTuple):
+    """A client with uploads that are not finite, or outliers of their cohorts."""
+
+    name: str
+    rounds: tuple[int, ...]  # rounds of these uploads, ascending
+    rejected: int
+    flagged: int  # outliers that were merged
+    ratio: float  # largest norm over the cohort's median; of flagged uploads, if there are any
+    worst: int
+
+    def __str__(self) -> str:
+        """Describe the largest update and what happened to all of them."""
+        fates = ["rejected"] * (self.rejected > 0) + ["flagged"] * (self.flagged > 0)
+        often = f" in {len(self.rounds)} rounds" * (len(self.rounds) > 1)
+        remedy = "; federation.guard = true rejects such updates" * (self.flagged > 0)
+        what = f"{' or '.join(fates)}{often}{remedy}"
+        size = f"{self.ratio:.2g} x the median" if math.isfinite(self.ratio) else "not finite"
+        return f"client {self.name}: update {size} in round {self.worst} ({what})"
+
+
+def unusual_clients(rounds: Iterable[tuple[int, Any, Any]]) -> tuple[UnusualClient, ...]:
+    """Sum up (round, rejected, flagged) by client with its ratio: flagged first, then by size."""
+    uploads: dict[str, list[tuple[bool, float, int]]] = defaultdict(list)
+    for round_, *both in rounds:
+        for is_flagged, clients in enumerate(both):
+            for name, ratio in clients:
+                uploads[str(name)].append((bool(is_flagged), float(ratio), -round_))
+    found = []
+    for name, own in uploads.items():
+        _, ratio, worst = max(own)
+        flagged, numbers = sum(one[0] for one in own), sorted({-one[2] for one in own})
+        counts = len(own) - flagged, flagged
+        found.append(UnusualClient(name, tuple(numbers), *counts, ratio, -worst))
+    return tuple(sorted(found, key=lambda one: (not one.flagged, -one.ratio, one.name)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +140,8 @@ class Run:
         spec: dict[str, Any] = {
             "task": task.name, "algorithm": algorithm.name, "seed": history.trial.seed,
             "weights": algorithm.weights, "preset": dict(task.preset),
-            "protocol": dict(vars(task.protocol)),
+            "protocol": dict(vars(task.protocol)), **by_side(algorithm.options()),
         }  # fmt: skip
-        for key, value in algorithm.options().items():
-            side, _, name = key.rpartition(".")
-            if side and value is not None:
-                spec.setdefault(side, {})[name] = value
         facts = {"metric": task.metric.name, "higher_is_better": task.metric.higher_is_better}
         log = _log([record._asdict() for record in history.records])
         clients = client_table(history.clients[-1:]) if history.clients else None
@@ -148,7 +180,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
 
 def read_log(path: Path) -> dict[str, Any]:
     """Read the fields of a run from its log; of lines for the same round the last counts."""
-    by_round = dict(log_lines(path, lambda values: (int(values["round"]), values)))
+    by_round = log_rows(path, "round")
     try:
         return _log([by_round[round_] for round_ in sorted(by_round)])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -166,8 +198,7 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "dropped": {r: int(one["dropped"]) for r, one in by_round.items()},
         "diverged": next((r for r, one in by_round.items() if one.get("diverged")), None),
-        # Non-finite numbers are written as words, which float() reads.
-        "metrics": {r: float(one["metric"]) for r, one in evaluated.items()},
+        "metrics": {r: one["metric"] for r, one in evaluated.items()},
         "moved": {r: moved[r] for r in evaluated},
         "traffic": {
             **{name: sum([int(one[name]) for one in records]) for name in sizes},

@@ -5,7 +5,6 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,8 +13,9 @@ from fedzmg.algorithms.options import known_options
 from fedzmg.errors import InputError
 from fedzmg.results.reading import variants
 from fedzmg.storage.checkpoint import checkpointed
+from fedzmg.storage.fields import MOST_POINTS
 from fedzmg.storage.files import compressed, folder_name
-from fedzmg.storage.formats import flat, json_nulls, log_lines, read_or_empty, read_toml
+from fedzmg.storage.formats import flat, json_nulls, log_rows, read_or_empty, read_toml
 from fedzmg.storage.lock import Owner, read_owner
 from fedzmg.storage.reading import check_folder, walk
 
@@ -163,7 +163,7 @@ class Watch:
     def _runs(self, directory: Path, plan: Mapping[str, Any]) -> Iterator[Training]:
         """Describe a run, or the runs of a study, which may not exist yet."""
         rounds, seeds, found = plan.get("rounds", 0), plan.get("seeds", []), variants(plan)
-        names = itertools.product(found, seeds)
+        names = itertools.islice(itertools.product(found, seeds), MOST_POINTS)
         jobs = [(directory / folder_name(name) / f"seed-{s}", name, s) for name, s in names]
         if (directory / PLANS["run"]).is_file():
             rounds = plan.get("protocol", {}).get("rounds", 0)
@@ -186,7 +186,8 @@ class Watch:
         """Describe the trials of a grid, whose algorithms and packs are trained in order."""
         alive, rounds = _is_alive(directory), plan.get("rounds", 0)
         for group, variant in variants(plan).items():
-            path, points = directory / folder_name(group), list(_points(group, variant, plan))
+            path = directory / folder_name(group)
+            points = list(itertools.islice(_points(group, variant, plan), MOST_POINTS))
             scored = (path / "scores.json").is_file()
             rows: dict[int, list[Mapping[str, Any]]] = {i: [] for i in range(len(points))}
             for line in self._log(path / "metrics.jsonl", "trial", "round").values():
@@ -194,7 +195,7 @@ class Watch:
             begun, members = checkpointed(path / "checkpoint.safetensors")
             seen = {i: max((row["round"] for row in own), default=0) for i, own in rows.items()}
             lasts = [max(begun * (i in members), last) for i, last in seen.items()]
-            early = {i: stop for (i,), stop in self._log(path / "stopped.jsonl", "trial").items()}
+            early = self._log(path / "stopped.jsonl", "trial")
             ended = [scored or last >= rounds or i in early for i, last in enumerate(lasts)]
             size = int(plan.get("together", 0)) or len(points)
             pack = next((i // size for i, end in enumerate(ended) if not end), None)
@@ -212,19 +213,12 @@ class Watch:
             alive = alive and scored  # the first algorithm without scores is running
 
     def _log(self, path: Path, *keys: str) -> dict[Any, dict[str, Any]]:
-        """Return the lines of a log by these fields; of lines with the same the last counts."""
+        """Return the lines of a log by these fields, read again if it has changed."""
         files = [file.stat() for file in (path, compressed(path)) if file.is_file()]
         state = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]
         if self._logs.get(path, ([], {}))[0] != state:
-            self._logs[path] = state, dict(log_lines(path, partial(_row, keys)))
+            self._logs[path] = state, log_rows(path, *keys)
         return self._logs.get(path, ([], {}))[1]
-
-
-def _row(keys: Sequence[str], row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a line of a log by its keys, with numbers in place of words for them."""
-    key = tuple(int(row[name]) for name in keys)
-    known = {name: float(row[name]) for name in ("metric", "seconds") if row.get(name) is not None}
-    return key, {**row, **dict(zip(keys, key, strict=True)), **known}
 
 
 def _training(

@@ -1,5 +1,6 @@
 """Checkpoint files: safetensors with a hash of the file, bound to a specification and trials."""
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ def write_checkpoint(
             # Straight to the file: a second copy of a pack may not fit into memory.
             safetensors.torch.save_file(tensors, temporary, metadata)
         except safetensors.SafetensorError as error:
-            raise OSError(str(error)) from None
+            raise OSError(errno.EIO, str(error)) from None
         seal(temporary)
 
 

@@ -38,17 +38,6 @@ def _table(needed: Mapping[str, Any], **others: Any) -> Any:
     return _TypedDict("Table", {**required, **others}, total=False)
 
 
-def _few(plan: dict[str, Any]) -> dict[str, Any]:
-    names, trials = plan.get("algorithms", {}), len(plan.get("seeds", []))
-    tables = [names[name].get("axes", {}) for name in names] if isinstance(names, dict) else []
-    for axes in (plan.get("axes", {}), *tables):
-        nested = [own.values() if isinstance(own, dict) else [own] for own in axes.values()]
-        points = math.prod(len(values) for own in nested for values in own)
-        if len(names) > MOST_ALGORITHMS or len(names) * trials * points > MOST_POINTS:
-            raise ValueError(f"more than {MOST_POINTS:,} runs or trials")
-    return plan
-
-
 def _on_axes(entry: dict[str, Any]) -> dict[str, Any]:
     axes = {key: set(values) for key, values in entry["axes"].items()}
     chosen = [entry[name] for name in ("best", "best_by_test") if entry.get(name) is not None]
@@ -82,7 +71,7 @@ _MANIFEST = _table(
     command=str | list[str] | None, seconds=Number, logs=dict[LogName, LogMark],
     plugins=_Dict[str, _PLUGIN],
 )  # fmt: skip
-_STOP = _table({"round": Round}, why=str, words=str)
+_STOP = _table({"round": Round, "why": str, "words": str}, score=Number | None)
 _SCORED = {"options": dict[str, Number], "score": Number | None}
 _POINT = _table({**_SCORED, "diverged": Count})
 _NEIGHBOURS = _List[_table({"score": Number | None})]
@@ -109,8 +98,7 @@ _HETEROGENEITY = _table(
     total=Count, counts=list[list[Number]], labels=list[str],
 )  # fmt: skip
 KINDS: dict[str, Any] = {
-    "spec.toml": _RUN, "study.toml": Annotated[_PLAN, pydantic.AfterValidator(_few)],
-    "grid.toml": Annotated[_PLAN, pydantic.AfterValidator(_few)], "manifest.json": _MANIFEST,
+    "spec.toml": _RUN, "study.toml": _PLAN, "grid.toml": _PLAN, "manifest.json": _MANIFEST,
     "stopped.json": _STOP, "scores.json": _ENTRY, "grid.json": _GRID,
     "heterogeneity.json": _HETEROGENEITY,
 }  # fmt: skip

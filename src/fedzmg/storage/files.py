@@ -83,9 +83,10 @@ def naming_errors(path: Path | str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if hasattr(error, "__notes__"):  # of a user's own model, loss or metric
+        # Of a parser, or of a user's own model, loss or metric.
+        if error.errno is None or hasattr(error, "__notes__"):
             raise
-        raise InputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from None
+        raise InputError(f"cannot write {path}: {error.strerror}; {remedy}") from None
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 CONTENT, SPEC = "content_sha256", "spec_sha256"  # hash of the other fields, and of the spec
 
 RESTORE = "restore or remove it"
-_BLOCK = 1000
+_NUMBERS = ("metric", "test_metric", "loss", "train_loss", "seconds", "score")  # fields of logs
 
 
 def read_toml(path: Path, *, typed: bool = False) -> dict[str, Any]:
@@ -79,8 +79,11 @@ def write_json(path: Path, values: Mapping[str, Any], spec: Path | None = None) 
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a small file; of a missing one, that of nothing."""
-    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
+    """Return the SHA-256 of a file; of a missing one, that of nothing."""
+    if not path.exists():
+        return hashlib.sha256().hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _content_hash(values: Mapping[str, Any]) -> str:
@@ -100,21 +103,32 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
     lines = split_lines(content, path)
     ended = len(lines) if content.endswith(b"\n") else len(lines) - 1
     wrong = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+    with contextlib.suppress(*wrong):
+        # Parsing all lines at once is much faster; the loop below locates an error.
+        return [parse(values) for values in parse_lines(lines)]
     found: list[T] = []
-    for start in range(0, len(lines), _BLOCK):
-        block = lines[start : start + _BLOCK]
-        with contextlib.suppress(*wrong):
-            # Parsing many lines at once is much faster; the loop below locates an error.
-            found += [parse(values) for values in parse_lines(block)]
-            continue
-        for number, line in enumerate(block, start + 1):
-            try:
-                found += [parse(values) for values in parse_lines([line])]
-            except wrong:
-                # A line that a crash cut off is superseded by the next one.
-                if number <= ended and line.endswith(b"}"):
-                    raise InputError(f"{path}, line {number} is damaged: {remedy}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            found += [parse(values) for values in parse_lines([line])]
+        except wrong:
+            # A line that a crash cut off is superseded by the next one.
+            if number <= ended and line.endswith(b"}"):
+                raise InputError(f"{path}, line {number} is damaged: {remedy}") from None
     return found
+
+
+def log_rows(path: Path, *keys: str, remedy: str = RESTORE) -> dict[Any, dict[str, Any]]:
+    """Read a log by one number of a line or several; a later line supersedes an earlier one.
+
+    Words for numbers that are not finite become numbers.
+    """
+
+    def parse(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        key = tuple(int(row[name]) for name in keys)
+        known = {name: float(row[name]) for name in _NUMBERS if row.get(name) is not None}
+        return key if keys[1:] else key[0], {**row, **known}
+
+    return dict(log_lines(path, parse, remedy))
 
 
 def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, Any]:
@@ -126,6 +140,16 @@ def flat(values: Mapping[str, Any], *, keep_empty: bool = False) -> dict[str, An
         else:
             inner = flat(value, keep_empty=keep_empty)
             found |= {f"{key}.{name}": v for name, v in inner.items()}
+    return found
+
+
+def by_side(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tables of an algorithm's options such as ``client.lr``."""
+    found: dict[str, dict[str, Any]] = {"client": {}, "server": {}}
+    for key, value in options.items():
+        side, _, name = key.partition(".")
+        if name and value is not None:
+            found.setdefault(side, {})[name] = value
     return found
 
 

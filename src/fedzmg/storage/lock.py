@@ -108,11 +108,9 @@ class Hold:
     def take(self, path: Path, silent: Mapping[Path, Owner], say: Callable[[str], None]) -> None:
         """Lock one more directory and create it if it is missing."""
         try:
-            for parent in reversed([p for p in (path, *path.parents) if not p.exists()]):
-                # A directory that another process makes meanwhile is not ours to remove.
-                with contextlib.suppress(FileExistsError):
-                    parent.mkdir()
-                    self._made.append(parent)
+            missing = [p for p in (path, *path.parents) if not p.exists()]
+            path.mkdir(parents=True, exist_ok=True)
+            self._made += reversed(missing)
             with FileLock(path / GUARD, timeout=GUARD_SECONDS):
                 try:
                     self._take_over(path, silent.get(path), say)

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from fedzmg.errors import InputError
 
@@ -21,53 +21,36 @@ LIMITS = {".toml": 4 * MIB, ".json": 64 * MIB, ".jsonl": 256 * MIB, ".gz": 256 *
 OTHER_LIMIT = 512 * MIB  # largest size of other files, such as figures and tables of clients
 MOST_LINES = 1_000_000  # largest number of lines in a log, and of rounds and trials
 MOST_PLANNED = MOST_LINES // 2  # of a plan: a resumed training writes some lines twice
-LONGEST_LINE, MOST_FIELDS, LARGEST = 128 * 1024, 100, 10**100  # of a log; LARGEST: of integers
-MOST_LISTS = 10 * MOST_LINES
-_HUGE, _DIGITS = b"0" * 25, bytes.maketrans(b"123456789", b"000000000")
+LONGEST_LINE, MOST_TABLES = 128 * 1024, 10 * MOST_LINES  # of a log; tables: and lists
+LARGEST = 10**100  # largest integer in a file
 MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32  # of a folder of results
 SKIPPED = ("tracking",)  # directories of other programs, which may hold links
 
 
-class Folder(NamedTuple):
-    """A directory of results and the names in it, sorted."""
+def walk(top: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield directories of results like :func:`os.walk`, sorted; refuse links and devices."""
 
-    path: Path
-    folders: list[str]  # names of directories; one that is removed from the list is not entered
-    files: list[str]
+    def fail(error: OSError) -> None:
+        if not top.is_dir():
+            remedy = "give a run, a study, a grid or a directory of some"
+            raise InputError(f"{top} is not a directory; {remedy}") from None
+        if not isinstance(error, FileNotFoundError):  # removed meanwhile
+            raise InputError(f"cannot read {error.filename}: {error.strerror}; check it") from None
 
-
-def walk(top: Path) -> Iterator[Folder]:
-    """Yield directories of results, parents first; refuse links, devices and too many files."""
-    left, count = [(top, 0)], 0
-    while left:
-        path, level = left.pop()
-        found = Folder(path, [], [])
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    count += 1
-                    if count > MOST_ENTRIES or level > MOST_LEVELS:
-                        limit = f"{MOST_ENTRIES:,} files or {MOST_LEVELS} levels of directories"
-                        raise InputError(f"{top} has more than {limit}: pass a smaller directory")
-                    if entry.name.startswith(".") or entry.name in SKIPPED:
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        found.folders.append(entry.name)
-                    elif entry.is_file(follow_symlinks=False):
-                        found.files.append(entry.name)
-                    else:
-                        raise _refused(path / entry.name, is_link=entry.is_symlink())
-        except OSError as error:
-            if level and isinstance(error, FileNotFoundError):
-                continue  # removed meanwhile
-            if not path.is_dir():
-                remedy = "give a run, a study, a grid or a directory of some"
-                raise InputError(f"{path} is not a directory; {remedy}") from None
-            raise InputError(f"cannot read {path}: {error.strerror}; check it") from None
-        found.folders.sort()
-        found.files.sort()
-        yield found
-        left += [(path / name, level + 1) for name in reversed(found.folders)]
+    count = 0
+    for place, folders, files in os.walk(top, onerror=fail):
+        path = Path(place)
+        count += len(folders) + len(files)
+        if count > MOST_ENTRIES or len(path.relative_to(top).parts) > MOST_LEVELS:
+            limit = f"{MOST_ENTRIES:,} files or {MOST_LEVELS} levels of directories"
+            raise InputError(f"{top} has more than {limit}: pass a smaller directory")
+        for names in (folders, files):
+            names[:] = sorted(n for n in names if not n.startswith(".") and n not in SKIPPED)
+        for inner in (path / name for name in (*folders, *files)):
+            is_link = inner.is_symlink()
+            if is_link or (inner.exists() and not inner.is_dir() and not inner.is_file()):
+                raise _refused(inner, is_link=is_link)
+        yield path, folders, files
 
 
 def check_folder(top: Path) -> None:
@@ -78,7 +61,7 @@ def check_folder(top: Path) -> None:
 
 def files_below(top: Path, name: str) -> list[Path]:
     """Return the files of a name below a folder of results, in order."""
-    return sorted(folder.path / name for folder in walk(top) if name in folder.files)
+    return sorted(path / name for path, _, files in walk(top) if name in files)
 
 
 @contextlib.contextmanager
@@ -130,67 +113,46 @@ def _within(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> bytes:
 
 def strict_json(text: bytes | str) -> Any:
     """Parse JSON without ``NaN`` and ``Infinity``, which are not JSON; ``ValueError`` otherwise."""
-    return _STRICT.decode(text if isinstance(text, str) else text.decode())
+    return json.loads(text, parse_constant=_not_json)
 
 
 def _not_json(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_not_json)
-
-
 def bounded(values: T) -> T:
     """Return the content of a file; ``ValueError`` if it is too deep or has a huge integer."""
-    for depth, _ in enumerate(_levels(values)):
-        if depth == MOST_LEVELS:
-            raise ValueError(f"it is nested more than {MOST_LEVELS} times")
-    return values
-
-
-def _levels(values: Any) -> Iterator[list[Any]]:
-    """Yield the tables and lists of each level; ``ValueError`` for a huge integer."""
-    level = [values] if isinstance(values, dict | list) else []
-    while level:
-        yield level
-        parts = [part.values() if isinstance(part, dict) else part for part in level]
-        inner = [one for part in parts for one in part if not isinstance(one, str)]
-        if any(type(one) is int and abs(one) >= LARGEST for one in inner):
+    level: list[Any] = [values]
+    for _ in range(MOST_LEVELS + 1):
+        if any(type(one) is int and abs(one) >= LARGEST for one in level):
             raise ValueError(f"an integer has more than {len(str(LARGEST)) - 1} digits")
-        level = [one for one in inner if isinstance(one, dict | list)]
+        tables = [one for one in level if isinstance(one, dict | list)]
+        level = [one for t in tables for one in (t.values() if isinstance(t, dict) else t)]
+        if not level:
+            return values
+    raise ValueError(f"it is nested more than {MOST_LEVELS} times")
 
 
 def split_lines(content: bytes, path: Path) -> list[bytes]:
     """Split a log into lines, of bounded number and length."""
-    few = content.count(b"[") <= MOST_LISTS
-    if few and content.count(b"\n") + content.count(b"\r") <= MOST_LINES:
+    tables = content.count(b"[") + content.count(b"{")
+    if tables <= MOST_TABLES and content.count(b"\n") + content.count(b"\r") <= MOST_LINES:
         lines = content.splitlines()
         if max(map(len, lines), default=0) <= LONGEST_LINE:
             return lines
-    limits = f"{MOST_LINES:,} lines, {MOST_LISTS:,} lists or a line of {LONGEST_LINE // 1024} KiB"
+    limits = f"{MOST_LINES:,} lines, {MOST_TABLES:,} lists or a line of {LONGEST_LINE // 1024} KiB"
     raise InputError(f"{path} has more than {limits}: restore or remove it")
 
 
 def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Parse lines of a log, which hold few values, lists or pairs; ``ValueError`` otherwise."""
-    text, many = b"[" + b",".join(lines) + b"]", len(lines)
-    found: list[dict[str, Any]] = strict_json(text)
-    # Counting bytes is much faster than looking at values, and settles usual logs.
-    counts = text.count(b"{") == many and text.count(b"[") <= 9 * many
-    short = text.count(b",") <= MOST_FIELDS * many and _HUGE not in text.translate(_DIGITS)
-    if not (counts and short and len(found) == many) and not all(map(_is_flat, found)):
+    """Parse lines of a log, a table each; ``ValueError`` otherwise."""
+    found: list[dict[str, Any]] = strict_json(b"[" + b",".join(lines) + b"]")
+    if len(found) != len(lines):
         raise ValueError("not a line of a log")
     numbers = [line.get(key, 0) for line in found for key in ("round", "trial")]
     if numbers and not 0 <= min(numbers) <= max(numbers) <= MOST_LINES:
         raise ValueError("a round or trial out of range")
     return found
-
-
-def _is_flat(line: dict[str, Any]) -> bool:
-    """Return whether a line holds simple values, and lists or tables of these or of pairs."""
-    most = (MOST_FIELDS, MOST_FIELDS, 2)
-    levels = enumerate(_levels(line))
-    return all(i < len(most) and max(map(len, level)) <= most[i] for i, level in levels)
 
 
 def _refused(path: Path, *, is_link: bool) -> InputError:

@@ -38,24 +38,21 @@ TEST_EVERY = 8  # every eighth sequence of a role is kept for evaluation
 
 
 @cache
-def _digits(clients: int, alpha: float, seed: int) -> Drawn:
-    """Return training, tuning and test images; partitioning takes half a second."""
-    data = load_digits()
-    owners = dirichlet(data.train_y, clients, alpha=alpha, seed=seed)
-    train = FederatedData.from_arrays(data.train_x, data.train_y, owners)
-    tune, test = (examples(data.test_x[i::2], data.test_y[i::2]) for i in range(2))
-    return train, tune, test, None
+def _digits(clients: int, alpha: float, seed: int, *, personal: bool) -> Drawn:
+    """Return training, tuning and test images, and owners of ``personal`` test images.
 
-
-@cache
-def _personal_digits(clients: int, alpha: float, seed: int) -> Drawn:
-    """Return training, tuning and test images, of every client, and the owners of the test."""
+    Partitioning takes half a second.
+    """
     data = load_digits()
-    owners = dirichlet(data.train_y, clients, alpha=alpha, seed=seed)
+    x, y = data.train_x, data.train_y
+    owners = dirichlet(y, clients, alpha=alpha, seed=seed)
+    if not personal:
+        tune, test = (examples(data.test_x[i::2], data.test_y[i::2]) for i in range(2))
+        return FederatedData.from_arrays(x, y, owners), tune, test, None
     order = np.argsort(owners, kind="stable")
     own = owners[order]
     fifth = (np.arange(len(own)) - np.searchsorted(own, own)) % 5
-    rows, x, y = order[fifth < 3], data.train_x, data.train_y
+    rows = order[fifth < 3]
     train = FederatedData.from_arrays(x[rows], y[rows], owners[rows])
     tune, test = (examples(x[order[fifth == i]], y[order[fifth == i]]) for i in (3, 4))
     return train, tune, test, own[fifth == 4]
@@ -91,13 +88,14 @@ class Digits(Preset):
     partition_seed: int = decision(0, "seed of the partition")
     protocol = Protocol(rounds=50, cohort=5, batch_size=10, epochs=2, eval_every=2, threshold=0.8)
 
-    drawn = staticmethod(_digits)
+    personal: ClassVar[bool] = False
 
     def network(self) -> nn.Module:
         return digits_cnn()
 
     def build(self) -> Task:
-        train, tune, test, owners = self.drawn(self.clients, self.alpha, self.partition_seed)
+        drawn = _digits(self.clients, self.alpha, self.partition_seed, personal=self.personal)
+        train, tune, test, owners = drawn
         # Only changed fields are recorded: names of run directories depend on nothing else.
         preset = {o.name: o.value for o in self.decisions() if o.value != o.default}
         parts = {"prepare": unit_pixels, "preset": preset, "test_owners": owners}
@@ -114,7 +112,7 @@ class DigitsPersonal(Digits):
     """
 
     protocol = replace(Digits.protocol, cohort=10, fine_tune=1)
-    drawn = staticmethod(_personal_digits)
+    personal = True
 
 
 @dataclass(frozen=True)

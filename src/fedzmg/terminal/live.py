@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedzmg.plain_text import plain
 from fedzmg.results.formatting import bytes_text, duration, setting_text, value_text
-from fedzmg.results.uploads import unusual_clients
+from fedzmg.results.runs import unusual_clients
 from fedzmg.terminal.render import Terminal, bold
 
 LINE_SECONDS = 5.0

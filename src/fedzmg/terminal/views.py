@@ -297,20 +297,12 @@ def prose(text: str, width: int) -> str:
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         joined = re.sub(r"(?<!\.)\n", " ", re.sub(r":?:$", ":", block.replace("``", "")))
-        lines = (part for line in block.split("\n") for part in _broken(line, width))
+        lines = (part for line in block.split("\n") for part in _wrapped(line, width))
         blocks.append("\n".join(lines) if block.startswith(" ") else joined.removeprefix(":"))
     return "\n\n".join(filter(None, blocks))
 
 
-def _broken(line: str, width: int) -> list[str]:
-    """Break an indented line at its last gap that leaves a part which fits, else at a word."""
-    gaps = [gap.span() for gap in re.finditer(r"(?<=\S) {2,}", line) if gap.start() <= width]
-    if len(line) <= width:
-        return [line]
-    end, start = gaps[-1] if gaps else (0, len(line))
-    # The rest is indented deeper than the text beside a label such as "client:".
-    beside = re.match(r" *(\S{4,} {2,}(?=.*\S {2}))?", line[:start])
-    indent = " " * ((beside.end() if beside else 0) + 4)
-    if not gaps:
-        return textwrap.wrap(line, width, subsequent_indent=indent)
-    return [line[:end], *_broken(indent + line[start:], width)]
+def _wrapped(line: str, width: int) -> list[str]:
+    """Break an indented line; the rest is indented deeper."""
+    indent = len(line) - len(line.lstrip()) + 4
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)

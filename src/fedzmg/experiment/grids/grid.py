@@ -30,7 +30,7 @@ from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import FORMAT, REMAKE
 from fedzmg.plain_text import plain, printable
-from fedzmg.results.formatting import aligned
+from fedzmg.results.formatting import aligned, options_text
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import tree_map
@@ -216,6 +216,4 @@ class Tuned:
 
 
 def _point(best: Mapping[str, Any] | None) -> str:
-    if best is None:
-        return "none"
-    return ", ".join(f"{key} {value:.4g}" for key, value in best["options"].items())
+    return "none" if best is None else options_text(best["options"])

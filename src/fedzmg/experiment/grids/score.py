@@ -11,33 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedzmg.errors import InputError
 from fedzmg.evaluation import Metric
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import FORMAT, Stopped
 from fedzmg.results.scores import rounds_to_threshold
-from fedzmg.storage.formats import append_log, log_lines
+from fedzmg.storage.formats import append_log, log_lines, log_rows
 from fedzmg.tasks.task import Task
 
 Rows: TypeAlias = dict[tuple[int, int], dict[str, Any]]  # lines of a grid's log by trial and round
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a grid's log in the order of writing."""
-    return log_lines(path, _parsed, f"restore it, or remove {path.parent} to start again")
-
-
 def read_rows(path: Path) -> Rows:
-    """Read a grid's log by trial and round; a later line supersedes an earlier one."""
-    return {(line["trial"], line["round"]): line for line in read_lines(path)}
-
-
-def _parsed(values: dict[str, Any]) -> dict[str, Any]:
-    int(values["trial"]), int(values["round"])
-    for name in ("metric", "test_metric", "loss", "train_loss", "seconds"):
-        if values.get(name) is not None:
-            float(values[name])
-    return {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in values.items()}
+    """Read a grid's log by trial and round."""
+    remedy = f"restore it, or remove {path.parent} to start again"
+    return log_rows(path, "trial", "round", remedy=remedy)
 
 
 def counted(spec: GridSpec) -> range:
@@ -174,21 +161,16 @@ class Stops:
     def __init__(self, spec: GridSpec, name: str, metric: Metric, path: Path) -> None:
         self._spec, self._metric, self._path = spec, metric, path
         self._facts = [{"seed": s, **point} for point in spec.points(name) for s in spec.seeds]
-        self.now: dict[int, Stopped] = {}  # decisions by trial
-        try:
-            self._take(read_lines(path))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path} is damaged ({error}): restore it") from None
-
-    def _take(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        self.now |= {line["trial"]: Stopped.of(line) for line in lines}
+        lines = log_lines(path, lambda line: (int(line["trial"]), Stopped.of(line)))
+        self.now: dict[int, Stopped] = dict(lines)  # decisions by trial
 
     def keep(self, found: Mapping[int, Stopped]) -> None:
         """Record new decisions."""
-        new = [(trial, stopped) for trial, stopped in found.items() if trial not in self.now]
-        if lines := [{"trial": t, **self._facts[t], **stopped._asdict()} for t, stopped in new]:
+        new = {trial: stopped for trial, stopped in found.items() if trial not in self.now}
+        if new:
+            lines = [{"trial": t, **self._facts[t], **one._asdict()} for t, one in new.items()]
             append_log(self._path, lines)
-            self._take(lines)
+            self.now |= new
 
     def halved(self, rows: Rows, firsts: Sequence[int], round_: int) -> dict[int, Stopped]:
         """Return the trials of points, by their first ones, that do not continue after this round.

@@ -153,10 +153,8 @@ class Search(training.TrainingStorage):
 
     def train(self, pack: list[int]) -> None:
         """Train a pack as far as it is not trained yet."""
-        if not self._is_logged(pack):
-            self._train(pack)
-
-    def _train(self, pack: list[int]) -> None:
+        if self._is_logged(pack):
+            return
         self._pack = pack
         memory = {i: self._memory(i) for i in pack}
         with training.named_write_errors(self.path):

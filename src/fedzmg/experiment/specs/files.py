@@ -48,14 +48,8 @@ class GridSpec(Plan):
     """A search over hyper-parameters: short trainings, scored by their last rounds."""
 
     listing: ClassVar[str] = "fedzmg schema grid"
-    tables: ClassVar[tuple[str, ...]] = (
-        "preset",
-        "protocol",
-        "federation",
-        "stop",
-        "search",
-        "axes",
-    )
+    tables: ClassVar[tuple[str, ...]] = (*Plan.tables, "search", "axes")
+    sparse: ClassVar[tuple[str, ...]] = (*Plan.sparse, "search", "eval_every", "thresholds")
 
     kind: Literal["grid"] = "grid"
     seeds: Seeds = [1000]
@@ -100,10 +94,6 @@ class GridSpec(Plan):
         if bool(self.thresholds) != bool(self.eval_every):
             raise InputError("thresholds and eval_every: give both or none")
         return self
-
-    def _unwritten(self) -> set[str]:
-        unused = {key for key in ("eval_every", "thresholds") if not getattr(self, key)}
-        return super()._unwritten() | unused | ({"search"} if self.search == Search() else set())
 
     def logged(self) -> list[int]:
         """Return the rounds that are evaluated: those of scores, and every so many."""

@@ -1,4 +1,7 @@
-"""Shared parts of grid and study files; all but the data is checked without the data."""
+"""Shared parts of grids and studies, and the algorithms that a call or a command names.
+
+Everything but the data is checked without the data.
+"""
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 import math
@@ -10,12 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 import pydantic
 
 from fedzmg import algorithms, tasks
-from fedzmg.contract import Algorithm
-from fedzmg.errors import InputError, brief, check_text
-from fedzmg.experiment.specs.run import SIDES, Experiment, RunSpec, Seed, by_side
-from fedzmg.experiment.specs.strict import Strict, Value, toml
+from fedzmg.algorithms.options import known_options
+from fedzmg.contract import Algorithm, AlgorithmInfo
+from fedzmg.errors import InputError, brief, check_text, unknown
+from fedzmg.experiment.specs.run import SIDES, Experiment, RunSpec
+from fedzmg.experiment.specs.strict import Strict, toml
+from fedzmg.storage.fields import Seed, Value
 from fedzmg.storage.files import folder_name
-from fedzmg.storage.formats import flat
+from fedzmg.storage.formats import by_side, flat
 from fedzmg.storage.reading import MOST_PLANNED
 from fedzmg.tasks.task import Task
 
@@ -91,6 +96,7 @@ class Plan(Experiment):
     """Shared parts of grids and studies."""
 
     tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "federation", "stop")
+    sparse: ClassVar[tuple[str, ...]] = ("federation", "stop")
 
     label: str = ""
     """A remark that is shown with every result, such as "reduced protocol"."""
@@ -148,9 +154,6 @@ class Plan(Experiment):
         variants = self.algorithms.items()
         own = {name: variant.model_dump(exclude_defaults=True) for name, variant in variants}
         return toml({**values, "algorithms": own})
-
-    def _unwritten(self) -> set[str]:
-        return super()._unwritten() | (set() if self.stop.diverged else {"stop"})
 
     def orders(self) -> dict[str, list[str]]:
         """Return keys of tables whose order matters, which equality of plans ignores."""
@@ -221,17 +224,82 @@ class Plan(Experiment):
         """Refuse a plan that could not run, without data; ``task`` is a user's own."""
         if task is None:
             preset = tasks.info(self.task).with_options(self.preset)
-            protocol, clients = preset.protocol, preset.clients
+            protocol, clients = preset.protocol.with_options(self.protocol), preset.clients
+            if protocol.cohort > clients and not protocol.replacement:
+                remedy = "choose a smaller one, or protocol.replacement = true"
+                there = f"cohort = {protocol.cohort} but there are {clients} clients"
+                raise InputError(f"{there}: {remedy}")
         else:
-            protocol, clients = task.protocol, len(task.train)
-            replace(task, protocol=protocol.with_options(self.protocol))  # refuses what is unfit
-        protocol = protocol.with_options(self.protocol)
-        if (cohort := protocol.cohort) > clients and not protocol.replacement:
-            remedy = "choose a smaller one, or protocol.replacement = true"
-            raise InputError(f"cohort = {cohort} but there are {clients} clients: {remedy}")
+            replace(task, protocol=task.protocol.with_options(self.protocol))  # checks itself
         for name in self.algorithms:
             self.check_algorithm(name, task)
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
         """Refuse an algorithm that cannot be built."""
         self.configured(name, self.fixed(name), task)
+
+
+EXAMPLE = '["fedavg", my_algorithm] or {"heavy": ("fedavg", {"client.momentum": 0.9})}'
+Chosen = Algorithm | AlgorithmInfo | str  # an algorithm, or the name of one
+Algorithms = Chosen | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Mapping[str, Any]]]
+"""Algorithms of a comparison: names and objects, or variants by names of your own."""
+
+
+def named_algorithms(
+    given: Any,
+) -> tuple[dict[str, dict[str, Any]], dict[str, Algorithm | AlgorithmInfo]]:
+    """Return options by name, as in a file, and algorithms that were passed as objects by name.
+
+    Names are a text with commas or "all", a list, or a table of variants.
+    """
+    if isinstance(given, str):
+        names = [name.strip() for name in given.split(",")]
+        given = list(algorithms.ALGORITHMS) if names == ["all"] else names
+    elif isinstance(given, Algorithm | AlgorithmInfo):
+        given = [given]
+    if isinstance(given, Mapping):
+        pairs = [(name, *_base_and_options(name, value)) for name, value in given.items()]
+    elif isinstance(given, Sequence):
+        pairs = [(_name(value), value, {}) for value in given]
+    else:
+        raise InputError(f"algorithms = {brief(given)}: expected names, {EXAMPLE}")
+    table: dict[str, dict[str, Any]] = {}
+    objects: dict[str, Algorithm | AlgorithmInfo] = {}
+    for name, base, options in pairs:
+        if not name or not isinstance(name, str) or name in table:
+            raise InputError(f"algorithms: {name!r}: expected names, each once")
+        if not isinstance(base, str):
+            known = algorithms.ALGORITHMS.data.get(name)
+            algorithm = getattr(base, "algorithm", base)
+            if known is not None and known.algorithm == algorithm:
+                # An object keeps its numbers; a name would start from those of the task.
+                options = {**algorithm.options(), **options}
+            else:
+                # Known by the name that the caller gives it.
+                objects[name] = base
+        of = {"algorithm": base} if isinstance(base, str) and base != name else {}
+        weights = {"weights": options["weights"]} if "weights" in options else {}
+        table[name] = {**of, **weights, **{k: v for k, v in by_side(options).items() if v}}
+    return table, objects
+
+
+def _name(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, AlgorithmInfo):
+        return value.algorithm.name
+    if isinstance(value, Algorithm):
+        return value.name
+    raise InputError(f"algorithms: {brief(value)}: expected {EXAMPLE}")
+
+
+def _base_and_options(name: str, value: Any) -> tuple[Any, Mapping[str, Any]]:
+    base, options = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+    _name(base)
+    if not isinstance(options, Mapping):
+        raise InputError(f"algorithms, {name}: {brief(options)}: expected options, {EXAMPLE}")
+    for key in options:
+        if key != "weights" and str(key).partition(".")[0] not in SIDES:
+            known = known_options(algorithms.get(base)) if isinstance(base, str) else ()
+            raise unknown(f"option of {name}", str(key), known)
+    return base, options

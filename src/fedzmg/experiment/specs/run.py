@@ -2,7 +2,7 @@
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import pydantic
 import torch
@@ -12,12 +12,13 @@ from fedzmg.algorithms.options import configure, known_options
 from fedzmg.contract import Algorithm
 from fedzmg.data.sampling import Sampler
 from fedzmg.errors import InputError, brief, unknown
-from fedzmg.experiment.specs.strict import Setting, Strict, Value, toml
+from fedzmg.experiment.specs.strict import Setting, Strict, toml
 from fedzmg.federation import Federation
 from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision
 from fedzmg.participation import Participation
 from fedzmg.simulation import Device, EngineName, Trial
-from fedzmg.storage.formats import flat
+from fedzmg.storage.fields import Seed, Value
+from fedzmg.storage.formats import by_side, flat
 from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.protocol import LARGEST, Protocol
 from fedzmg.tasks.task import Task
@@ -25,7 +26,6 @@ from fedzmg.tasks.task import Task
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COUNT = LARGEST["eval_every"]  # largest interval in a file
 MOST_SHARDS = 100_000
-Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]
 
 
 class Participants(Strict):
@@ -48,10 +48,6 @@ class Participants(Strict):
         if isinstance(given, dict) and given.keys() <= cls.model_fields.keys():
             Participation(**given)
         return given
-
-    def build(self) -> Participation:
-        """Build the setting of a federation."""
-        return Participation(**self.model_dump())
 
 
 class Stages(Strict):
@@ -92,9 +88,9 @@ class Stages(Strict):
 
     def build(self) -> Federation:
         """Build the stages."""
-        merged = self.aggregator and aggregators.build(self.aggregator)
-        built = {"participation": self.participation.build(), "aggregator": merged}
-        return Federation(**{**self.model_dump(), **built})
+        merged = aggregators.build(self.aggregator) if self.aggregator else None
+        clients = Participation(**self.participation.model_dump())
+        return Federation(guard=self.guard, participation=clients, aggregator=merged)
 
 
 class Experiment(Strict):
@@ -102,6 +98,8 @@ class Experiment(Strict):
 
     tables: ClassVar[tuple[str, ...]]
     """Tables of settings."""
+    sparse: ClassVar[tuple[str, ...]] = ("federation",)
+    """Keys that are written only if they are not the default: earlier versions read the file."""
 
     task: str
     engine: EngineName = "auto"
@@ -120,11 +118,11 @@ class Experiment(Strict):
 
     def to_toml(self) -> str:
         """Write a TOML document that :meth:`read` reads back."""
-        # Stages that are absent are not written: earlier versions read the file, too.
         return toml(self.model_dump(exclude_none=True, exclude=self._unwritten()))
 
     def _unwritten(self) -> set[str]:
-        return {"federation"} if self.federation == Stages() else set()
+        fields = type(self).model_fields
+        return {key for key in self.sparse if getattr(self, key) == fields[key].default}
 
     def bases(self) -> list[str]:
         """Return the names of the algorithms that train."""
@@ -185,16 +183,6 @@ class Experiment(Strict):
 SIDES = ("client", "server", "parts")  # tables of an algorithm's options
 
 
-def by_side(options: Mapping[str, Any]) -> dict[str, dict[str, Value]]:
-    """Return the tables of options such as ``client.lr``."""
-    found: dict[str, dict[str, Value]] = {"client": {}, "server": {}}
-    for key, value in options.items():
-        side, _, name = key.partition(".")
-        if name and value is not None:
-            found.setdefault(side, {})[name] = value
-    return found
-
-
 class RunSpec(Experiment):
     """One run: a task, an algorithm with its hyper-parameters, a seed and its execution."""
 
@@ -202,6 +190,7 @@ class RunSpec(Experiment):
     tables: ClassVar[tuple[str, ...]] = (
         "preset", "protocol", "federation", "client", "server", "parts",
     )  # fmt: skip
+    sparse: ClassVar[tuple[str, ...]] = ("federation", "shards")
 
     algorithm: str = "fedzmg"
     seed: Seed = 0
@@ -221,9 +210,6 @@ class RunSpec(Experiment):
 
     def bases(self) -> list[str]:
         return [self.algorithm]
-
-    def _unwritten(self) -> set[str]:
-        return super()._unwritten() | (set() if self.shards else {"shards"})
 
     def for_algorithm(self, name: str) -> "tuple[RunSpec, list[str]]":
         """Copy for another algorithm; return it with the keys that are left out."""

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self, TypeAlias, get_args
 import pydantic
 
 from fedzmg.errors import InputError, brief, unknown
+from fedzmg.storage.fields import Value
 from fedzmg.storage.formats import read_toml
 
-Value: TypeAlias = bool | int | float | str
 Setting: TypeAlias = Value | list[Value] | list[list[Value]]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -121,9 +121,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
             value = tomllib.loads(f"value = {given}")["value"]
         except ValueError:  # not TOML, or a number of thousands of digits
             value = given
-        parts = value if isinstance(value, list) else [value]
-        parts = [p for part in parts for p in (part if isinstance(part, list) else [part])]
-        if not (key and equals and all(isinstance(p, bool | int | float | str) for p in parts)):
+        if not key or not equals:
             raise InputError(
                 f"--set {brief(text)}: expected KEY=VALUE, such as client.lr=0.03; a value is a "
                 "number, true, false, a word or a list of them"

@@ -5,8 +5,6 @@
     study.toml                  the plan, written first
     study.json                  scores and tests; rewritten after every pack of runs
     ALGORITHM/seed-SEED/        run directories
-
-Rounds count from 1: evaluations every five rounds follow the rounds 1, 6, 11, ...
 """
 
 import contextlib
@@ -24,10 +22,10 @@ from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
-from fedzmg.experiment.specs.strict import Value
 from fedzmg.experiment.training import FORMAT, REMAKE
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import History, packs
+from fedzmg.storage.fields import Value
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree

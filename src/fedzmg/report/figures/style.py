@@ -4,15 +4,13 @@ import contextlib
 import functools
 import io
 import math
-import signal
 import textwrap
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-import matplotlib
+import matplotlib.style
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -25,6 +23,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator
 from numpy.typing import ArrayLike
 
+from fedzmg.experiment.progress import Silent
+from fedzmg.experiment.training import deferred_interrupt
 from fedzmg.plain_text import printable
 from fedzmg.report.writing import write
 from fedzmg.results.formatting import is_share, signed_text
@@ -39,19 +39,8 @@ DASHES: tuple[Any, ...] = (
 MARKERS = ("", "o", "s", "^", "D", "v", "P")
 DOTTED = (0, (1.0, 2.2))
 INK, QUIET_INK, GRID, GHOST, PAPER = "#222222", "#6b6b6b", "#e4e4e4", "#dddddd", "#ffffff"
-# Default settings: a user's matplotlibrc must not change a figure, nor a $ in a label break it.
-STYLE: dict[Any, Any] = {
-    **{k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")},
-    **{"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0},
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), QUIET_INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    **dict.fromkeys(("text.parse_math", "axes.formatter.use_mathtext", "path.simplify"), False),
-    **{"axes.linewidth": 0.8, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.7},
-    **{"axes.prop_cycle": f"cycler(color={list(COLOURS)})"},
-    **{"legend.fontsize": 8.0, "legend.handlelength": 3.2},
-    **{"svg.hashsalt": "fedzmg", "svg.fonttype": "none", "pdf.fonttype": 42},
-}
+# The default settings first: a user's matplotlibrc must not change a figure.
+STYLE = ["default", str(Path(__file__).with_name("fedzmg.mplstyle"))]
 _METADATA: dict[str, dict[str, str | None]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
@@ -172,20 +161,15 @@ class Chart(Figure):
 @contextlib.contextmanager
 def _drawing() -> Iterator[None]:
     """Draw in the common style, and defer Ctrl-C: matplotlib turns it into errors of its own."""
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    with (
+        matplotlib.style.context(STYLE), warnings.catch_warnings(),
+        deferred_interrupt(Silent()) as pressed,
+    ):  # fmt: skip
         # A letter that the font lacks is a box in a PNG.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
-        if threading.current_thread() is not threading.main_thread():  # which receives signals
-            yield
-            return
-        pressed = threading.Event()
-        before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-            if pressed.is_set():
-                signal.raise_signal(signal.SIGINT)
+        yield
+    if pressed.is_set():
+        raise KeyboardInterrupt
 
 
 def styled(draw: Callable[_Arguments, _Drawn]) -> Callable[_Arguments, _Drawn]:

@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
-from fedzmg.report.tables.clients import clients, own_models
-from fedzmg.report.tables.devices import devices
+from fedzmg.report.tables.clients import clients, devices, own_models, uploads
 from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Column, Table
-from fedzmg.report.tables.uploads import uploads
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
 from fedzmg.results.reading import Material, PlanFile, Study, name_of

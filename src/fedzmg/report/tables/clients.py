@@ -1,14 +1,20 @@
-"""Tables of single clients: the common model, personal and fine-tuned ones."""
+"""Tables of single clients: their models and unusual uploads, and devices of deployed runs."""
 
+import contextlib
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
-from fedzmg.evaluation import OverClients, share_short_of
-from fedzmg.report.tables.table import NOTHING, Cell, Table
+from fedzmg.errors import InputError
+from fedzmg.evaluation import OverClients
+from fedzmg.report.tables.table import NOTHING, Cell, Column, Table, words
 from fedzmg.results import formatting as fmt
 from fedzmg.results.scores import client_tables, over_seeds
 from fedzmg.results.study_result import StudyResult
+from fedzmg.storage.formats import read_json
 
 _OVER_CLIENTS = {
     "mean": "mean", "sd": "deviation", "median": "median", "worst_tenth": "worst 10 %",
@@ -17,6 +23,19 @@ _OVER_CLIENTS = {
 _SHORT = "share_short_of_threshold"
 _MODELS = {"metric": "common model", "personal": "own model", "tuned": "fine-tuned"}
 _VALUES = ("mean", "worst_tenth", "sd")
+MOST_ROWS, MOST_ROUNDS = 50, 8  # clients with unusual uploads, and rounds of each, that are named
+_UPLOADS = (
+    "Uploads that are not finite are rejected. An update whose norm is above 100 times the "
+    "median of its cohort is flagged, or rejected with federation.guard = true; largest: that "
+    "norm over the median, of flagged updates if there are any."
+)
+_DEVICES = (
+    "rounds: answers that were used; absent: rounds without an answer in time; late: answers "
+    "after the deadline; refused: answers that were wrong; lost: answers without the client's "
+    "memory; seconds: of the last local training."
+)
+_HEADS = {"name": "device", "last_seen": "last seen (UTC)", "reason": "last refusal"}
+_COUNTS = ("seed", "client", "examples", "rounds", "absent", "late", "refused", "lost", "seconds")
 
 
 def clients(result: StudyResult) -> Table | None:
@@ -33,7 +52,8 @@ def clients(result: StudyResult) -> Table | None:
             spread = OverClients.of(values, higher_is_better=higher)._asdict()
             record = {"algorithm": label, "seed": seed, "clients": float(len(values)), **spread}
             if goal is not None:
-                record[_SHORT] = share_short_of(values, goal, higher_is_better=higher)
+                reached = values >= goal if higher else values <= goal
+                record[_SHORT] = float((~reached).mean())
             records.append(record)
     if not records:
         return None
@@ -106,3 +126,55 @@ def _add_column(
     for row, (mean, sd) in zip(rows, spreads, strict=True):
         text = fmt.spread_text(mean, sd, metric)
         row.append(NOTHING if mean is None else Cell(text, mean, "best" * (mean == top)))
+
+
+def uploads(result: StudyResult) -> Table | None:
+    """Make the table of unusual uploads, flagged ones first; None if there are none."""
+    members = result.study.members.items()
+    items = [(label, r.seed, one) for label, runs in members for r in runs for one in r.unusual]
+    if not items:
+        return None
+    items.sort(key=lambda item: (not item[2].flagged, -item[2].ratio))
+
+    def rounds(item: Any) -> Cell:
+        shown = ", ".join(f"{round_:,}" for round_ in item[2].rounds[:MOST_ROUNDS])
+        left = len(item[2].rounds) - MOST_ROUNDS
+        return words(f"{shown} and {left:,} more" if left > 0 else shown)
+
+    def largest(item: Any) -> Cell:
+        ratio = item[2].ratio
+        return Cell(f"{ratio:.2g}" if math.isfinite(ratio) else "not finite", ratio)
+
+    columns = [
+        Column("algorithm", "algorithm", itemgetter(0)),
+        Column("client", "client", lambda item: item[2].name),
+        Column("seed", "seed", itemgetter(1)),
+        Column("rejected", "rejected", lambda item: item[2].rejected),
+        Column("flagged", "flagged", lambda item: item[2].flagged),
+        Column("largest", "largest", largest),
+        Column("rounds", "", rounds),
+        Column("", "first_round", lambda item: item[2].rounds[0]),
+        Column("", "rounds", lambda item: len(item[2].rounds)),
+    ]
+    cut = f" The first {MOST_ROWS} of {len(items):,} rows." * (len(items) > MOST_ROWS)
+    title, shown = f"Unusual uploads on {result.study.name}", items[:MOST_ROWS]
+    return Table.build("uploads", title, columns, shown, _UPLOADS + cut, words=2)
+
+
+def devices(result: StudyResult) -> Table | None:
+    """Make the table of devices and their health; None if no run was deployed."""
+    items: list[dict[str, Any]] = []
+    for label, runs in result.study.members.items():
+        for run in runs:
+            path = Path(run.path) / "nodes.json"
+            with contextlib.suppress(InputError, KeyError, TypeError):
+                for node in read_json(path)["nodes"] if run.path and path.is_file() else []:
+                    seen = f"{datetime.fromtimestamp(node['last_seen'], UTC):%Y-%m-%d %H:%M:%S}"
+                    shown = {"last_seen": seen, "seconds": round(node["seconds"], 2)}
+                    items.append({**node, **shown, "algorithm": label, "seed": run.seed})
+    if not items:
+        return None
+    keys = ("algorithm", *_HEADS, *_COUNTS)
+    columns = [Column(_HEADS.get(key, key), key, itemgetter(key)) for key in keys]
+    title = f"Devices of the federation on {result.study.name}"
+    return Table.build("devices", title, columns, items, _DEVICES, words=4)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -275,7 +276,8 @@ def _numbers(result: StudyResult, dataset: paper.Dataset) -> Iterator[_Number]:
             index = None if reached is None else reached - 1
             yield f"index at {_goal(level)}", label, "index", index, printed[i]
     # The paper's slowest is among its own algorithms, so others must not move the start.
-    late, _ = late_means(study.only(shown), paper.THRESHOLDS[1]) if shown else ({}, "")
+    named_runs = {label: study.members[label] for label in shown}
+    late, _ = late_means(replace(study, members=named_runs), paper.THRESHOLDS[1])
     for label, (_, printed) in shown.items():
         yield "late-stage mean", label, "share", late.get(label), printed[2]
     for label, (score, _) in shown.items():
