@@ -16,6 +16,7 @@ import argparse
 import copy
 import functools
 import json
+import math
 import shlex
 import sys
 import time
@@ -40,6 +41,7 @@ from fedzmg.tasks.task import Task
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 CPU = torch.device("cpu")
+FEWEST_TURNS = 3
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -140,6 +142,7 @@ def compare(
     engines: Sequence[str] = ("sequential", "vectorized", "auto"),
     *,
     turns: int = 7,
+    seconds: float = math.inf,
     rounds: int = 100,
     lr: float = 0.01,
     momentum: float = 0.0,
@@ -153,6 +156,7 @@ def compare(
         task: any task.
         engines: names of paths, or ``auto``.
         turns: measured rounds of each.
+        seconds: time after which no further turn begins once there are three.
         rounds: planned length of the training, which ``auto`` takes into account.
         lr: learning rate.
         momentum: momentum of the loop's clients.
@@ -189,12 +193,15 @@ def compare(
         rounds_of[path](plan.batches(2))
 
     times: dict[str, list[tuple[float, float]]] = {path: [] for path in found}
+    began = time.perf_counter()
     with rounding(precision):  # type: ignore[arg-type]
         # The first pass of a process loads libraries: no path should pay for all of them.
         PlainLoop(quiet, device, precision, lr=lr, momentum=momentum).run_round(plan.batches(2))
         for path, facts in found.items():
             facts["first_s"] = _timed(lambda p=path: first(p), device)[0]  # type: ignore[misc]
         for turn in range(turns + 1):
+            if turn > FEWEST_TURNS and time.perf_counter() - began > seconds:
+                break
             batches, order = plan.batches(3 + turn), list(found)
             for path in order[turn % len(order) :] + order[: turn % len(order)]:
                 times[path].append(_timed(lambda p=path: rounds_of[p](batches), device))  # type: ignore[misc]  # noqa: B023
