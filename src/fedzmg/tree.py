@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any  # nested trees, tuples and tensors of constant structure, shapes and dtypes
+BLOCK = 1 << 17  # values of a tensor that stay in the cache of a CPU
 Inputs: TypeAlias = Any  # a tensor, or tensors by argument of the model; first axis examples
 
 
@@ -216,6 +217,26 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
     else:
         yield value
+
+
+def add_scaled(base: Tree, scale: Scalar, other: Tree, out: Tree | None = None) -> Tree:
+    """Compute ``base + scale * other``.
+
+    With ``out``, large tensors are computed there in one operation, which rounds once.
+    """
+
+    def small(base: Tensor, other: Tensor) -> Tensor:
+        return (scale * other).add_(base)
+
+    def large(base: Tensor, other: Tensor, out: Tensor) -> Tensor:
+        if base.numel() < BLOCK:
+            return small(base, other)
+        return torch.add(base, other, alpha=factor, out=out)
+
+    if out is None:
+        return base.map(small, other)
+    factor = float(scale)
+    return base.map(large, other, out)
 
 
 def stack(values: list[T]) -> T:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedzmg import Task, Trial, simulate
-from fedzmg.engine import sequential
+from fedzmg import Task, Trial, simulate, tree
+from fedzmg.engine import sequential, sums
 from fedzmg.engine.aggregate import Merger
 
 
@@ -49,7 +49,27 @@ def test_the_fast_path_changes_no_bit(
         model, records = results(problem, name)
     if not collected:
         monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
+        monkeypatch.setattr(sums, "BLOCK", 4)
     fast_model, fast_records = results(problem, name)
     assert repr(fast_records) == repr(records)
     for key, leaf in model.items():
         assert torch.equal(fast_model[key], leaf)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg:momentum", "fedzmg"])
+def test_steps_in_place_round_once_and_pack(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    problem = task(batch_norm=True)
+    usual, _ = results(problem, name)
+    monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(tree, "BLOCK", 4)
+    before = {key: leaf.clone() for key, leaf in problem.model.params().items()}
+    alone, _ = results(problem, name)
+    both = [Trial.of(name, 0), Trial.of(name, 0, client_lr=0.02)]
+    packed, _ = simulate(problem, both, rounds=3, engine="sequential")
+    changed = False
+    for key, leaf in alone.items():
+        assert torch.equal(packed.params[key], leaf)
+        assert torch.equal(problem.model.params()[key], before[key])
+        torch.testing.assert_close(leaf, usual[key], rtol=1e-5, atol=1e-5)
+        changed |= not torch.equal(leaf, usual[key])
+    assert changed, "the steps were not taken in place"

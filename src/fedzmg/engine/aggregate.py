@@ -25,8 +25,6 @@ from fedzmg.engine.sums import OUTLIER, MergedPart, Sums, add_models, largest, r
 from fedzmg.messages import Cohort, Rows, Upload
 from fedzmg.tree import Flat, State, flat_form, flatten_rows, leaves, row, tree_map, unflatten_rows
 
-LARGE = 1 << 18  # values of a model above which copies cost more than operations
-
 
 class _Uploads(NamedTuple):
     """Flat uploads of a chunk; ``batches[i]`` has row ``rows[i]``, and entry ``i`` elsewhere."""
@@ -164,14 +162,14 @@ class Merger:
         """Merge models that are not yet subtracted; false if there are none, or not here."""
         every = [] if chunk.origin is None else [*chunk.origin.values()]
         width = sum(leaf.numel() for leaf in every)
-        special = self._guard or self._fewest or self._weigh or self._trials > 1 or width > LARGE
+        special = self._guard or self._fewest or self._weigh or self._trials > 1
         if special or len({leaf.dtype for leaf in every}) != 1 or not is_at_hand(every[0]):
             return False
         if self._forms is None:
             form = flat_form((chunk.outcomes.upload.delta, ()))
             self._begin(form, flat_form(()), every[0].new_empty(1, width), 0)
         weights = [self._usual[i] for i in chunk.batches]
-        facts, counts = add_models(self.sums, chunk, weights)
+        self.sums, facts, counts = add_models(self.sums, chunk, weights)
         self._facts.append(facts)
         self._order += chunk.batches
         self.accepted.append(counts)

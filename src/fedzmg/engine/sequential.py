@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,10 +43,15 @@ class Sequential:
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
         subtract = self.subtracts or len(own) > 1 or not uploads_difference(self.program.rule)
         rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
+        overwrite = size == 1 and all(
+            _takes_out(type(rule).step) for rule in chain(self.program.rule)
+        )
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
             outcomes = [
-                self._train_one(rules[b.trial], b, own[b.trial], row(memory, i), subtract)
+                self._train_one(
+                    rules[b.trial], b, own[b.trial], row(memory, i), subtract, overwrite
+                )
                 for i, b in zip(part, batches[first:], strict=False)
             ]
             all_ = stack(outcomes) if len(outcomes) > 1 else row(outcomes[0], None)
@@ -54,7 +60,13 @@ class Sequential:
             yield Chunk(part, [*range(len(part))], all_, steps, origin)
 
     def _train_one(
-        self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State, subtract: bool
+        self,
+        rule: ClientRule,
+        batch: ClientBatch,
+        sent: Broadcast,
+        memory: State,
+        subtract: bool,
+        overwrite: bool,
     ) -> Outcome:
         program, stream, parts = self.program, batch.stream, self._batches(batch.stream)
         facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
@@ -71,7 +83,11 @@ class Sequential:
                 return client_loss(rule, program.objective, context, params, examples)
             return program.objective.train(params, examples)
 
+        out: Any = {"out": work.params.map(torch.empty_like)} if overwrite else {}
+
         def apply(function: Callable[..., Any], *args: Any) -> Any:
+            if function is local.step:
+                return rule.step(*args, **out)
             return function(rule, *args)
 
         for t in range(len(stream)):
@@ -119,6 +135,12 @@ class Sequential:
             name = self.program.data.names[batch.client]
             error.add_note(f"client {name!r}, {what}, engine {self.path!r}")
             raise
+
+
+@functools.cache
+def _takes_out(step: Callable[..., Any]) -> bool:
+    """Tell whether a rule's step can write the next model of a large network in place."""
+    return "out" in inspect.signature(step).parameters
 
 
 def uploads_difference(rule: ClientRule) -> bool:
