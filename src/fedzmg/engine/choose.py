@@ -171,6 +171,7 @@ class EnginePlanner:
             compiled=path.startswith("compiled"),
             cuda_graph=path.endswith("cuda_graph"),
             backend=self.backend,
+            subtracts=program.device.type != "cpu",
         )
 
     def halve(self, clients: int, device: torch.device) -> None:

@@ -41,29 +41,31 @@ class MergedPart(NamedTuple):
 
 
 def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Sums, Tensor, Tensor]:
-    """Add the models of a chunk to sums, each with a weight; a weight of zero means no upload.
+    """Add the models of a chunk to sums in the order of the cohort; a weight of 0: no upload.
 
     Returns the sums, losses and norms by client (NaN if it does not count), and who counts.
     """
-    sent = [w > 0 for w in weights]
+    order = sorted(range(len(weights)), key=chunk.batches.__getitem__)
+    sent = [i for i in order if weights[i] > 0]
     averaged, norms = _add_counted(sums.averaged, chunk, weights, sent)
-    counts = [flag and isfinite(norm) for flag, norm in zip(sent, norms, strict=True)]
-    if counts != sent:  # which is rare
-        averaged, _ = _add_counted(sums.averaged, chunk, weights, counts)
+    counted = [i for i in sent if isfinite(norms[i])]
+    if counted != sent:  # which is rare
+        averaged, _ = _add_counted(sums.averaged, chunk, weights, counted)
     losses, steps = chunk.outcomes.loss.tolist(), chunk.outcomes.steps.tolist()
-    for i in [i for i, flag in enumerate(counts) if flag]:
+    for i in counted:
         sums.loss.add_(losses[i])
-    sums.weight.add_(sum(w for w, flag in zip(weights, counts, strict=True) if flag))
-    sums.clients.add_(sum(counts))
-    sums.dropped.add_(sum(sent) - sum(counts))
-    sums.steps.add_(sum(n for n, flag in zip(steps, counts, strict=True) if flag))
-    known = [[v if f else nan for v, f in zip(own, counts, strict=True)] for own in (losses, norms)]
-    facts = torch.tensor(known, dtype=torch.float64)
-    return sums._replace(averaged=averaged), facts, torch.tensor(counts)
+    sums.weight.add_(sum(weights[i] for i in counted))
+    sums.clients.add_(len(counted))
+    sums.dropped.add_(len(sent) - len(counted))
+    sums.steps.add_(sum(steps[i] for i in counted))
+    counts = torch.zeros(len(weights), dtype=torch.bool)
+    counts[counted] = True
+    facts = torch.tensor([losses[: len(weights)], norms], dtype=torch.float64)
+    return sums._replace(averaged=averaged), torch.where(counts, facts, nan), counts
 
 
 def _add_counted(
-    before: Tensor, chunk: Chunk, weights: list[float], counts: list[bool]
+    before: Tensor, chunk: Chunk, weights: list[float], counted: list[int]
 ) -> tuple[Tensor, list[float]]:
     """Return new sums of models that count, and the norms of all of them."""
     # On one thread NumPy is faster, in blocks that stay in the cache.
@@ -71,9 +73,7 @@ def _add_counted(
     library: Any = np if alone else torch
     after, norms, first = torch.empty_like(before), [], 0
     width = min(BLOCK, before.shape[1]) if alone else before.shape[1]
-    spare = torch.empty(len(weights), width, dtype=before.dtype)
-    factors = torch.tensor(weights, dtype=before.dtype)
-    chosen = [i for i, flag in enumerate(counts) if flag]
+    spare, factors = before.new_empty(len(weights), width), before.new_tensor(weights)
     with np.errstate(over="ignore", invalid="ignore"):
         for sent, own in _groups(chunk):
             tensors = sent, own, before[0, first:], after[0, first:], factors, spare
@@ -82,14 +82,13 @@ def _add_counted(
                 part = slice(low, min(low + width, len(sent)))
                 rows = room[:, : part.stop - low]
                 library.subtract(start[part], models[:, part], out=rows)
-                norms.append((_largest_of if alone else largest)(rows))
+                norms.append(largest(torch.as_tensor(rows)))
                 total, out = old[part], new[part]
-                for i in chosen:
+                for i in counted:
                     library.multiply(rows[i], scales[i], out=rows[i])
                     total = library.add(total, rows[i], out=out)
             first += len(sent)
-    every = np.stack(norms).max(0) if alone else torch.stack(norms).amax(0)
-    return after if chosen else before, every.tolist()
+    return after if counted else before, torch.stack(norms).amax(0).tolist()
 
 
 def _groups(chunk: Chunk) -> Iterator[tuple[Tensor, Tensor]]:
@@ -104,15 +103,11 @@ def _groups(chunk: Chunk) -> Iterator[tuple[Tensor, Tensor]]:
             groups.append([])
             room = BLOCK - leaf.numel()
         groups[-1].append(name)
+    count = len(chunk.rows)  # in these rows; copies follow
     for names in groups:
         sent = [origin[name].reshape(-1) for name in names]
-        own = [models[name].reshape(len(chunk.rows), -1) for name in names]
+        own = [models[name][:count].reshape(count, -1) for name in names]
         yield (sent[0], own[0]) if len(names) == 1 else (torch.cat(sent), torch.cat(own, 1))
-
-
-def _largest_of(rows: Any) -> Any:
-    """Compute the same of a NumPy array."""
-    return np.maximum(rows.max(1), -rows.min(1))
 
 
 def largest(rows: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
-from fedzmg.engine.sequential import Sequential
+from fedzmg.engine.sequential import Sequential, uploads_difference
 from fedzmg.errors import CannotMap, InputError
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import MappedLayers
@@ -42,7 +42,7 @@ class Vectorized:
 
     At most ``chunk`` of them at once; None: all of the round. A ``compiled`` step has widths of a
     short ladder. With ``cuda_graph`` it is replayed from fixed buffers as a CUDA graph; on a CPU
-    the same code is called on the same buffers.
+    the same code is called on the same buffers. ``subtracts``: see :class:`Sequential`.
     """
 
     def __init__(
@@ -53,8 +53,10 @@ class Vectorized:
         compiled: bool = False,
         cuda_graph: bool = False,
         backend: str = "inductor",
+        subtracts: bool = True,
     ) -> None:
         self.program, self.chunk = program, chunk
+        self.subtracts = subtracts or not uploads_difference(program.rule)
         self.compiled, self.cuda_graph, self.backend = compiled, cuda_graph, backend
         self.graphs: StepGraphs | None = None  # made by the first round that replays
 
@@ -65,6 +67,8 @@ class Vectorized:
         if reason := self.program.objective.model.loop_reason:
             raise cannot_map(reason)
         size = self.chunk or max(len(batches), 1)
+        subtract = self.subtracts or len({b.trial for b in batches}) > 1
+        origin = None if subtract else row(broadcast.params, batches[0].trial)
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
             # Longest stream first; the sort is stable, so equal streams keep the cohort's order.
@@ -72,7 +76,7 @@ class Vectorized:
             rows = order + order[-1:] * (self._num_rows(len(order)) - len(order))
             chosen = [batches[i] for i in rows]
             try:
-                outcomes = self._train_sorted(chosen, broadcast, row(memory, rows))
+                outcomes = self._train_sorted(chosen, broadcast, row(memory, rows), subtract)
             except (InputError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
@@ -83,7 +87,7 @@ class Vectorized:
                 deque(loop.train(chosen, broadcast, row(memory, rows)), 0)
                 raise cannot_map(error) from error
             computed = sum(self._widths(chosen))
-            yield Chunk(order, list(range(len(order))), outcomes, computed)
+            yield Chunk(order, list(range(len(order))), outcomes, computed, origin)
 
     @property
     def _path(self) -> str:
@@ -101,7 +105,7 @@ class Vectorized:
         return self.graphs.rows_for(clients)
 
     def _train_sorted(
-        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State, subtract: bool
     ) -> Outcome:
         program = self.program
         # One transfer that does not wait for what the device is still busy with.
@@ -116,6 +120,8 @@ class Vectorized:
         work = self._map(local.start, numbers, context, full_pass)
         run = self._replay if self.cuda_graph else self._run
         work = run(batches, ClientState(numbers, context, work))
+        if not subtract:
+            return local.finish(program.rule, context, work, subtract=False)
         out: Outcome = self._map(local.finish, numbers, context, work)
         return out
 

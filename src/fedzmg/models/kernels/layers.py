@@ -33,9 +33,11 @@ MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3 & 0x7FFFFFFF, 0x31848BAB)
 _MASK32 = 0xFFFFFFFF
 RANGE = _MASK32 + 1  # random bits are whole numbers from 0 up to, not including, this one
 BLOCK = 1 << 15  # places that a CPU works on at a time: they stay in its cache
+KEPT_WORDS = 1 << 22  # words of the latest keys that are kept
 Whole = TypeVar("Whole", int, Tensor)
 Words = npt.NDArray[np.uint32]
 Array = npt.NDArray[Any]
+_latest: dict[int, Words] = {}
 ONEDNN_BY_DEFAULT = platform.machine().lower() not in ("aarch64", "arm64")
 
 
@@ -245,19 +247,36 @@ def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) 
     kind: type[np.generic] = np.int64 if below is None else np.bool_
     out = np.empty((len(keys), places), dtype=kind)
     words, spare = np.empty((2, min(BLOCK, places)), dtype=np.uint32)
+    others = [hash32(layer + 1), *([hash32(call)] if call else [])]
     for client, key in enumerate(keys.tolist()):
-        others = [key >> 32 & _MASK32, hash32(layer + 1), *([hash32(call)] if call else [])]
+        known = _words_of(key, places)
         for first in range(0, places, BLOCK):
             last = min(first + BLOCK, places)
             bits, rest = words[: last - first], spare[: last - first]
-            bits[:] = np.arange(first, last, dtype=np.uint32)
-            bits ^= key & _MASK32
-            _scramble(bits, rest)
+            bits[:] = known[first:last]
             for other in others:
                 bits ^= other
                 _scramble(bits, rest)
             out[client, first:last] = bits if below is None else bits < below
     return out
+
+
+def _words_of(key: int, places: int) -> Words:
+    """Combine every place with a key, once for all layers of a step."""
+    found = _latest.get(key)
+    if found is None or len(found) < places:
+        lengths = [len(words) for words in _latest.values()]
+        places = max([places, *lengths])
+        if sum(lengths) + places > KEPT_WORDS:
+            _latest.clear()
+        _latest[key] = found = np.arange(places, dtype=np.uint32)
+        spare = np.empty(min(BLOCK, places), dtype=np.uint32)
+        for first in range(0, places, BLOCK):
+            bits = found[first : first + BLOCK]
+            for half in (key & _MASK32, key >> 32 & _MASK32):
+                bits ^= half
+                _scramble(bits, spare[: len(bits)])
+    return found
 
 
 def _scramble(bits: Words, spare: Words) -> None:
