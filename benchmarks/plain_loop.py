@@ -76,7 +76,7 @@ def plain_round(
         optimizer = torch.optim.SGD(params, lr=lr, momentum=momentum)
         for inputs, targets in batches:
             with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-                out = _forward(model, inputs)
+                out = model(inputs)
             optimizer.zero_grad()
             loss(out.to(params[0].dtype), targets).backward()
             optimizer.step()
@@ -85,12 +85,6 @@ def plain_round(
         torch._foreach_add_(total, [trained[name] for name in averaged], alpha=share)
     model.load_state_dict({**model.state_dict(), **dict(zip(averaged, total, strict=True))})
     return steps
-
-
-def _forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    if hasattr(model, "gru") and isinstance(model.gru, nn.GRU):
-        return model.dense(model.gru(model.embedding(x))[0])
-    return model(x)
 
 
 class PlainLoop:
@@ -102,9 +96,6 @@ class PlainLoop:
         self.task, self.device, self.options = task, device, options
         self.bf16 = precision == "bf16"
         self.model: nn.Module = copy.deepcopy(task.model.source).to(device).train()
-        if type(self.model) is networks.CharGRU:  # torch's own, as users write it
-            sizes = self.model.gru.input_size, self.model.gru.hidden_size
-            self.model.gru = nn.GRU(*sizes, batch_first=True).to(device)
         self.examples = task.train.to(device, torch.float32).examples
 
     def run_round(self, cohort: Sequence[ClientBatch]) -> int:

@@ -219,24 +219,15 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield value
 
 
-def add_scaled(base: Tree, scale: Scalar, other: Tree, out: Tree | None = None) -> Tree:
-    """Compute ``base + scale * other``.
+def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
+    """Compute ``base + scale * other``; large tensors in ``out``, if given, and rounded once."""
 
-    With ``out``, large tensors are computed there in one operation, which rounds once.
-    """
+    def add(base: Tensor, other: Tensor, *into: Tensor) -> Tensor:
+        if not into or base.numel() < BLOCK:
+            return (scale * other).add_(base)
+        return torch.add(base, other, alpha=float(scale), out=into[0])
 
-    def small(base: Tensor, other: Tensor) -> Tensor:
-        return (scale * other).add_(base)
-
-    def large(base: Tensor, other: Tensor, out: Tensor) -> Tensor:
-        if base.numel() < BLOCK:
-            return small(base, other)
-        return torch.add(base, other, alpha=factor, out=out)
-
-    if out is None:
-        return base.map(small, other)
-    factor = float(scale)
-    return base.map(large, other, out)
+    return base.map(add, other, *out)
 
 
 def stack(values: list[T]) -> T:

@@ -69,7 +69,7 @@ def test_the_fast_path_changes_no_bit(
 def test_steps_in_place_round_once_and_pack(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     problem = task(batch_norm=True)
     usual, _ = results(problem, name)
-    monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(sequential, "LARGE", 0)
     monkeypatch.setattr(tree, "BLOCK", 4)
     before = {key: leaf.clone() for key, leaf in problem.model.params().items()}
     alone, _ = results(problem, name)

@@ -54,19 +54,14 @@ class SGD(ClientRule):
         return () if self.momentum is None else context.params.zeros()
 
     def step(
-        self,
-        context: ClientContext,
-        params: Tree,
-        scratch: State,
-        grad: Tree,
-        out: Tree | None = None,
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree, *out: Tree
     ) -> Stepped:
         if self.momentum is not None:
-            scratch = add_scaled(grad, self.momentum, scratch, out and scratch)
+            scratch = add_scaled(grad, self.momentum, scratch, *(scratch for _ in out))
             grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch
         if self.decay is not None:
             params = self._decayed(params, 1 - self.decay * self.lr)
-        return add_scaled(params, -self.lr, grad, out), scratch
+        return add_scaled(params, -self.lr, grad, *out), scratch
 
     def _decayed(self, params: Tree, kept: Number) -> Tree:
         if self.decay_scope == "all":

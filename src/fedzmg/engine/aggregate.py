@@ -306,7 +306,7 @@ class Merger:
         losses = torch.where(accepted, uploads.loss[places], 0.0)
         for i, chosen in enumerate(uploads.rows[places]):
             if not self._fewest:
-                sums.averaged.add_(_scaled_rows(averaged, chosen, factors[i]))
+                sums.averaged.add_(averaged[chosen] * factors[i])
             sums.loss.add_(losses[i])
             if total.shape[1]:
                 sums.total.add_(torch.where(accepted[i][:, None], total[chosen], 0))
@@ -367,10 +367,3 @@ def _blanked(rows: Tensor, valid: Tensor) -> Tensor:
 def _valid(weights: Tensor, like: Tensor) -> Tensor:
     """Tell weights from values that are negative or not finite in the type of ``like``."""
     return weights.to(like.dtype).isfinite() & (weights >= 0)
-
-
-def _scaled_rows(table: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
-    """Multiply rows; a single one in place on a CPU, because a model may be large."""
-    if len(chosen) > 1 or not is_at_hand(table):
-        return table[chosen] * factors
-    return table.narrow(0, int(chosen), 1).mul_(factors)

@@ -21,6 +21,7 @@ from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
 
 CHUNK_BYTES = 1 << 22  # models that the loop collects before they are merged
+LARGE = 1 << 21  # bytes of a model above which it is trained in place, if its rule can
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,10 @@ class Sequential:
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
         subtract = self.subtracts or len(own) > 1 or not uploads_difference(self.program.rule)
         rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
-        overwrite = size == 1 and all(
-            _takes_out(type(rule).step) for rule in chain(self.program.rule)
-        )
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
             outcomes = [
-                self._train_one(
-                    rules[b.trial], b, own[b.trial], row(memory, i), subtract, overwrite
-                )
+                self._train_one(rules[b.trial], b, own[b.trial], row(memory, i), subtract)
                 for i, b in zip(part, batches[first:], strict=False)
             ]
             all_ = stack(outcomes) if len(outcomes) > 1 else row(outcomes[0], None)
@@ -60,20 +56,14 @@ class Sequential:
             yield Chunk(part, [*range(len(part))], all_, steps, origin)
 
     def _train_one(
-        self,
-        rule: ClientRule,
-        batch: ClientBatch,
-        sent: Broadcast,
-        memory: State,
-        subtract: bool,
-        overwrite: bool,
+        self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State, subtract: bool
     ) -> Outcome:
         program, stream, parts = self.program, batch.stream, self._batches(batch.stream)
         facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
         context = program.context(sent, memory, *facts)
         full_pass: FullPass | tuple[()] = ()
         if rule.full_pass != "never":
-            full_pass = self._full_pass(batch, local.first_model(rule, context))
+            full_pass = self._full_pass(batch, rule.start(context))
         work = local.start(rule, context, full_pass)
         if program.objective.model.renormalizes:  # not the server's own parameters
             work = work._replace(params=work.params.map(torch.clone))
@@ -83,12 +73,13 @@ class Sequential:
                 return client_loss(rule, program.objective, context, params, examples)
             return program.objective.train(params, examples)
 
-        out: Any = {"out": work.params.map(torch.empty_like)} if overwrite else {}
+        out: list[Tree] = []
+        if num_bytes(sent.params) > LARGE and takes_out(rule):
+            out = [work.params.map(torch.empty_like)]
 
         def apply(function: Callable[..., Any], *args: Any) -> Any:
-            if function is local.step:
-                return rule.step(*args, **out)
-            return function(rule, *args)
+            own = out if function is local.step else ()
+            return rule.step(*args, *own) if own else function(rule, *args)
 
         for t in range(len(stream)):
             with self._named(batch, f"local step {t + 1}"):
@@ -137,10 +128,9 @@ class Sequential:
             raise
 
 
-@functools.cache
-def _takes_out(step: Callable[..., Any]) -> bool:
-    """Tell whether a rule's step can write the next model of a large network in place."""
-    return "out" in inspect.signature(step).parameters
+def takes_out(rule: ClientRule) -> bool:
+    """Tell whether steps of a rule can write the model to memory of the engine."""
+    return all("out" in inspect.signature(type(one).step).parameters for one in chain(rule))
 
 
 def uploads_difference(rule: ClientRule) -> bool:

@@ -1,6 +1,5 @@
 """Sums over the clients of a cohort, the models that enter them, and outliers among these."""
 
-from collections.abc import Iterator
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
@@ -58,8 +57,7 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Sums, Te
     sums.clients.add_(len(counted))
     sums.dropped.add_(len(sent) - len(counted))
     sums.steps.add_(sum(steps[i] for i in counted))
-    counts = torch.zeros(len(weights), dtype=torch.bool)
-    counts[counted] = True
+    counts = torch.tensor([i in counted for i in range(len(weights))])
     facts = torch.tensor([losses[: len(weights)], norms], dtype=torch.float64)
     return sums._replace(averaged=averaged), torch.where(counts, facts, nan), counts
 
@@ -68,46 +66,29 @@ def _add_counted(
     before: Tensor, chunk: Chunk, weights: list[float], counted: list[int]
 ) -> tuple[Tensor, list[float]]:
     """Return new sums of models that count, and the norms of all of them."""
+    models, origin, clients = chunk.outcomes.upload.delta, chunk.origin, len(weights)
+    assert origin is not None
+    sent = [leaf.reshape(-1) for leaf in origin.values()]
+    own = [models[name][:clients].reshape(clients, -1) for name in origin]
+    if before.shape[1] <= BLOCK:
+        sent, own = [torch.cat(sent)], [torch.cat(own, 1)]
     # On one thread NumPy is faster, in blocks that stay in the cache.
     alone = torch.get_num_threads() == 1 and before.dtype in (torch.float32, torch.float64)
     library: Any = np if alone else torch
-    after, norms, first = torch.empty_like(before), [], 0
-    width = min(BLOCK, before.shape[1]) if alone else before.shape[1]
-    spare, factors = before.new_empty(len(weights), width), before.new_tensor(weights)
+    after, factors = torch.empty_like(before), before.new_tensor(weights)
+    norms, low = [], 0
     with np.errstate(over="ignore", invalid="ignore"):
-        for sent, own in _groups(chunk):
-            tensors = sent, own, before[0, first:], after[0, first:], factors, spare
-            start, models, old, new, scales, room = (t.numpy() if alone else t for t in tensors)
-            for low in range(0, len(sent), width):
-                part = slice(low, min(low + width, len(sent)))
-                rows = room[:, : part.stop - low]
-                library.subtract(start[part], models[:, part], out=rows)
-                norms.append(largest(torch.as_tensor(rows)))
-                total, out = old[part], new[part]
+        for flat, rows in zip(sent, own, strict=True):
+            for part in zip(*(torch.split(t, BLOCK, -1) for t in (flat, rows)), strict=True):
+                high = low + len(part[0])
+                tensors = *part, before[0, low:high], after[0, low:high], factors
+                start, end, total, out, scales = (t.numpy() if alone else t for t in tensors)
+                moved, low = library.subtract(start, end), high
+                norms.append(largest(torch.as_tensor(moved)))
                 for i in counted:
-                    library.multiply(rows[i], scales[i], out=rows[i])
-                    total = library.add(total, rows[i], out=out)
-            first += len(sent)
+                    library.multiply(moved[i], scales[i], out=moved[i])
+                    total = library.add(total, moved[i], out=out)
     return after if counted else before, torch.stack(norms).amax(0).tolist()
-
-
-def _groups(chunk: Chunk) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield parts of the global model and of a chunk's, flat; small tensors together."""
-    models, origin = chunk.outcomes.upload.delta, chunk.origin
-    assert origin is not None
-    groups: list[list[str]] = []
-    room = 0
-    for name, leaf in origin.items():
-        room -= leaf.numel()
-        if room < 0 or not groups:
-            groups.append([])
-            room = BLOCK - leaf.numel()
-        groups[-1].append(name)
-    count = len(chunk.rows)  # in these rows; copies follow
-    for names in groups:
-        sent = [origin[name].reshape(-1) for name in names]
-        own = [models[name][:count].reshape(count, -1) for name in names]
-        yield (sent[0], own[0]) if len(names) == 1 else (torch.cat(sent), torch.cat(own, 1))
 
 
 def largest(rows: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ class Vectorized:
         context, numbers = program.context(own, memory, *known), dict(own.numbers)
         full_pass: FullPass | tuple[()] = ()
         if program.rule.full_pass != "never":
-            begin = self._map(local.first_model, numbers, context)
+            begin = self._map(lambda rule, own: rule.start(own), numbers, context)
             full_pass = self._full_pass(batches, begin)
         work = self._map(local.start, numbers, context, full_pass)
         run = self._replay if self.cuda_graph else self._run

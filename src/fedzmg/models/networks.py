@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.layers import GRU
 
 
 def logistic_regression(inputs: int, outputs: int) -> nn.Sequential:
@@ -66,11 +65,11 @@ class CharGRU(nn.Module):
     def __init__(self, vocabulary: int, embedding: int, units: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.gru = GRU(embedding, units)
+        self.gru = nn.GRU(embedding, units, batch_first=True)
         self.dense = nn.Linear(units, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.dense(self.gru(self.embedding(tokens)))  # type: ignore[no-any-return]
+        return self.dense(self.gru(self.embedding(tokens))[0])  # type: ignore[no-any-return]
 
 
 def shakespeare_gru() -> CharGRU:

@@ -134,12 +134,11 @@ class PartsClient(Wrapper):
         return Tree(kept), torch.ones_like(arrived)
 
     def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree, **out: Any
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree, *out: Tree
     ) -> Stepped:
         inside, *waiting = scratch if self._waits else (scratch,)
         own = self._inside(context), self._trained(params), inside, self._trained(grad)
-        out = {name: self._trained(tree) for name, tree in out.items()}
-        moved, inside = self.inner.step(*own, **out)
+        moved, inside = self.inner.step(*own, *map(self._trained, out))
         if not waiting:
             return filled(moved, filled(self._statistics(grad), params)), inside
         statistics, arrived = self._first(waiting, grad)

@@ -129,9 +129,9 @@ class GradientWrapper(Wrapper):
         return self.inner.next_point(context, params, scratch, self.changed(grad))
 
     def step(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree, **out: Any
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree, *out: Tree
     ) -> Stepped:
-        return self.inner.step(context, params, scratch, self.changed(grad), **out)
+        return self.inner.step(context, params, scratch, self.changed(grad), *out)
 
 
 @_forwarding

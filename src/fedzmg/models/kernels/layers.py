@@ -9,6 +9,7 @@ Each form was found by measurement on small models (``benchmarks/engines.py``):
 """
 
 import contextlib
+import functools
 import platform
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -33,11 +34,10 @@ MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3 & 0x7FFFFFFF, 0x31848BAB)
 _MASK32 = 0xFFFFFFFF
 RANGE = _MASK32 + 1  # random bits are whole numbers from 0 up to, not including, this one
 BLOCK = 1 << 15  # places that a CPU works on at a time: they stay in its cache
-KEPT_WORDS = 1 << 22  # words of the latest keys that are kept
+KEPT_PLACES = 1 << 18  # most places whose words are kept
 Whole = TypeVar("Whole", int, Tensor)
 Words = npt.NDArray[np.uint32]
 Array = npt.NDArray[Any]
-_latest: dict[int, Words] = {}
 ONEDNN_BY_DEFAULT = platform.machine().lower() not in ("aarch64", "arm64")
 
 
@@ -249,7 +249,7 @@ def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) 
     words, spare = np.empty((2, min(BLOCK, places)), dtype=np.uint32)
     others = [hash32(layer + 1), *([hash32(call)] if call else [])]
     for client, key in enumerate(keys.tolist()):
-        known = _words_of(key, places)
+        known = (_words_of if places <= KEPT_PLACES else _words_of.__wrapped__)(key, places)
         for first in range(0, places, BLOCK):
             last = min(first + BLOCK, places)
             bits, rest = words[: last - first], spare[: last - first]
@@ -261,22 +261,17 @@ def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) 
     return out
 
 
+@functools.lru_cache(64)
 def _words_of(key: int, places: int) -> Words:
     """Combine every place with a key, once for all layers of a step."""
-    found = _latest.get(key)
-    if found is None or len(found) < places:
-        lengths = [len(words) for words in _latest.values()]
-        places = max([places, *lengths])
-        if sum(lengths) + places > KEPT_WORDS:
-            _latest.clear()
-        _latest[key] = found = np.arange(places, dtype=np.uint32)
-        spare = np.empty(min(BLOCK, places), dtype=np.uint32)
-        for first in range(0, places, BLOCK):
-            bits = found[first : first + BLOCK]
-            for half in (key & _MASK32, key >> 32 & _MASK32):
-                bits ^= half
-                _scramble(bits, spare[: len(bits)])
-    return found
+    words = np.arange(places, dtype=np.uint32)
+    spare = np.empty_like(words[:BLOCK])
+    for first in range(0, places, BLOCK):
+        bits = words[first : first + BLOCK]
+        for half in (key & _MASK32, key >> 32 & _MASK32):
+            bits ^= half
+            _scramble(bits, spare[: len(bits)])
+    return words
 
 
 def _scramble(bits: Words, spare: Words) -> None:
