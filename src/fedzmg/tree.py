@@ -3,8 +3,6 @@
 A model's parameters, a gradient, a momentum buffer and a client's upload are all trees, so the
 equations of an algorithm read as they are printed: ``params - lr * grad``. Names are part of the
 value; combining trees with different names is an error, never a silent zip.
-
-This is the only file that uses private functions of torch: its pytree registry and its map.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Merge uploads into one cohort per trial.
 
-Sums form a monoid: a cohort can be merged client by client, chunk by chunk or machine by machine.
 Uploads are added in the order of the cohort whatever the chunks are, so packing trials together
-or splitting a cohort does not move a bit. Every upload is one flat row while it is merged: a few
-operations on one matrix instead of many on every layer.
-
-An upload is an outlier if its norm is far above the median of its trial's uploads. The median is
-known only after the last chunk, so a guard that rejects outliers keeps all rows until then. So does
-an aggregator, which takes the place of the mean.
+or splitting a cohort does not move a bit. Every upload is one flat row while it is merged. A guard
+that rejects outliers keeps all rows until their median is known; so does an aggregator.
 """
 
 from collections import Counter
@@ -169,7 +164,9 @@ class Merger:
             form = flat_form((chunk.outcomes.upload.delta, ()))
             self._begin(form, flat_form(()), every[0].new_empty(1, width), 0)
         weights = [self._usual[i] for i in chunk.batches]
-        self.sums, facts, counts = add_models(self.sums, chunk, weights)
+        if (added := add_models(self.sums, chunk, weights)) is None:
+            return False  # the general path drops what is not finite
+        self.sums, facts, counts = added
         self._facts.append(facts)
         self._order += chunk.batches
         self.accepted.append(counts)
@@ -199,7 +196,8 @@ class Merger:
     def finish(self) -> None:
         """Line up the clients of every trial, and merge the uploads that were kept and count."""
         table = self._table(range(len(self._order)))
-        self.clients = [[self._client(position) for position in row] for row in table]
+        sent = [self._batches[b].client if self._sends[b] else None for b in self._order]
+        self.clients = [[sent[entry] if entry >= 0 else None for entry in row] for row in table]
         facts = self._lined_up(self._facts, table)
         self.losses, self.norms = facts[0], facts[1:]
         if self._kept:
@@ -281,10 +279,6 @@ class Merger:
         assert self._weigh is not None
         found = self._weigh(self._numbers(table), weights.nan_to_num(0.0))
         return found.double().flatten()[self._places(table)]
-
-    def _client(self, position: int) -> int | None:
-        batch = self._order[position]
-        return self._batches[batch].client if position >= 0 and self._sends[batch] else None
 
     def _merge(self, uploads: _Uploads, merged: Tensor) -> None:
         """Add uploads to the sums; ``merged`` flags those that count."""

@@ -73,13 +73,11 @@ class Sequential:
                 return client_loss(rule, program.objective, context, params, examples)
             return program.objective.train(params, examples)
 
-        out: list[Tree] = []
-        if num_bytes(sent.params) > LARGE and takes_out(rule):
-            out = [work.params.map(torch.empty_like)]
+        large = num_bytes(sent.params) > LARGE and program.device.type == "cpu"
+        out = [work.params.map(torch.empty_like)] if large and takes_out(rule) else []
 
         def apply(function: Callable[..., Any], *args: Any) -> Any:
-            own = out if function is local.step else ()
-            return rule.step(*args, *own) if own else function(rule, *args)
+            return rule.step(*args, *out) if function is local.step else function(rule, *args)
 
         for t in range(len(stream)):
             with self._named(batch, f"local step {t + 1}"):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedzmg.engine.local import Chunk
 from fedzmg.messages import Upload
-from fedzmg.tree import BLOCK, State
+from fedzmg.tree import BLOCK, State, Tree
 
 OUTLIER = 100.0  # norm of an outlier over the median of its cohort, at least
 FEWEST = 3  # uploads that a cohort needs for its median to judge any of them
@@ -39,35 +39,16 @@ class MergedPart(NamedTuple):
     computed: int
 
 
-def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Sums, Tensor, Tensor]:
+def add_models(
+    sums: Sums, chunk: Chunk, weights: list[float]
+) -> tuple[Sums, Tensor, Tensor] | None:
     """Add the models of a chunk to sums in the order of the cohort; a weight of 0: no upload.
 
-    Returns the sums, losses and norms by client (NaN if it does not count), and who counts.
+    Returns the sums, losses and norms by client, and who counts; None if a model is not finite.
     """
-    order = sorted(range(len(weights)), key=chunk.batches.__getitem__)
-    sent = [i for i in order if weights[i] > 0]
-    averaged, norms = _add_counted(sums.averaged, chunk, weights, sent)
-    counted = [i for i in sent if isfinite(norms[i])]
-    if counted != sent:  # which is rare
-        averaged, _ = _add_counted(sums.averaged, chunk, weights, counted)
-    losses, steps = chunk.outcomes.loss.tolist(), chunk.outcomes.steps.tolist()
-    for i in counted:
-        sums.loss.add_(losses[i])
-    sums.weight.add_(sum(weights[i] for i in counted))
-    sums.clients.add_(len(counted))
-    sums.dropped.add_(len(sent) - len(counted))
-    sums.steps.add_(sum(steps[i] for i in counted))
-    counts = torch.tensor([i in counted for i in range(len(weights))])
-    facts = torch.tensor([losses[: len(weights)], norms], dtype=torch.float64)
-    return sums._replace(averaged=averaged), torch.where(counts, facts, nan), counts
-
-
-def _add_counted(
-    before: Tensor, chunk: Chunk, weights: list[float], counted: list[int]
-) -> tuple[Tensor, list[float]]:
-    """Return new sums of models that count, and the norms of all of them."""
-    models, origin, clients = chunk.outcomes.upload.delta, chunk.origin, len(weights)
-    assert origin is not None
+    models, origin, clients = chunk.outcomes.upload.delta, chunk.origin or Tree({}), len(weights)
+    before, order = sums.averaged, sorted(range(clients), key=chunk.batches.__getitem__)
+    counted = [i for i in order if weights[i] > 0]
     sent = [leaf.reshape(-1) for leaf in origin.values()]
     own = [models[name][:clients].reshape(clients, -1) for name in origin]
     if before.shape[1] <= BLOCK:
@@ -75,20 +56,30 @@ def _add_counted(
     # On one thread NumPy is faster, in blocks that stay in the cache.
     alone = torch.get_num_threads() == 1 and before.dtype in (torch.float32, torch.float64)
     library: Any = np if alone else torch
-    after, factors = torch.empty_like(before), before.new_tensor(weights)
-    norms, low = [], 0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for flat, rows in zip(sent, own, strict=True):
-            for part in zip(*(torch.split(t, BLOCK, -1) for t in (flat, rows)), strict=True):
-                high = low + len(part[0])
-                tensors = *part, before[0, low:high], after[0, low:high], factors
-                start, end, total, out, scales = (t.numpy() if alone else t for t in tensors)
+    after, factors, found, low = torch.empty_like(before), before.new_tensor(weights), [], 0
+    for flat, rows in zip(sent, own, strict=True):
+        for part in zip(*(torch.split(t, BLOCK, -1) for t in (flat, rows)), strict=True):
+            high = low + len(part[0])
+            tensors = *part, before[0, low:high], after[0, low:high], factors
+            start, end, total, out, scales = (t.numpy() if alone else t for t in tensors)
+            with np.errstate(over="ignore", invalid="ignore"):
                 moved, low = library.subtract(start, end), high
-                norms.append(largest(torch.as_tensor(moved)))
+                found.append(largest(torch.as_tensor(moved)))
                 for i in counted:
                     library.multiply(moved[i], scales[i], out=moved[i])
                     total = library.add(total, moved[i], out=out)
-    return after if counted else before, torch.stack(norms).amax(0).tolist()
+    norms, losses = torch.stack(found).amax(0).tolist(), chunk.outcomes.loss.tolist()
+    if not all(isfinite(norms[i]) for i in counted):
+        return None
+    for i in counted:
+        sums.loss.add_(losses[i])
+    sums.weight.add_(sum(weights))
+    sums.clients.add_(len(counted))
+    sums.steps.add_(chunk.outcomes.steps[counted].sum())
+    facts = torch.tensor([losses[:clients], norms], dtype=torch.float64)
+    counts = torch.tensor(weights) > 0
+    sums = sums._replace(averaged=after) if counted else sums
+    return sums, torch.where(counts, facts, nan), counts
 
 
 def largest(rows: Tensor) -> Tensor:

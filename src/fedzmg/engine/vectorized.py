@@ -1,11 +1,8 @@
 """The fast engine: the four local functions mapped over clients, of one trial or of many.
 
-Clients are sorted by the length of their streams and leave for good when theirs ends, so the
-map only shrinks. The loop over steps stays outside of the map: one step is one mapped call, which
-can be compiled once per width.
-
-A width of one takes other kernels than a width of two or more and would change the last bits, so
-a lone client trains beside a copy of itself whose result is dropped.
+Clients are sorted by the length of their streams and leave for good when theirs ends. One step is
+one mapped call, which can be compiled once per width. A width of one takes other kernels, which
+would change the last bits: a lone client trains beside a copy of itself.
 """
 
 import functools

@@ -98,11 +98,10 @@ def _fill(module: Any, name: str, values: Tensor, scheme: str, generator: torch.
         values.fill_(float(name == "weight"))
     elif isinstance(module, nn.PReLU):
         values.fill_(module.init)
+    elif isinstance(module, _TABLES) and scheme == "torch":
+        values.normal_(generator=generator)
     elif isinstance(module, _TABLES):
-        if scheme == "torch":
-            values.normal_(generator=generator)
-        else:
-            values.uniform_(-0.05, 0.05, generator=generator)
+        values.uniform_(-0.05, 0.05, generator=generator)
     elif scheme == "torch" and (recurrent or dense or isinstance(module, nn.Bilinear)):
         inputs = module.hidden_size if recurrent else module.weight.shape[1:].numel()
         if isinstance(module, nn.Bilinear):

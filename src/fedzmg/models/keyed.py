@@ -295,7 +295,7 @@ _REPLACED: dict[Any, Callable[..., Tensor]] = {
 def _twin(function: Any) -> Callable[..., Any]:
     """Copy a function of torch that calls others, which then pass through the mode, too."""
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    names = function.__globals__ | dict.fromkeys(checks, _no_override)
+    names = function.__globals__ | dict.fromkeys(checks, lambda *_: False)
     names["_in_projection_packed"] = _in_projections  # torch's does not compile inside of a mode
     own = function.__name__, function.__defaults__, function.__closure__
     copied = types.FunctionType(function.__code__, names, *own)
@@ -313,10 +313,6 @@ def _in_projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None
         return [part.contiguous() for part in F.linear(q, w, b).chunk(3, -1)]
     biases: Any = [None] * 3 if b is None else b.chunk(3)
     return [F.linear(x, *own) for x, *own in zip((q, k, v), w.chunk(3), biases, strict=True)]
-
-
-def _no_override(*_: object) -> bool:
-    return False
 
 
 _REPLACED |= {f: _twin(f) for f in (F.multi_head_attention_forward, F.gumbel_softmax)}

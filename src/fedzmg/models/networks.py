@@ -1,9 +1,8 @@
 """Networks of the embedded tasks and of the FedZMG paper, and common ones for experiments.
 
-The paper trained its networks in Keras, which keeps channels last and flattens in that order. Here
-channels come first. The first dense kernel's columns are therefore a permutation of Keras's rows;
-its entries start alike in law and are projected over all of them, so training is the same in law.
-Start the paper's networks with ``init="keras"``.
+The paper trained its networks in Keras, with channels last. Here they come first, so the first
+dense kernel's columns are a permutation of Keras's rows: training is the same in law. Start the
+paper's networks with ``init="keras"``.
 """
 
 import math

@@ -34,7 +34,6 @@ MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3 & 0x7FFFFFFF, 0x31848BAB)
 _MASK32 = 0xFFFFFFFF
 RANGE = _MASK32 + 1  # random bits are whole numbers from 0 up to, not including, this one
 BLOCK = 1 << 15  # places that a CPU works on at a time: they stay in its cache
-KEPT_PLACES = 1 << 18  # most places whose words are kept
 Whole = TypeVar("Whole", int, Tensor)
 Words = npt.NDArray[np.uint32]
 Array = npt.NDArray[Any]
@@ -249,7 +248,7 @@ def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) 
     words, spare = np.empty((2, min(BLOCK, places)), dtype=np.uint32)
     others = [hash32(layer + 1), *([hash32(call)] if call else [])]
     for client, key in enumerate(keys.tolist()):
-        known = (_words_of if places <= KEPT_PLACES else _words_of.__wrapped__)(key, places)
+        known = (_words_of if places <= 8 * BLOCK else _words_of.__wrapped__)(key, places)
         for first in range(0, places, BLOCK):
             last = min(first + BLOCK, places)
             bits, rest = words[: last - first], spare[: last - first]
