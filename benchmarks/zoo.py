@@ -19,6 +19,7 @@ after the loop's) are marked::
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -70,8 +71,8 @@ def language(model: nn.Module) -> Task:
     return task_of(model, text[:, :-1], text[:, 1:])
 
 
-def torchvision(name: str, **options: Any) -> nn.Module:
-    """Build a model of torchvision."""
+def torchvision_models() -> Any:
+    """Import the models of torchvision, on which transformers depend, too."""
     try:
         from torchvision import models
     except RuntimeError:
@@ -80,7 +81,12 @@ def torchvision(name: str, **options: Any) -> nn.Module:
             signature = "(Tensor dets, Tensor scores, float threshold) -> Tensor"
             torch.library.define(f"torchvision::{operation}", signature)
         from torchvision import models
-    return getattr(models, name)(num_classes=CLASSES, **options)  # type: ignore[no-any-return]
+    return models
+
+
+def torchvision(name: str, **options: Any) -> nn.Module:
+    """Build a model of torchvision."""
+    return getattr(torchvision_models(), name)(num_classes=CLASSES, **options)  # type: ignore[no-any-return]
 
 
 def convnext() -> nn.Module:
@@ -102,6 +108,8 @@ class Logits(nn.Module):
 
     def __init__(self, config: str, model: str, **sizes: Any) -> None:
         super().__init__()
+        with contextlib.suppress(ImportError):
+            torchvision_models()
         import transformers
 
         ids = {"bos_token_id": 1, "eos_token_id": 2, "num_labels": CLASSES}

@@ -64,9 +64,8 @@ class KeyedFunctions(Draws, TorchFunctionMode):
         self, layer: int, *, always: bool = True, seeds: bool = False, axes: tuple[int, ...] = ()
     ) -> None:
         super().__init__()
-        self.axes = axes
+        self.axes, self.key = axes, NO_KEY
         self.layer, self.calls, self.always, self.seeds = layer, 0, always, seeds
-        self.key = NO_KEY
         self.found: set[str] = set()  # used while seeded: random, attention, unkeyed
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -125,8 +124,9 @@ def generator_states() -> dict[str, object]:
 
 
 def _drop(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
-    """Zero elements and scale the others."""
-    return torch.where(zeroed, x.new_zeros(()), x / (1 - p))
+    """Zero elements and scale the others; on a CPU a product is faster than a choice."""
+    scaled = x / (1 - p)
+    return scaled * (~zeroed).to(x.dtype) if x.is_cpu else torch.where(zeroed, 0.0, scaled)
 
 
 def _drop_alpha(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
