@@ -16,6 +16,7 @@ import argparse
 import copy
 import functools
 import json
+import math
 import shlex
 import sys
 import time
@@ -40,6 +41,7 @@ from fedzmg.tasks.task import Task
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 CPU = torch.device("cpu")
+FEWEST_TURNS = 3
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -74,7 +76,7 @@ def plain_round(
         optimizer = torch.optim.SGD(params, lr=lr, momentum=momentum)
         for inputs, targets in batches:
             with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-                out = _forward(model, inputs)
+                out = model(inputs)
             optimizer.zero_grad()
             loss(out.to(params[0].dtype), targets).backward()
             optimizer.step()
@@ -83,12 +85,6 @@ def plain_round(
         torch._foreach_add_(total, [trained[name] for name in averaged], alpha=share)
     model.load_state_dict({**model.state_dict(), **dict(zip(averaged, total, strict=True))})
     return steps
-
-
-def _forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    if hasattr(model, "gru") and isinstance(model.gru, nn.GRU):
-        return model.dense(model.gru(model.embedding(x))[0])
-    return model(x)
 
 
 class PlainLoop:
@@ -100,9 +96,6 @@ class PlainLoop:
         self.task, self.device, self.options = task, device, options
         self.bf16 = precision == "bf16"
         self.model: nn.Module = copy.deepcopy(task.model.source).to(device).train()
-        if type(self.model) is networks.CharGRU:  # torch's own, as users write it
-            sizes = self.model.gru.input_size, self.model.gru.hidden_size
-            self.model.gru = nn.GRU(*sizes, batch_first=True).to(device)
         self.examples = task.train.to(device, torch.float32).examples
 
     def run_round(self, cohort: Sequence[ClientBatch]) -> int:
@@ -140,6 +133,7 @@ def compare(
     engines: Sequence[str] = ("sequential", "vectorized", "auto"),
     *,
     turns: int = 7,
+    seconds: float = math.inf,
     rounds: int = 100,
     lr: float = 0.01,
     momentum: float = 0.0,
@@ -153,6 +147,7 @@ def compare(
         task: any task.
         engines: names of paths, or ``auto``.
         turns: measured rounds of each.
+        seconds: time after which no further turn begins once there are three.
         rounds: planned length of the training, which ``auto`` takes into account.
         lr: learning rate.
         momentum: momentum of the loop's clients.
@@ -189,12 +184,15 @@ def compare(
         rounds_of[path](plan.batches(2))
 
     times: dict[str, list[tuple[float, float]]] = {path: [] for path in found}
+    began = time.perf_counter()
     with rounding(precision):  # type: ignore[arg-type]
         # The first pass of a process loads libraries: no path should pay for all of them.
         PlainLoop(quiet, device, precision, lr=lr, momentum=momentum).run_round(plan.batches(2))
         for path, facts in found.items():
             facts["first_s"] = _timed(lambda p=path: first(p), device)[0]  # type: ignore[misc]
         for turn in range(turns + 1):
+            if turn > FEWEST_TURNS and time.perf_counter() - began > seconds:
+                break
             batches, order = plan.batches(3 + turn), list(found)
             for path in order[turn % len(order) :] + order[: turn % len(order)]:
                 times[path].append(_timed(lambda p=path: rounds_of[p](batches), device))  # type: ignore[misc]  # noqa: B023

@@ -19,6 +19,7 @@ after the loop's) are marked::
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -70,8 +71,8 @@ def language(model: nn.Module) -> Task:
     return task_of(model, text[:, :-1], text[:, 1:])
 
 
-def torchvision(name: str, **options: Any) -> nn.Module:
-    """Build a model of torchvision."""
+def torchvision_models() -> Any:
+    """Import the models of torchvision, on which transformers depend, too."""
     try:
         from torchvision import models
     except RuntimeError:
@@ -80,7 +81,12 @@ def torchvision(name: str, **options: Any) -> nn.Module:
             signature = "(Tensor dets, Tensor scores, float threshold) -> Tensor"
             torch.library.define(f"torchvision::{operation}", signature)
         from torchvision import models
-    return getattr(models, name)(num_classes=CLASSES, **options)  # type: ignore[no-any-return]
+    return models
+
+
+def torchvision(name: str, **options: Any) -> nn.Module:
+    """Build a model of torchvision."""
+    return getattr(torchvision_models(), name)(num_classes=CLASSES, **options)  # type: ignore[no-any-return]
 
 
 def convnext() -> nn.Module:
@@ -102,6 +108,8 @@ class Logits(nn.Module):
 
     def __init__(self, config: str, model: str, **sizes: Any) -> None:
         super().__init__()
+        with contextlib.suppress(ImportError):
+            torchvision_models()
         import transformers
 
         ids = {"bos_token_id": 1, "eos_token_id": 2, "num_labels": CLASSES}
@@ -291,15 +299,13 @@ LATEST = 2.0
 """Most seconds from the end of the loop's first round to the end of ours."""
 
 
-def measure(
-    name: str, engines: list[str], device: torch.device, turns: int, rounds: int
-) -> dict[str, Any]:
+def measure(name: str, engines: list[str], device: torch.device, **options: Any) -> dict[str, Any]:
     """Return the row of one model: its path and speed, or the reason why there is none."""
     import plain_loop
 
     try:
         task = ZOO[name][1]() if name in ZOO else plain_loop.NETWORKS[name]()
-        found = plain_loop.compare(task, engines, turns=turns, rounds=rounds, device=device)
+        found = plain_loop.compare(task, engines, device=device, **options)
     except ImportError as error:
         return {"works": f"not installed: {error.name or error}"}
     except Exception as error:
@@ -343,6 +349,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=100, help="planned length of the training")
     parser.add_argument("--turns", type=int, default=7, help="measured rounds of each path")
+    parser.add_argument("--seconds", type=float, default=15, help="of a model, after three turns")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -362,20 +369,30 @@ def main() -> None:
     kept["environment"] = {**environment(device), "command": command}
     print(
         "| model | package | parameters | path | loop, ms per round | fedzmg, ms | speed | by CPU "
-        "| `sequential` | first round later by, s |\n|---|---|---|---|---|---|---|---|---|---|"
+        "| `sequential` | first round later by, s |\n|---|---|---|---|---|---|---|---|---|---|",
+        flush=True,
     )
+    options = {name: getattr(arguments, name) for name in ("turns", "rounds", "seconds")}
     reasons = []
     for name in models:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            kept[name] = measure(name, engines, device, arguments.turns, arguments.rounds)
+            kept[name] = measure(name, engines, device, **options)
         print(row(name, kept[name]), flush=True)
         below = missed(kept[name]) if device.type == "cpu" else []
         reason = kept[name].get("reason", kept[name]["works"])
         reasons.append(" ".join([f"{name}: {reason}", *(f"[{goal}]" for goal in below)]))
         if arguments.out:
-            arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
+            _write(arguments.out, kept)
     print("", *reasons, sep="\n")
+
+
+def _write(place: Path, kept: dict[str, Any]) -> None:
+    """Replace a file of results at once: a run that is killed leaves whole rows."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_suffix(".part")
+    part.write_text(json.dumps(kept, indent=1) + "\n")
+    part.replace(place)
 
 
 if __name__ == "__main__":

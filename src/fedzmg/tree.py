@@ -3,8 +3,6 @@
 A model's parameters, a gradient, a momentum buffer and a client's upload are all trees, so the
 equations of an algorithm read as they are printed: ``params - lr * grad``. Names are part of the
 value; combining trees with different names is an error, never a silent zip.
-
-This is the only file that uses private functions of torch: its pytree registry and its map.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any  # nested trees, tuples and tensors of constant structure, shapes and dtypes
+BLOCK = 1 << 17  # values of a tensor that stay in the cache of a CPU
 Inputs: TypeAlias = Any  # a tensor, or tensors by argument of the model; first axis examples
 
 
@@ -218,6 +217,17 @@ def _collect(value: Any, found: list[Tensor]) -> None:
             _collect(part, found)
     else:
         found.append(value)
+
+
+def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
+    """Compute ``base + scale * other``; large tensors in ``out``, if given, and rounded once."""
+
+    def add(base: Tensor, other: Tensor, *into: Tensor) -> Tensor:
+        if not into or base.numel() < BLOCK:
+            return (scale * other).add_(base)
+        return torch.add(base, other, alpha=float(scale), out=into[0])
+
+    return base.map(add, other, *out)
 
 
 def stack(values: list[T]) -> T:

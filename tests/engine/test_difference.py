@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedzmg import Task, Trial, simulate
-from fedzmg.engine import sequential
+from fedzmg import Task, Trial, simulate, tree
+from fedzmg.engine import sequential, sums
 from fedzmg.engine.aggregate import Merger
 
 
@@ -27,13 +27,19 @@ def task(*, batch_norm: bool, broken: int | None = None) -> Task:
     )
 
 
-def results(problem: Task, name: str) -> tuple[dict[str, torch.Tensor], list[Any]]:
+def results(
+    problem: Task, name: str, engine: Any = "sequential"
+) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """Train a few rounds; return the model and the records without their times."""
-    [found] = simulate(problem, [Trial.of(name, 0)], rounds=3, engine="sequential")
+    [found] = simulate(problem, [Trial.of(name, 0)], rounds=3, engine=engine)
     return dict(found.params), [record._replace(seconds=0.0) for record in found.records]
 
 
-@pytest.mark.parametrize("collected", [True, False])
+@pytest.mark.parametrize(
+    ("engine", "collected", "threads"),
+    [("sequential", True, 1), ("sequential", False, 1), ("sequential", False, 2),
+     ("vectorized", True, 1)],
+)  # fmt: skip
 @pytest.mark.parametrize(("batch_norm", "broken"), [(False, None), (True, None), (False, 2)])
 @pytest.mark.parametrize("name", ["fedavg", "fedavg:momentum", "fedzmg", "fedprox", "scaffold"])
 def test_the_fast_path_changes_no_bit(
@@ -41,15 +47,38 @@ def test_the_fast_path_changes_no_bit(
     name: str,
     batch_norm: bool,
     broken: int | None,
+    engine: str,
     collected: bool,
+    threads: int,
 ) -> None:
     problem = task(batch_norm=batch_norm, broken=broken)
     with monkeypatch.context() as patch:
         patch.setattr(Merger, "_add_models", lambda *_: False)
-        model, records = results(problem, name)
+        model, records = results(problem, name, engine)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     if not collected:
         monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
-    fast_model, fast_records = results(problem, name)
+        monkeypatch.setattr(sums, "BLOCK", 4)
+    fast_model, fast_records = results(problem, name, engine)
     assert repr(fast_records) == repr(records)
     for key, leaf in model.items():
         assert torch.equal(fast_model[key], leaf)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg:momentum", "fedzmg"])
+def test_steps_in_place_round_once_and_pack(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    problem = task(batch_norm=True)
+    usual, _ = results(problem, name)
+    monkeypatch.setattr(sequential, "LARGE", 0)
+    monkeypatch.setattr(tree, "BLOCK", 4)
+    before = {key: leaf.clone() for key, leaf in problem.model.params().items()}
+    alone, _ = results(problem, name)
+    both = [Trial.of(name, 0), Trial.of(name, 0, client_lr=0.02)]
+    packed, _ = simulate(problem, both, rounds=3, engine="sequential")
+    changed = False
+    for key, leaf in alone.items():
+        assert torch.equal(packed.params[key], leaf)
+        assert torch.equal(problem.model.params()[key], before[key])
+        torch.testing.assert_close(leaf, usual[key], rtol=1e-5, atol=1e-5)
+        changed |= not torch.equal(leaf, usual[key])
+    assert changed, "the steps were not taken in place"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedzmg.models import GRU, FunctionalModel, mlp
+from fedzmg.models import FunctionalModel, mlp
 from fedzmg.models.initial import initial_params
 from fedzmg.models.layout import warn_once
 from fedzmg.tree import Tree
@@ -70,7 +70,7 @@ def test_dense_layers_are_uniform_in_their_fans(
         assert not glorot["bias"].any()
 
 
-@pytest.mark.parametrize("kind", [GRU, nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.GRUCell, nn.LSTMCell, nn.RNNCell])
 def test_recurrent_layers(kind: type[nn.Module]) -> None:
     found = start(kind(50, 64), "torch")
     for values in found.values():

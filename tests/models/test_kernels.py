@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedzmg.models import GRU
 from fedzmg.models.kernels import MappedLayers, convolution, precision, rounding
 from fedzmg.models.kernels.precision import milliseconds
+from fedzmg.models.recurrent import scan
 
 
 @pytest.mark.skipif(
@@ -136,21 +136,19 @@ def test_products_on_tensor_cores(
 @pytest.mark.parametrize("mapped", [True, False])
 def test_recurrence_against_the_fused_layer(mapped: bool) -> None:
     torch.manual_seed(0)
-    ours, theirs = GRU(16, 96).cuda(), nn.GRU(16, 96, batch_first=True).cuda()
-    ours.load_state_dict(theirs.state_dict())
+    theirs = nn.GRU(16, 96, batch_first=True).cuda()
+    weights = list(theirs.parameters())
     x = torch.randn(2, 8, 12, 16, device="cuda")
     signal = torch.randn(2, 8, 12, 96, device="cuda")
     with rounding("float32"):
         expected = torch.stack([theirs(part)[0] for part in x])
-        slopes = torch.autograd.grad(expected, list(theirs.parameters()), signal)
-        named = {n: ours.get_parameter(n) for n, _ in theirs.named_parameters()}
+        slopes = torch.autograd.grad(expected, weights, signal)
         if mapped:
-            many = {n: torch.stack([p, p]) for n, p in named.items()}
-            call = torch.vmap(lambda p, part: torch.func.functional_call(ours, p, (part,)))
-            got = call(many, x)
+            many = [torch.stack([p, p]) for p in weights]
+            got = torch.vmap(lambda part, *own: scan("GRU", part, None, own)[0])(x, *many)
         else:
-            got = torch.stack([ours(part) for part in x])
-        mine = torch.autograd.grad(got, list(named.values()), signal)
+            got = torch.stack([scan("GRU", part, None, weights)[0] for part in x])
+        mine = torch.autograd.grad(got, weights, signal)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     for a, e in zip(mine, slopes, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4 * float(e.abs().max()))

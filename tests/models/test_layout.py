@@ -13,7 +13,7 @@ from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.contract import ParamInfo
 from fedzmg.errors import InputError
-from fedzmg.models import GRU, digits_cnn, layout
+from fedzmg.models import digits_cnn, layout
 from fedzmg.models import layout_of as full_layout
 
 BIAS = ParamInfo("bias", ())
@@ -63,7 +63,6 @@ LAYERS: list[tuple[nn.Module, dict[str, ParamInfo]]] = [
     (nn.GRUCell(3, 2), recurrent("")),
     (nn.LSTMCell(3, 2), recurrent("")),
     (nn.RNNCell(3, 2), recurrent("")),
-    (GRU(3, 2), recurrent("_l0")),
     (nn.Embedding(9, 4), TABLE),
     (nn.EmbeddingBag(9, 4), TABLE),
     (nn.LayerNorm((4, 5)), NORM),

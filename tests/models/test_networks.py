@@ -16,10 +16,11 @@ from torch import nn
 from fedzmg import Task, models
 from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
-from fedzmg.models import GRU, CharGRU, CharTransformer, FunctionalModel, layout_of, mlp
+from fedzmg.models import CharGRU, CharTransformer, FunctionalModel, layout_of, mlp
 from fedzmg.models.initial import initial_params
 from fedzmg.models.layers import KeyedDropout
 from fedzmg.models.networks import _Attention
+from fedzmg.models.recurrent import scan
 
 
 def on_meta(make: Callable[..., nn.Module], *sizes: int) -> nn.Module:
@@ -89,16 +90,12 @@ def test_gru_equals_torchs(
 ) -> None:
     torch.manual_seed(0)
     theirs = nn.GRU(4, units, batch_first=True).to(dtype)
-    ours = GRU(4, units).to(dtype)
-    ours.load_state_dict(theirs.state_dict())
     x = torch.randn(batch, time, 4, dtype=dtype, requires_grad=True)
-    got, expected = ours(x), theirs(x)[0]
+    weights = list(theirs.parameters())
+    got, expected = scan("GRU", x, None, weights)[0], theirs(x)[0]
     signal = torch.randn_like(expected)
     signal /= signal.norm()
-    mine, yours = (
-        torch.autograd.grad(out, [x, *map(module.get_parameter, theirs.state_dict())], signal)
-        for module, out in ((ours, got), (theirs, expected))
-    )
+    mine, yours = (torch.autograd.grad(out, [x, *weights], signal) for out in (got, expected))
     for left, right in zip((got, *mine), (expected, *yours), strict=True):
         torch.testing.assert_close(left, right, rtol=0, atol=limit)
 

@@ -14,12 +14,10 @@ Degenerate cases: ``server.lr = 1`` makes the new model the weighted mean of the
 from dataclasses import field, replace
 from typing import Self
 
-from torch import Tensor
-
 from fedzmg.contract import Algorithm, ClientRule, ServerRule
 from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
 from fedzmg.rule import Layout, Number, choice, number, rule_class
-from fedzmg.tree import State, Tree
+from fedzmg.tree import State, Tree, add_scaled
 from fedzmg.wrappers.wrapper import known
 
 
@@ -55,15 +53,15 @@ class SGD(ClientRule):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return () if self.momentum is None else context.params.zeros()
 
-    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree, *out: Tree
+    ) -> Stepped:
         if self.momentum is not None:
-            scratch = (self.momentum * scratch).map(Tensor.add_, grad)
+            scratch = add_scaled(grad, self.momentum, scratch, *(scratch for _ in out))
             grad = grad + self.momentum * scratch if self.form == "nesterov" else scratch
         if self.decay is not None:
             params = self._decayed(params, 1 - self.decay * self.lr)
-        back = -self.lr
-        # The same as params - lr * grad, with one new tensor a leaf instead of two.
-        return params.map(lambda w, g: (back * g).add_(w), grad), scratch
+        return add_scaled(params, -self.lr, grad, *out), scratch
 
     def _decayed(self, params: Tree, kept: Number) -> Tree:
         if self.decay_scope == "all":

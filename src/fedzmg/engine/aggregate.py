@@ -1,13 +1,8 @@
 """Merge uploads into one cohort per trial.
 
-Sums form a monoid: a cohort can be merged client by client, chunk by chunk or machine by machine.
 Uploads are added in the order of the cohort whatever the chunks are, so packing trials together
-or splitting a cohort does not move a bit. Every upload is one flat row while it is merged: a few
-operations on one matrix instead of many on every layer.
-
-An upload is an outlier if its norm is far above the median of its trial's uploads. The median is
-known only after the last chunk, so a guard that rejects outliers keeps all rows until then. So does
-an aggregator, which takes the place of the mean.
+or splitting a cohort does not move a bit. Every upload is one flat row while it is merged. A guard
+that rejects outliers keeps all rows until their median is known; so does an aggregator.
 """
 
 from collections import Counter
@@ -25,8 +20,6 @@ from fedzmg.engine.local import Chunk
 from fedzmg.engine.sums import OUTLIER, MergedPart, Sums, add_models, largest, ratios_to_median
 from fedzmg.messages import Cohort, Rows, Upload
 from fedzmg.tree import Flat, State, flat_form, flatten_rows, leaves, row, tree_map, unflatten_rows
-
-LARGE = 1 << 18  # values of a model above which copies cost more than operations
 
 
 class Tables(NamedTuple):
@@ -187,14 +180,16 @@ class Merger:
         """Merge models that are not yet subtracted; false if there are none, or not here."""
         every = [] if chunk.origin is None else [*chunk.origin.values()]
         width = sum(leaf.numel() for leaf in every)
-        special = self._guard or self._fewest or self._weigh or self._trials > 1 or width > LARGE
+        special = self._guard or self._fewest or self._weigh or self._trials > 1
         if special or len({leaf.dtype for leaf in every}) != 1 or not is_at_hand(every[0]):
             return False
         if self._forms is None:
             form = flat_form((chunk.outcomes.upload.delta, ()))
             self._begin(form, flat_form(()), every[0].new_empty(1, width), 0)
         weights = [self._usual[i] for i in chunk.batches]
-        facts, counts = add_models(self.sums, chunk, weights)
+        if (added := add_models(self.sums, chunk, weights)) is None:
+            return False  # the general path drops what is not finite
+        self.sums, facts, counts = added
         self._facts.append(facts)
         self._order += chunk.batches
         self.accepted.append(counts)
@@ -224,7 +219,8 @@ class Merger:
     def line_up(self) -> list[list[int]]:
         """Line up the clients of every trial; return their entries, -1 is padding."""
         table = self._table(range(len(self._order)))
-        self.clients = [[self._client(position) for position in row] for row in table]
+        sent = [self._batches[b].client if self._sends[b] else None for b in self._order]
+        self.clients = [[sent[entry] if entry >= 0 else None for entry in row] for row in table]
         return table
 
     def finish(self, table: Any = None) -> None:
@@ -312,10 +308,6 @@ class Merger:
         found = self._weigh(self._numbers(table), weights.nan_to_num(0.0))
         return found.double().flatten()[self._places(table)]
 
-    def _client(self, position: int) -> int | None:
-        batch = self._order[position]
-        return self._batches[batch].client if position >= 0 and self._sends[batch] else None
-
     def _merge(self, uploads: _Uploads, merged: Tensor) -> None:
         """Add uploads to the sums; ``merged`` flags those that count."""
         averaged, total, places = uploads.averaged, uploads.total, uploads.tables.order
@@ -334,7 +326,7 @@ class Merger:
         losses = torch.where(accepted, uploads.loss[places], 0.0)
         for i, chosen in enumerate(uploads.tables.rows[places]):
             if not self._fewest:
-                sums.averaged.add_(_scaled_rows(averaged, chosen, factors[i]))
+                sums.averaged.add_(averaged[chosen] * factors[i])
             sums.loss.add_(losses[i])
             if total.shape[1]:
                 sums.total.add_(torch.where(accepted[i][:, None], total[chosen], 0))
@@ -400,10 +392,3 @@ def _blanked(rows: Tensor, valid: Tensor) -> Tensor:
 def _valid(weights: Tensor, like: Tensor) -> Tensor:
     """Tell weights from values that are negative or not finite in the type of ``like``."""
     return weights.to(like.dtype).isfinite() & (weights >= 0)
-
-
-def _scaled_rows(table: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
-    """Multiply rows; a single one in place on a CPU, because a model may be large."""
-    if len(chosen) > 1 or not is_at_hand(table):
-        return table[chosen] * factors
-    return table.narrow(0, int(chosen), 1).mul_(factors)

@@ -1,10 +1,8 @@
 """Choose the execution path and the chunk size of a training, and build its engine.
 
-The path is measured on one trial's round, whatever the number of trials. On a CPU a trial takes
-the same path alone and in a pack, so its bits are the same. On a GPU they are not anyway, and the
-number of trials decides whether compiling pays. The choice is recorded with a run and kept when it
-resumes, because another path changes the last bits. Measuring takes a small share of the training:
-on a CPU a short one is trained by the loop, without measuring.
+The path is measured on one trial's round, so that on a CPU a trial has the same bits alone and in a
+pack. On a GPU the number of trials decides whether compiling pays. The choice is recorded with a
+run and kept when it resumes. On a CPU a short training takes the loop without measuring.
 """
 
 import math
@@ -166,12 +164,14 @@ class EnginePlanner:
         path = self.choice.path
         if path == "sequential":
             return Sequential(program, subtracts=False)
+        graph = path.endswith("cuda_graph")
         return Vectorized(
             program,
             chunk=self.chunk,
             compiled=path.startswith("compiled"),
-            cuda_graph=path.endswith("cuda_graph"),
+            cuda_graph=graph,
             backend=self.backend,
+            subtracts=graph or program.device.type != "cpu",
         )
 
     def halve(self, clients: int, device: torch.device) -> None:
@@ -318,8 +318,7 @@ def choose_on_gpu(
     """
     short = probe.first_steps(PROBE_STEPS)
     seconds: list[float] = []
-    fallbacks: tuple[PathName, ...] = ("sequential", "vectorized")
-    for slower in fallbacks:
+    for slower in get_args(PathName)[:2]:
         engine = Vectorized(program, chunk=chunk, cuda_graph=slower == "vectorized")
         try:
             passes = [_pass_seconds(engine, short) for _ in range(1 + TIMED_PASSES)]

@@ -75,11 +75,6 @@ def add_full_pass(
     return FullPass(start, grad)
 
 
-def first_model(rule: ClientRule, context: ClientContext) -> Tree:
-    """Return the model at which a client's local training starts."""
-    return rule.start(context)
-
-
 def start(rule: ClientRule, context: ClientContext, full_pass: FullPass | tuple[()]) -> Work:
     """Begin a client's local training."""
     zero = torch.zeros_like(context.num_examples)

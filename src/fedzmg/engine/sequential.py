@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
 
 CHUNK_BYTES = 1 << 22  # models that the loop collects before they are merged
+LARGE = 1 << 21  # bytes of a model above which it is trained in place, if its rule can
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Sequential:
         context = program.context(sent, memory, *facts)
         full_pass: FullPass | tuple[()] = ()
         if rule.full_pass != "never":
-            full_pass = self._full_pass(batch, local.first_model(rule, context))
+            full_pass = self._full_pass(batch, rule.start(context))
         work = local.start(rule, context, full_pass)
         if program.objective.model.renormalizes:  # not the server's own parameters
             work = work._replace(params=work.params.map(torch.clone))
@@ -71,8 +73,11 @@ class Sequential:
                 return client_loss(rule, program.objective, context, params, examples)
             return program.objective.train(params, examples)
 
+        large = num_bytes(sent.params) > LARGE and program.device.type == "cpu"
+        out = [work.params.map(torch.empty_like)] if large and takes_out(rule) else []
+
         def apply(function: Callable[..., Any], *args: Any) -> Any:
-            return function(rule, *args)
+            return rule.step(*args, *out) if function is local.step else function(rule, *args)
 
         for t in range(len(stream)):
             with self._named(batch, f"local step {t + 1}"):
@@ -119,6 +124,11 @@ class Sequential:
             name = self.program.data.names[batch.client]
             error.add_note(f"client {name!r}, {what}, engine {self.path!r}")
             raise
+
+
+def takes_out(rule: ClientRule) -> bool:
+    """Tell whether steps of a rule can write the model to memory of the engine."""
+    return all("out" in inspect.signature(type(one).step).parameters for one in chain(rule))
 
 
 def uploads_difference(rule: ClientRule) -> bool:

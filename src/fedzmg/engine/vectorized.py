@@ -1,11 +1,8 @@
 """The fast engine: the four local functions mapped over clients, of one trial or of many.
 
-Clients are sorted by the length of their streams and leave for good when theirs ends, so the
-map only shrinks. The loop over steps stays outside of the map: one step is one mapped call, which
-can be compiled once per width.
-
-A width of one takes other kernels than a width of two or more and would change the last bits, so
-a lone client trains beside a copy of itself whose result is dropped.
+Clients are sorted by the length of their streams and leave for good when theirs ends. One step is
+one mapped call, which can be compiled once per width. A width of one takes other kernels, which
+would change the last bits: a lone client trains beside a copy of itself.
 """
 
 import functools
@@ -23,7 +20,7 @@ from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
 from fedzmg.engine.replay import Replayed
-from fedzmg.engine.sequential import Sequential
+from fedzmg.engine.sequential import Sequential, uploads_difference
 from fedzmg.errors import CannotMap, InputError
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import MappedLayers
@@ -43,7 +40,7 @@ class Vectorized:
 
     At most ``chunk`` of them at once; None: all of the round. A ``compiled`` step has widths of a
     short ladder. With ``cuda_graph`` it is replayed from fixed buffers as a CUDA graph; on a CPU
-    the same code is called on the same buffers.
+    the same code is called on the same buffers. ``subtracts``: see :class:`Sequential`.
     """
 
     def __init__(
@@ -54,8 +51,10 @@ class Vectorized:
         compiled: bool = False,
         cuda_graph: bool = False,
         backend: str = "inductor",
+        subtracts: bool = True,
     ) -> None:
         self.program, self.chunk = program, chunk
+        self.subtracts = subtracts or not uploads_difference(program.rule)
         self.compiled, self.cuda_graph, self.backend = compiled, cuda_graph, backend
         self.graphs: StepGraphs | None = None  # made by the first round that replays
 
@@ -66,6 +65,8 @@ class Vectorized:
         if reason := self.program.objective.model.loop_reason:
             raise cannot_map(reason)
         size = self.chunk or max(len(batches), 1)
+        subtract = self.subtracts or len({b.trial for b in batches}) > 1
+        origin = None if subtract else row(broadcast.params, batches[0].trial)
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
             # Longest stream first; the sort is stable, so equal streams keep the cohort's order.
@@ -73,7 +74,7 @@ class Vectorized:
             rows = order + order[-1:] * (self._num_rows(len(order)) - len(order))
             chosen = [batches[i] for i in rows]
             try:
-                outcomes = self._train_sorted(chosen, broadcast, row(memory, rows))
+                outcomes = self._train_sorted(chosen, broadcast, row(memory, rows), subtract)
             except (InputError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
@@ -84,7 +85,7 @@ class Vectorized:
                 deque(loop.train(chosen, broadcast, row(memory, rows)), 0)
                 raise cannot_map(error) from error
             computed = sum(self._widths(chosen))
-            yield Chunk(order, list(range(len(order))), outcomes, computed)
+            yield Chunk(order, list(range(len(order))), outcomes, computed, origin)
 
     @property
     def _path(self) -> str:
@@ -102,7 +103,7 @@ class Vectorized:
         return self.graphs.rows_for(clients)
 
     def _train_sorted(
-        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
+        self, batches: list[ClientBatch], broadcast: Broadcast, memory: State, subtract: bool
     ) -> Outcome:
         program = self.program
         # One transfer that does not wait for what the device is still busy with.
@@ -112,10 +113,12 @@ class Vectorized:
             state = self._begin((), broadcast, memory, known)
         else:
             numbers, context = self._context(broadcast, memory, known)
-            full_pass = self._full_pass(batches, self._map(local.first_model, numbers, context))
-            work = self._map(local.start, numbers, context, full_pass)
+            begin = self._map(lambda rule, own: rule.start(own), numbers, context)
+            work = self._map(local.start, numbers, context, self._full_pass(batches, begin))
             state = ClientState(numbers, context, work)
         work = (self._replay if self.cuda_graph else self._run)(batches, state)
+        if not subtract:
+            return local.finish(program.rule, state.context, work, subtract=False)
         out: Outcome = self._finish((), state._replace(work=work))
         return out
 

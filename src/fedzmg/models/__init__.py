@@ -1,7 +1,7 @@
 """Plain ``nn.Module`` models, and what the engines need to know about a model."""
 
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.layers import GRU, RandomFlip, RandomShift
+from fedzmg.models.layers import RandomFlip, RandomShift
 from fedzmg.models.layout import layout_of
 from fedzmg.models.lora import add_lora, merge_lora
 from fedzmg.models.networks import (
@@ -17,7 +17,7 @@ from fedzmg.models.networks import (
 )
 
 __all__ = [
-    "GRU", "CharGRU", "CharTransformer", "FunctionalModel", "RandomFlip", "RandomShift",
+    "CharGRU", "CharTransformer", "FunctionalModel", "RandomFlip", "RandomShift",
     "add_lora", "cifar100_cnn", "digits_cnn", "emnist_cnn", "layout_of", "logistic_regression",
     "merge_lora", "mlp", "resnet18_gn", "shakespeare_gru",
 ]  # fmt: skip

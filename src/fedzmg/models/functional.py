@@ -277,7 +277,9 @@ class FunctionalModel:
                 reason = "outputs for an example depend on the other examples of its batch"
                 self.loop_reason = reason
         after = _buffers(self._training.module)
-        self._add_buffers(n for n, b in before.items() if _changed(b, after.get(n, b)))
+        # A buffer of another shape is a cache.
+        same = {n: b for n, b in before.items() if n in after and after[n].shape == b.shape}
+        self._add_buffers(n for n, b in same.items() if not torch.equal(b, after[n]))
         for layer, source in zip(_keyed(self.module), self._training.keyed, strict=True):
             layer.axes = source.axes
         self._learn(modes[0].found | modes[1].found, modes[0].axes)
@@ -331,11 +333,6 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
     own = (*_keyed(module), *norms_of(module).values())
     known = {id(b) for layer in own for b in layer.buffers()}
     return {name: b for name, b in module.named_buffers() if id(b) not in known}
-
-
-def _changed(one: Tensor, two: Tensor) -> bool:
-    """Compare values; a buffer of another shape is a cache."""
-    return one.shape == two.shape and not torch.equal(one, two)
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -13,7 +13,6 @@ from torch.nn.modules.conv import _ConvNd
 from fedzmg.contract import Layout
 from fedzmg.errors import unknown
 from fedzmg.models.functional import FunctionalModel
-from fedzmg.models.layers import GRU
 from fedzmg.models.layout import listed, warn_once
 from fedzmg.models.lora import fill_adapter
 from fedzmg.parts import BATCH_NORM
@@ -90,7 +89,7 @@ def check_scheme(scheme: object) -> None:
 
 def _fill(module: Any, name: str, values: Tensor, scheme: str, generator: torch.Generator) -> bool:
     """Fill one parameter; return False for a layer that the scheme does not know."""
-    recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase | GRU)
+    recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase)
     dense = isinstance(module, nn.Linear | _ConvNd)
     fill: Callable[..., Tensor] = nn.init.xavier_uniform_
     if isinstance(module, (*_NORMS, *_TABLES)) and name not in ("weight", "bias"):
@@ -99,11 +98,10 @@ def _fill(module: Any, name: str, values: Tensor, scheme: str, generator: torch.
         values.fill_(float(name == "weight"))
     elif isinstance(module, nn.PReLU):
         values.fill_(module.init)
+    elif isinstance(module, _TABLES) and scheme == "torch":
+        values.normal_(generator=generator)
     elif isinstance(module, _TABLES):
-        if scheme == "torch":
-            values.normal_(generator=generator)
-        else:
-            values.uniform_(-0.05, 0.05, generator=generator)
+        values.uniform_(-0.05, 0.05, generator=generator)
     elif scheme == "torch" and (recurrent or dense or isinstance(module, nn.Bilinear)):
         inputs = module.hidden_size if recurrent else module.weight.shape[1:].numel()
         if isinstance(module, nn.Bilinear):

@@ -64,20 +64,16 @@ class KeyedFunctions(Draws, TorchFunctionMode):
         self, layer: int, *, always: bool = True, seeds: bool = False, axes: tuple[int, ...] = ()
     ) -> None:
         super().__init__()
-        self.axes = axes
+        self.axes, self.key = axes, NO_KEY
         self.layer, self.calls, self.always, self.seeds = layer, 0, always, seeds
-        self.key = NO_KEY
         self.found: set[str] = set()  # used while seeded: random, attention, unkeyed
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace random functions and attention; leave everything else."""
-        kwargs = kwargs or {}
-        if func in _TWINS:
-            with self:
-                return _TWINS[func](*args, **kwargs)
-        if func in _REPLACED:
-            return _REPLACED[func](self, *args, **kwargs)
-        return func(*args, **kwargs)
+        replaced = _REPLACED.get(func)
+        if replaced is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return replaced(self, *args, **(kwargs or {}))
 
     def begin(self, key: Tensor | None) -> AbstractContextManager[object]:
         """Return the context of one pass of the model."""
@@ -128,8 +124,9 @@ def generator_states() -> dict[str, object]:
 
 
 def _drop(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
-    """Zero elements and scale the others."""
-    return torch.where(zeroed, x.new_zeros(()), x / (1 - p))
+    """Zero elements and scale the others; on a CPU a product is faster than a choice."""
+    scaled = x / (1 - p)
+    return scaled * (~zeroed).to(x.dtype) if x.is_cpu else torch.where(zeroed, 0.0, scaled)
 
 
 def _drop_alpha(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
@@ -253,10 +250,10 @@ def attention(
         )
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
-    if is_causal:
-        shape = query.shape[-2], key.shape[-2]
-        attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:  # every position may read the first one
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
     if attn_mask is None:
         weights = scores.softmax(-1)
     else:
@@ -295,13 +292,19 @@ _REPLACED: dict[Any, Callable[..., Tensor]] = {
 }
 
 
-def _twin(function: Any) -> Any:
+def _twin(function: Any) -> Callable[..., Any]:
     """Copy a function of torch that calls others, which then pass through the mode, too."""
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    names = function.__globals__ | dict.fromkeys(checks, _no_override)
+    names = function.__globals__ | dict.fromkeys(checks, lambda *_: False)
     names["_in_projection_packed"] = _in_projections  # torch's does not compile inside of a mode
     own = function.__name__, function.__defaults__, function.__closure__
-    return types.FunctionType(function.__code__, names, *own)
+    copied = types.FunctionType(function.__code__, names, *own)
+
+    def replaced(mode: KeyedFunctions, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return copied(*args, **kwargs)
+
+    return replaced
 
 
 def _in_projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Any:
@@ -312,8 +315,4 @@ def _in_projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None
     return [F.linear(x, *own) for x, *own in zip((q, k, v), w.chunk(3), biases, strict=True)]
 
 
-def _no_override(*_: object) -> bool:
-    return False
-
-
-_TWINS = {f: _twin(f) for f in (F.multi_head_attention_forward, F.gumbel_softmax)}
+_REPLACED |= {f: _twin(f) for f in (F.multi_head_attention_forward, F.gumbel_softmax)}

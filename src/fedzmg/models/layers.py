@@ -23,7 +23,7 @@ from fedzmg.errors import InputError
 from fedzmg.models.kernels import layers
 from fedzmg.models.kernels.layers import RANGE, mapped
 from fedzmg.models.keyed import Draws, dropout
-from fedzmg.models.recurrent import RECURRENT, scan
+from fedzmg.models.recurrent import RECURRENT
 
 POWER_ITERATIONS = 15  # power method in a pass; torch does as many once and one at every step
 
@@ -108,35 +108,6 @@ class RandomShift(KeyedLayer):
 def _per_example(values: Tensor, x: Tensor) -> Tensor:
     """Shape one value per example to go with the batch."""
     return values.reshape(-1, *[1] * (x.ndim - 1))
-
-
-class GRU(nn.Module):
-    """A gated recurrent layer of matrix products, with ``nn.GRU``'s parameter names and results.
-
-    cuDNN's fused GRU cannot be mapped over clients; this one can. Input ``(batch, time, inputs)``,
-    output ``(batch, time, units)``; the first hidden state is zero.
-    """
-
-    weight_ih_l0: Tensor
-    weight_hh_l0: Tensor
-    bias_ih_l0: Tensor
-    bias_hh_l0: Tensor
-
-    def __init__(self, inputs: int, units: int) -> None:
-        super().__init__()
-        self.input_size, self.hidden_size = inputs, units
-        bound = units**-0.5
-        for name, shape in (("weight_ih", (inputs,)), ("weight_hh", (units,)), ("bias_ih", ()),
-                            ("bias_hh", ())):  # fmt: skip
-            values = torch.empty(3 * units, *shape).uniform_(-bound, bound)
-            setattr(self, f"{name}_l0", nn.Parameter(values))
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        own = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
-        return scan("GRU", x, None, own)[0]
 
 
 class Bilinear(nn.Bilinear):

@@ -27,7 +27,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError, unknown
-from fedzmg.models.layers import GRU
 from fedzmg.models.lora import adapter_info
 from fedzmg.plain_text import plain
 
@@ -65,7 +64,7 @@ def _attention(_module: nn.Module, name: str, _rank: int) -> ParamInfo | None:
 
 _KINDS: dict[AxisRule, tuple[type[nn.Module], ...]] = {  # subclasses included
     _dense: (nn.Linear, nn.Bilinear, _ConvNd),
-    _recurrent: (nn.RNNBase, nn.RNNCellBase, GRU),
+    _recurrent: (nn.RNNBase, nn.RNNCellBase),
     _attention: (nn.MultiheadAttention,),
     lambda *_: _TABLE: (nn.Embedding, nn.EmbeddingBag),
     lambda *_: _NORM: (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase, nn.PReLU),

@@ -1,9 +1,8 @@
 """Networks of the embedded tasks and of the FedZMG paper, and common ones for experiments.
 
-The paper trained its networks in Keras, which keeps channels last and flattens in that order. Here
-channels come first. The first dense kernel's columns are therefore a permutation of Keras's rows;
-its entries start alike in law and are projected over all of them, so training is the same in law.
-Start the paper's networks with ``init="keras"``.
+The paper trained its networks in Keras, with channels last. Here they come first, so the first
+dense kernel's columns are a permutation of Keras's rows: training is the same in law. Start the
+paper's networks with ``init="keras"``.
 """
 
 import math
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
-from fedzmg.models.layers import GRU
 
 
 def logistic_regression(inputs: int, outputs: int) -> nn.Sequential:
@@ -66,11 +64,11 @@ class CharGRU(nn.Module):
     def __init__(self, vocabulary: int, embedding: int, units: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.gru = GRU(embedding, units)
+        self.gru = nn.GRU(embedding, units, batch_first=True)
         self.dense = nn.Linear(units, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.dense(self.gru(self.embedding(tokens)))  # type: ignore[no-any-return]
+        return self.dense(self.gru(self.embedding(tokens))[0])  # type: ignore[no-any-return]
 
 
 def shakespeare_gru() -> CharGRU:

@@ -117,7 +117,8 @@ class Recurrent(nn.RNNBase):
             out, ends = scan(self.mode, x.flip(1) if way else x, start, biased)
             found.append((out.flip(1) if way else out, ends))
         outs, lasts = zip(*found, strict=True)
-        return torch.cat(outs, -1), tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
+        last = tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
+        return torch.cat(outs, -1) if len(outs) > 1 else outs[0], last
 
 
 class Cell(nn.RNNCellBase):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedzmg.contract import Algorithm, Rule, ServerRule, chain, structure
 from fedzmg.data.plan import ClientBatch
-from fedzmg.engine.aggregate import Merger, is_at_hand
+from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.errors import InputError
 from fedzmg.federation import Federation
@@ -153,7 +153,7 @@ class ServerSide(NamedTuple):
             )
         moves = old.alive & (sums.clients > 0)
 
-        usual = is_at_hand(moves) and bool(moves.all())
+        usual = moves.is_cpu and bool(moves.all())
 
         def pick(new: Tensor, before: Tensor) -> Tensor:
             if usual:  # nothing is copied

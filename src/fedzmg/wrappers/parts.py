@@ -133,10 +133,12 @@ class PartsClient(Wrapper):
         kept = {n: torch.where(arrived > 0, before[n], leaf) for n, leaf in new.items()}
         return Tree(kept), torch.ones_like(arrived)
 
-    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree, *out: Tree
+    ) -> Stepped:
         inside, *waiting = scratch if self._waits else (scratch,)
         own = self._inside(context), self._trained(params), inside, self._trained(grad)
-        moved, inside = self.inner.step(*own)
+        moved, inside = self.inner.step(*own, *map(self._trained, out))
         if not waiting:
             return filled(moved, filled(self._statistics(grad), params)), inside
         statistics, arrived = self._first(waiting, grad)

@@ -128,8 +128,10 @@ class GradientWrapper(Wrapper):
     def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         return self.inner.next_point(context, params, scratch, self.changed(grad))
 
-    def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        return self.inner.step(context, params, scratch, self.changed(grad))
+    def step(
+        self, context: ClientContext, params: Tree, scratch: State, grad: Tree, *out: Tree
+    ) -> Stepped:
+        return self.inner.step(context, params, scratch, self.changed(grad), *out)
 
 
 @_forwarding

@@ -9,6 +9,7 @@ Each form was found by measurement on small models (``benchmarks/engines.py``):
 """
 
 import contextlib
+import functools
 import platform
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -245,19 +246,31 @@ def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) 
     kind: type[np.generic] = np.int64 if below is None else np.bool_
     out = np.empty((len(keys), places), dtype=kind)
     words, spare = np.empty((2, min(BLOCK, places)), dtype=np.uint32)
+    others = [hash32(layer + 1), *([hash32(call)] if call else [])]
     for client, key in enumerate(keys.tolist()):
-        others = [key >> 32 & _MASK32, hash32(layer + 1), *([hash32(call)] if call else [])]
+        known = (_words_of if places <= 8 * BLOCK else _words_of.__wrapped__)(key, places)
         for first in range(0, places, BLOCK):
             last = min(first + BLOCK, places)
             bits, rest = words[: last - first], spare[: last - first]
-            bits[:] = np.arange(first, last, dtype=np.uint32)
-            bits ^= key & _MASK32
-            _scramble(bits, rest)
+            bits[:] = known[first:last]
             for other in others:
                 bits ^= other
                 _scramble(bits, rest)
             out[client, first:last] = bits if below is None else bits < below
     return out
+
+
+@functools.lru_cache(64)
+def _words_of(key: int, places: int) -> Words:
+    """Combine every place with a key, once for all layers of a step."""
+    words = np.arange(places, dtype=np.uint32)
+    spare = np.empty_like(words[:BLOCK])
+    for first in range(0, places, BLOCK):
+        bits = words[first : first + BLOCK]
+        for half in (key & _MASK32, key >> 32 & _MASK32):
+            bits ^= half
+            _scramble(bits, spare[: len(bits)])
+    return words
 
 
 def _scramble(bits: Words, spare: Words) -> None:
