@@ -21,6 +21,7 @@ _NODE = "flwr-public-key"
 _HOP = {"connection", "content-encoding", "content-length", "host", "transfer-encoding"}
 """Headers of one connection alone."""
 _EMPTY = 16  # bytes of an answer to ``pull-messages`` up to which it holds no message
+_IDLE_SECONDS = 75  # devices call more often: uvicorn leaks connections that it closes itself
 
 
 @contextlib.contextmanager
@@ -74,7 +75,7 @@ def open_gate(
 
     config = uvicorn.Config(
         Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])]),
-        host, port, log_level="critical", access_log=False,
+        host, port, log_level="critical", access_log=False, timeout_keep_alive=_IDLE_SECONDS,
         ssl_certfile=keys and str(keys / "server.pem"),
         ssl_keyfile=keys and str(keys / "server.key"),
     )  # fmt: skip
