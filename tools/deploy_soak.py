@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--algorithm", default="scaffold")
-    parser.add_argument("--deadline", type=float, default=10.0, help="seconds, with faults")
+    parser.add_argument("--deadline", type=float, default=20.0, help="seconds, with faults")
     parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
     given = parser.parse_args()
     if given.kind == "inside":
