@@ -38,7 +38,7 @@ ALL = {"load": (16, 50), "faults": (8, 100), "simulation": (200, 40)}
 """Nodes and rounds."""
 TASK = '''
 """Digits on equal clients, and a small network; a device may be faulty."""
-import os, random, sys, time
+import os, random, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 import torch
@@ -49,13 +49,22 @@ from fedzmg.deploy import device
 FAULTS, NODES = float(os.environ["SOAK_FAULTS"]), int(os.environ["SOAK_NODES"])
 train, DEVICES = device.Device._train, {}
 
+def end_with(soak):
+    """Clean up and end soon after the soak has ended, however that happens."""
+    while os.getppid() == soak:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if os.getppid() == int(os.environ["SOAK_PROCESS"]):
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+
 def task():
     digits = tasks.get("digits")
     own, test = digits.train.examples, digits.test
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
     clients = np.arange(len(own.y)) % NODES
     return Task.from_arrays(model, 255 - own.x, own.y, clients, test=(255 - test.x, test.y),
-                            cohort=min(NODES, 8), batch_size=20, epochs=1, eval_every=1)
+                            cohort=min(-(-NODES // 2), 8), batch_size=20, epochs=1, eval_every=1)
 
 def faulty(self, path, frame):
     reply, luck = train(self, path, frame), random.random()
@@ -175,7 +184,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--algorithm", default="scaffold")
-    parser.add_argument("--deadline", type=float, default=10.0, help="seconds, with faults")
+    parser.add_argument("--deadline", type=float, default=20.0, help="seconds, with faults")
     parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
     given = parser.parse_args()
     if given.kind == "inside":
@@ -191,6 +200,7 @@ def main() -> None:
         f"[protocol]\nrounds = {given.rounds}\n[client]\nlr = 0.1\n"
     )
     os.environ |= {"SOAK_NODES": str(given.nodes), "SOAK_FOLDER": str(folder)}
+    os.environ["SOAK_PROCESS"] = str(os.getpid())
     os.environ |= {"SOAK_FAULTS": "0.04" if faults else "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "fedzmg", "deploy", "local", "run.toml"]
     command += ["--clients", str(given.nodes)]

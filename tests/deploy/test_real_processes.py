@@ -189,28 +189,43 @@ task, train = own_task.task, device.Device._train
 
 def huge(self, path, frame):
     reply = train(self, path, frame)
-    more = {"0.more": Wire("int8", (1 << 24,), bytes(1 << 24))}
+    more = {"0.more": Wire("int8", (1 << 31,), bytes(1 << 31))}
     return reply._replace(arrays={**reply.arrays, **more})
 
 device.Device._train = huge
 """
 
 
-def test_answer_above_the_cap_is_cut_off_and_every_round_continues(folder: Path) -> None:
-    # The cap follows from the model; 16 MiB take the path of 2 GB.
+def test_answer_of_two_gibibytes_is_refused_at_the_gate_and_every_round_continues(
+    folder: Path,
+) -> None:
     (folder / "huge.py").write_text(HUGE)
     port, log = str(free_port()), folder / "server.log"
-    server = ["server", "run.toml", "--clients", "2", "--port", port, "--insecure"]
-    server += ["--deadline", "20", "--set", "protocol.rounds=2"]
-    own = ["client", "--server", f"127.0.0.1:{port}", "--insecure", "--data"]
+    server = ["server", "run.toml", "--clients", "2", "--port", port]
+    server += ["--deadline", "600", "--set", "protocol.rounds=2"]
+    own = ["client", "--server", f"127.0.0.1:{port}", "--data"]
+    subprocess.run(
+        [sys.executable, "-m", "fedzmg", "deploy", "keys", "--devices", "2"],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    sizes = []
     with (
         started(folder, "honest", *own, "own_task.py:task", "--partition", "0"),
         started(folder, "huge", *own, "huge.py:task", "--partition", "1"),
         started(folder, "server", *server) as process,
     ):
+        wait_for(lambda: "clients are known" in log.read_text(), process, log)
+        gate = psutil.Process(process.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while process.poll() is None:
+                sizes.append(gate.memory_info().rss)
+                time.sleep(0.1)
         assert process.wait(LONGEST) == 0, log.read_text()[-2000:]
     nodes = read_json(folder / "runs" / "run" / NODES)["nodes"]
-    assert [(node["rounds"], node["absent"]) for node in nodes] == [(2, 0), (0, 2)]
+    keys = ("rounds", "absent", "refused")
+    assert [[node[key] for key in keys] for node in nodes] == [[2, 0, 0], [0, 2, 2]]
+    assert log.read_text().count("answer of client 1 refused") == 2
+    assert max(sizes) - sizes[0] < 64 << 20
 
 
 def test_commands_of_the_page_run_as_printed(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from fedzmg.experiment.specs.run import DTYPES, ResolvedRun, RunSpec
 from fedzmg.messages import Upload
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
-from fedzmg.models.kernels.precision import Precision
 from fedzmg.simulation.program import build_program
 from fedzmg.simulation.trial import PackedRule, shared_algorithm
 from fedzmg.tasks.task import Task
@@ -106,7 +105,7 @@ class Blueprint:
         )  # fmt: skip
         held = int(np.flatnonzero(task.train.counts)[0])
         stream = local_stream(task.protocol.batching, 0, 0, 0, 0, 0, 1)[:0]
-        empty = found._train([ClientBatch(0, held, 1, stream)], down, 1, memory, spec.precision)
+        empty = found._train([ClientBatch(0, held, 1, stream)], down, 1, memory)
         return replace(found, up=row(empty, 0)._replace(memory=()))
 
     def train(
@@ -120,23 +119,16 @@ class Blueprint:
             for i in range(occurrences)
         ]
         rows = tree_map(lambda leaf: torch.cat([leaf] * occurrences), memory)
-        found = self._train(batches, down, round_, rows, run.spec.precision)
+        found = self._train(batches, down, round_, rows)
         return found._replace(memory=()), row(found.memory, [-1])
 
-    def _train(
-        self,
-        batches: list[ClientBatch],
-        down: Down,
-        round_: int,
-        memory: State,
-        precision: Precision,
-    ) -> Outcome:
+    def _train(self, batches: list[ClientBatch], down: Down, round_: int, memory: State) -> Outcome:
         params, shared = tree_map(
             lambda leaf: leaf[None], (filled(down.params, self.start), down.shared)
         )
         stamp = torch.full((1,), round_, dtype=torch.int64, device=self.program.device)
         broadcast = Broadcast(params, shared, self.numbers, stamp)
-        with onednn(ONEDNN_BY_DEFAULT), rounding(precision):
+        with onednn(ONEDNN_BY_DEFAULT), rounding(self.run.spec.precision):
             parts = list(Sequential(self.program).train(batches, broadcast, memory))
         return tree_map(lambda *own: torch.cat(own), *(part.outcomes for part in parts))
 

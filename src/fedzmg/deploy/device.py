@@ -69,15 +69,9 @@ class Device:
         blueprint = self._blueprint(path)
         own = blueprint.program.data
         alone = FederatedData(own.examples, own.offsets, ()).fingerprint()
-        return Frame(
-            {
-                "client": self.client,
-                "name": own.names[self.client],
-                "examples": own.examples.size,
-                "data": alone,
-                "structure": blueprint.structure(),
-            }
-        )
+        name, size = own.names[self.client], own.examples.size
+        known = {"client": self.client, "name": name, "examples": size, "data": alone}
+        return Frame({**known, "structure": blueprint.structure()})
 
     def _blueprint(self, path: Path) -> Blueprint:
         if self._built is None or self._built[0] != path:

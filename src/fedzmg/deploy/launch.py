@@ -4,12 +4,11 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -17,11 +16,12 @@ from pathlib import Path
 import psutil
 import torch
 
+from fedzmg.deploy import processes
 from fedzmg.deploy.blueprint import Blueprint
 from fedzmg.deploy.device import Device, serve
 from fedzmg.deploy.gate import open_gate
-from fedzmg.deploy.processes import APP, Flower, free_port, stop, superlink, supernode
-from fedzmg.deploy.server import DONE, LOG, PID, SETTINGS, Settings, prepare
+from fedzmg.deploy.processes import APP, Flower, free_port, stop
+from fedzmg.deploy.server import CUT, DONE, LOG, PID, SETTINGS, Settings, prepare
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.storage.formats import read_json
@@ -52,26 +52,29 @@ def run_server(
     most = 4 * num_bytes(Blueprint.of(task, run.spec, torch.device("cpu")).up) + (1 << 20)
     home, inner = Path(settings.home), free_port()
     flower = Flower(home, **{SETTINGS: str(home / "settings.json")})
-    with hold([home], say), superlink(flower, inner, keys) as nodes:
+    with (
+        hold([home], say),
+        processes.superlink(flower, inner, keys) as nodes,
+        (home / LOG).open("w+") as log,
+    ):
         (home / "app").mkdir(exist_ok=True)
         (home / "app" / "pyproject.toml").write_text(APP)
-        for name in (DONE, LOG):
+        for name in (DONE, CUT):
             (home / name).unlink(missing_ok=True)
         named = {node: re.fullmatch(r"device-(\d+)", key) for node, key in nodes.items()}
         bound = {node: int(found[1]) for node, found in named.items() if found}
         own = replace(settings, spec=run.spec.to_toml(), bound=bound, parent=os.getpid())
         own.write(home / "settings.json")
-        scheme, words = ("https", "TLS") if keys else ("http", "plain text")
-        with open_gate(f"{scheme}://127.0.0.1:{inner}", host, port, most, keys) as counted:
-            say(f"listening on {host}:{port}, {words}")
-            _follow(flower, say)
+        with open_gate(inner, host, port, most, keys, home / CUT) as counted:
+            say(f"listening on {host}:{port}, {'TLS' if keys else 'plain text'}")
+            _follow(flower, log, say)
             up, down = (counted[way] / 1e6 for way in ("up", "down"))
             say(f"{down:.2f} MB went to devices, {up:.2f} MB came from them")
 
 
-def _follow(flower: Flower, say: Say) -> None:
+def _follow(flower: Flower, log: Iterable[str], say: Say) -> None:
     """Start the server app, show its log, and start it again when it ends without a result."""
-    home, shown = flower.home, 0
+    home = flower.home
     for attempt in range(MOST_RESTARTS):
         if attempt:
             say("the server app has ended: starting it again")
@@ -84,11 +87,8 @@ def _follow(flower: Flower, say: Say) -> None:
                 app = int((home / PID).read_text())
             if app is None and time.monotonic() > late:
                 raise InputError(f"the server app does not start: {flower.log_of(run)}")
-            with contextlib.suppress(FileNotFoundError), (home / LOG).open() as log:
-                log.seek(shown)
-                for line in log:
-                    say(line.rstrip("\n"))
-                shown = log.tell()
+            for line in log:
+                say(line.rstrip("\n"))
             if (home / DONE).exists():
                 if error := read_json(home / DONE)["error"]:
                     raise InputError(str(error))
@@ -123,9 +123,9 @@ def run_client(
         worker.start()
         said = ""
         while worker.is_alive():
-            reason = _unreachable(server)
+            reason = processes.unreachable(server)
             if not reason:
-                process = supernode(flower, server, f"{folder}/worker", keys)
+                process = processes.supernode(flower, server, f"{folder}/worker", keys)
                 say(f"client {client}: connecting to {server}")
                 try:
                     process.wait()
@@ -136,18 +136,6 @@ def run_client(
                 said = reason
                 say(f"client {client}: {reason}; trying again")
             time.sleep(RETRY_SECONDS)
-
-
-def _unreachable(server: str) -> str:
-    """Return why nobody answers at HOST:PORT; empty if somebody does."""
-    host, _, port = server.rpartition(":")
-    if not port.isdecimal():
-        raise InputError(f"server {server!r}: expected HOST or HOST:PORT")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), 10).close()
-    except (OSError, OverflowError) as error:
-        return f"no server answers at {server} ({error})"
-    return ""
 
 
 @contextlib.contextmanager

@@ -144,7 +144,7 @@ def superlink(flower: Flower, port: int, keys: Path | None) -> Iterator[dict[str
     (flower.home / "config.toml").write_text(f"{known}{trust}\n")
     process = flower.start(*command, log="superlink.log")
     try:
-        while not _answers(port):
+        while unreachable(f"127.0.0.1:{port}"):
             if process.poll() is not None:
                 raise InputError(f"the SuperLink has ended: {flower.tail('superlink.log')}")
             time.sleep(0.2)
@@ -156,10 +156,16 @@ def superlink(flower: Flower, port: int, keys: Path | None) -> Iterator[dict[str
         stop(process)
 
 
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
+def unreachable(server: str) -> str:
+    """Return why nobody answers at HOST:PORT; empty if somebody does."""
+    host, _, port = server.rpartition(":")
+    if not port.isdecimal():
+        raise InputError(f"server {server!r}: expected HOST or HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 10).close()
+    except (OSError, OverflowError) as error:
+        return f"no server answers at {server} ({error})"
+    return ""
 
 
 def supernode(

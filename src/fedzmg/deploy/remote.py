@@ -64,6 +64,10 @@ class Link(Protocol):
         """Return the replies to some messages that have arrived."""
         ...
 
+    def cut_off(self) -> set[int]:
+        """Return the nodes that have sent too many bytes since the last call."""
+        return set()
+
 
 @dataclass
 class Remote:
@@ -95,9 +99,8 @@ class Remote:
         }
         for number in online - self._greeted.keys():
             self._greeted[number] = self.link.push(number, Frame(facts), self._valid_seconds)
-        waiting = {message: number for number, message in self._greeted.items() if message}
-        for reply in self.link.pull(list(waiting)):
-            number = waiting[reply.message]
+        for reply in self.link.pull([message for message in self._greeted.values() if message]):
+            number = reply.node
             try:
                 node = self.nodes.register(
                     number, _answer(reply).facts, online, self.population,
@@ -129,7 +132,7 @@ class Remote:
         down: Down,
         round_: int,
         planned: dict[int, list[ClientBatch]],
-        about: Callable[[int], dict[str, Any]],
+        about: Mapping[int, Mapping[str, Any]],
     ) -> dict[int, list[Outcome]]:
         """Send a round to its clients and collect their answers until the deadline.
 
@@ -138,29 +141,30 @@ class Remote:
         arrays, need = codec.encode(down), min(self.limits.min_replies, len(planned))
         largest = self.limits.max_update * (1 + _norm(down.params))
         found: dict[int, list[Outcome]] = {}
-        sent: dict[str, int] = {}
         facts = {"kind": "train", "federation": self.nodes.federation, "round": round_}
         facts["nonce"] = secrets.token_hex(8)
-        failed, asked, end = set[int](), set[int](), 0.0
-        while len(found) < need or len(found) + len(failed) < len(planned):
+        sent, failed, asked, end = dict[str, int](), set[int](), set[int](), 0.0
+        while len(found) < need or planned.keys() - found.keys() - failed:
             if time.monotonic() >= end:
-                if end and len(found) >= need:
-                    break
                 if end:
-                    missing = f"{len(found)} answers of {need} needed"
-                    self.say(f"round {round_}: {missing}; sending it again")
+                    if len(found) >= need:
+                        break
+                    self.say(f"round {round_}: {len(found)} answers of {need}; sending it again")
                 # Answers to what was sent before still count: a device may only be slow.
                 failed, asked, end = set(), set(), time.monotonic() + self.limits.deadline
-            online = self.greet()
+            online, cut = self.greet(), self.link.cut_off()
             for message, client in list(sent.items()):
                 if self.nodes.nodes[client].node not in online:  # it may come back without it
                     self._leave({message: sent.pop(message)})
                     asked.discard(client)
-            for client in planned.keys() - found.keys() - failed - asked:
-                number = self.nodes.nodes[client].node
-                if number in online and self._greeted.get(number) == "":
-                    own = {**facts, "occurrences": len(planned[client]), **about(client)}
-                    message = self.link.push(number, Frame(own, arrays), self._valid_seconds)
+            for client in planned.keys() - found.keys() - failed:
+                node = self.nodes.nodes[client]
+                if node.node in cut:
+                    failed.add(client)
+                    self._refuse(node, round_, "it has too many bytes")
+                elif client not in asked and self._greeted.get(node.node) == "":
+                    own = {**facts, "occurrences": len(planned[client]), **about[client]}
+                    message = self.link.push(node.node, Frame(own, arrays), self._valid_seconds)
                     sent[message] = client
                     asked.add(client)
             for reply in self.link.pull([*sent, *self._late]):
@@ -185,7 +189,7 @@ class Remote:
                     else:
                         failed.add(client)
                     self._refuse(node, round_, str(error))
-            if len(found) + len(failed) < len(planned):
+            if planned.keys() - found.keys() - failed:
                 time.sleep(TICK)
         self._leave(sent)
         for client in planned.keys() - found.keys():
@@ -302,15 +306,12 @@ class RemotePlanner(EnginePlanner, Engine):
         """Yield the answers in the order of the cohort; clients without one are left out."""
         remote, round_ = self._remote, int(broadcast.round[0])
         planned: dict[int, list[ClientBatch]] = {}
-        bases: dict[int, int] = {}
+        about: dict[int, dict[str, Any]] = {}
         for i, batch in enumerate(batches):
             if len(batch.stream):
                 planned.setdefault(batch.client, []).append(batch)
-                bases[batch.client] = int(memory["round"][i]) if leaves(memory) else 0
-
-        def about(client: int) -> dict[str, Any]:
-            return {"base": bases[client], "keep": self._store.rounds(0, client)}
-
+                base = int(memory["round"][i]) if leaves(memory) else 0
+                about[batch.client] = {"base": base, "keep": self._store.rounds(0, batch.client)}
         one = row(broadcast, 0)
         down = Down(travelling(remote.blueprint.rule, one.params), one.shared)
         found = remote.exchange(down, round_, planned, about) if planned else {}

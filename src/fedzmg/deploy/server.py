@@ -23,6 +23,7 @@ from fedzmg.tasks.task import Task
 SETTINGS = "FEDZMG_DEPLOY"  # environment variable with the file of settings of the server app
 LOG, PID, DONE = "server.log", "server.pid", "done.json"
 """Files of the server app for its launcher: messages, process id, and the end with its error."""
+CUT = "cut_off.txt"  # file of the launcher for the server app: nodes that sent too many bytes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedzmg.deploy.flower import from_records, to_records
 from fedzmg.deploy.frames import Frame
 from fedzmg.deploy.processes import exit_with
 from fedzmg.deploy.remote import Link, Reply
-from fedzmg.deploy.server import DONE, PID, SETTINGS, Settings, train
+from fedzmg.deploy.server import CUT, DONE, PID, SETTINGS, Settings, train
 from fedzmg.errors import InputError
 from fedzmg.storage.files import write_atomic
 from fedzmg.storage.formats import write_json
@@ -25,8 +25,8 @@ class GridLink(Link):
     in threads: Flower waits minutes for an answer that was announced and is not complete.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid, self._nodes = grid, dict[str, int]()
+    def __init__(self, grid: Grid, cut: Path) -> None:
+        self._grid, self._nodes, self._cut = grid, dict[str, int](), cut.open("a+")
         self._pool, self._pulled = ThreadPoolExecutor(256), dict[str, Future[Reply | None]]()
 
     def online(self) -> set[int]:
@@ -44,6 +44,9 @@ class GridLink(Link):
         wait([self._pulled[sent] for sent in messages], timeout=1)
         done = [self._pulled.pop(sent) for sent in messages if self._pulled[sent].done()]
         return [reply for one in done if (reply := one.result()) is not None]
+
+    def cut_off(self) -> set[int]:
+        return set(map(int, self._cut))
 
     def _pull(self, sent: str) -> Reply | None:
         frame, error = None, ""
@@ -68,7 +71,7 @@ def main(grid: Grid, _: Context) -> None:
     exit_with(settings.parent)
     said = ""
     try:
-        train(GridLink(grid), settings)
+        train(GridLink(grid, home / CUT), settings)
     except InputError as error:
         said = str(error)
     write_json(home / DONE, {"error": said})
