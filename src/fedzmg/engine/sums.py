@@ -1,5 +1,6 @@
 """Sums over the clients of a cohort, the models that enter them, and outliers among these."""
 
+from itertools import groupby
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
@@ -49,16 +50,14 @@ def add_models(
     models, origin, clients = chunk.outcomes.upload.delta, chunk.origin or Tree({}), len(weights)
     before, order = sums.averaged, sorted(range(clients), key=chunk.batches.__getitem__)
     counted = [i for i in order if weights[i] > 0]
-    sent = [leaf.reshape(-1) for leaf in origin.values()]
-    own = [models[name][:clients].reshape(clients, -1) for name in origin]
-    if before.shape[1] <= BLOCK:
-        sent, own = [torch.cat(sent)], [torch.cat(own, 1)]
-    # On one thread NumPy is faster, in blocks that stay in the cache.
+    # On one thread NumPy is faster, in blocks that stay in the cache. Small tensors share a block.
     alone = torch.get_num_threads() == 1 and before.dtype in (torch.float32, torch.float64)
     library: Any = np if alone else torch
     after, factors, found, low = torch.empty_like(before), before.new_tensor(weights), [], 0
-    for flat, rows in zip(sent, own, strict=True):
-        for part in zip(*(torch.split(t, BLOCK, -1) for t in (flat, rows)), strict=True):
+    for _, run in groupby(origin, lambda name: name if origin[name].numel() >= BLOCK else ""):
+        pairs = [(origin[n].reshape(-1), models[n][:clients].reshape(clients, -1)) for n in run]
+        both = pairs[0] if len(pairs) == 1 else [torch.cat(t, -1) for t in zip(*pairs, strict=True)]
+        for part in zip(*(torch.split(t, BLOCK, -1) for t in both), strict=True):
             high = low + len(part[0])
             tensors = *part, before[0, low:high], after[0, low:high], factors
             start, end, total, out, scales = (t.numpy() if alone else t for t in tensors)

@@ -43,7 +43,8 @@ def shown_trained(rule: ClientRule, layout: Layout) -> ClientRule:
 
 def pick(tree: Tree, names: Iterable[str]) -> Tree:
     """Return some tensors of a tree, in its order; an empty tree stays empty."""
-    return Tree({name: leaf for name, leaf in tree.items() if name in names})
+    chosen = frozenset(names)
+    return Tree({name: leaf for name, leaf in tree.items() if name in chosen})
 
 
 def filled(part: Tree, full: Tree) -> Tree:
