@@ -8,8 +8,12 @@ import torch
 from torch import nn
 
 from fedzmg import Task, Trial, simulate, tree
+from fedzmg.algorithms.fedavg import SGD, Average
+from fedzmg.contract import Algorithm, rule_class
 from fedzmg.engine import sequential, sums
 from fedzmg.engine.aggregate import Merger
+from fedzmg.messages import ClientContext, Cohort, FullPass
+from fedzmg.tree import State, Tree
 
 
 def task(*, batch_norm: bool, broken: int | None = None) -> Task:
@@ -82,3 +86,40 @@ def test_steps_in_place_round_once_and_pack(monkeypatch: pytest.MonkeyPatch, nam
         torch.testing.assert_close(leaf, usual[key], rtol=1e-5, atol=1e-5)
         changed |= not torch.equal(leaf, usual[key])
     assert changed, "the steps were not taken in place"
+
+
+@rule_class
+class Continued(SGD):
+    """Momentum that begins with what the server sends."""
+
+    def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
+        return context.shared
+
+
+@rule_class
+class Sending(Average):
+    """An average that sends the initial model as momentum."""
+
+    def init(self, params: Tree) -> State:
+        return params
+
+    def share(self, state: State) -> State:
+        return state
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> Any:
+        return super().update(params, (), cohort)[0], state
+
+
+def test_steps_in_place_leave_what_the_server_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequential, "LARGE", 0)
+    monkeypatch.setattr(tree, "BLOCK", 1)
+    own, problem = (
+        Algorithm("own", Continued(lr=0.1, momentum=0.9), Sending()),
+        task(batch_norm=False),
+    )
+    loop, mapped = (
+        simulate(problem, [Trial(own)], rounds=3, engine=engine)[0].params
+        for engine in ("sequential", "vectorized")
+    )
+    for name, leaf in loop.items():
+        torch.testing.assert_close(leaf, mapped[name], rtol=0, atol=1e-5)

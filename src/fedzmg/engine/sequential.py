@@ -16,7 +16,7 @@ from fedzmg.engine import local
 from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, client_loss, eager_gradient
 from fedzmg.messages import FullPass
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, num_bytes, row, stack
+from fedzmg.tree import State, Tree, leaves, num_bytes, row, stack, tree_map
 from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
 
@@ -73,8 +73,10 @@ class Sequential:
                 return client_loss(rule, program.objective, context, params, examples)
             return program.objective.train(params, examples)
 
-        large = num_bytes(sent.params) > LARGE and program.device.type == "cpu"
-        out = [work.params.map(torch.empty_like)] if large and takes_out(rule) else []
+        out: list[Tree] = []
+        if num_bytes(sent.params) > LARGE and program.device.type == "cpu" and takes_out(rule):
+            out = [work.params.map(torch.empty_like)]
+            work = work._replace(scratch=_unshared(work.scratch, context))
 
         def apply(function: Callable[..., Any], *args: Any) -> Any:
             return rule.step(*args, *out) if function is local.step else function(rule, *args)
@@ -124,6 +126,14 @@ class Sequential:
             name = self.program.data.names[batch.client]
             error.add_note(f"client {name!r}, {what}, engine {self.path!r}")
             raise
+
+
+def _unshared(scratch: State, known: Any) -> State:
+    """Copy what a rule has taken over from others: steps in place must not write to it."""
+    places = {leaf.untyped_storage().data_ptr() for leaf in leaves(known)}
+    return tree_map(
+        lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in places else leaf, scratch
+    )
 
 
 def takes_out(rule: ClientRule) -> bool:
