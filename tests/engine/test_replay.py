@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedzmg import Task, Trial, algorithms
+from fedzmg.algorithms.fedavg import SGD, Average
+from fedzmg.contract import Algorithm, rule_class
 from fedzmg.engine import replay
 from fedzmg.engine.replay import Replayed, copied
+from fedzmg.messages import ClientContext, Cohort, Upload
 from fedzmg.simulation import Simulation
-from fedzmg.tree import Tree, leaves
+from fedzmg.tree import State, Tree, leaves
 from golden_problems import random_task
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -56,14 +61,35 @@ def task() -> Task:
     )
 
 
+@rule_class
+class Telling(SGD):
+    """A client that tells the server its number of examples."""
+
+    def finish(self, context: ClientContext, *own: Any) -> tuple[Upload, State]:
+        upload, memory = super().finish(context, *own)
+        return upload._replace(each=context.num_examples.to(torch.float32)), memory
+
+
+@rule_class
+class Slower(Average):
+    """A server that divides its step by the largest client of the cohort."""
+
+    def update(self, params: Tree, state: State, cohort: Cohort) -> Any:
+        moved, state = super().update(params, state, cohort)
+        return params + (moved - params) / cohort.each.max(), state
+
+
+OWN = Algorithm("own", Telling(lr=0.1), Slower())
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("algorithm", [*NAMES, OWN], ids=lambda a: getattr(a, "name", a))
 def test_rounds_are_the_same_whether_replayed_or_called(
-    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+    algorithm: str | Algorithm, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(most: int) -> Simulation:
         monkeypatch.setattr(replay, "MOST_BYTES", most)
-        trials = [Trial.of(name, seed) for seed in range(2)]
+        trials = [Trial.of(algorithm, seed) for seed in range(2)]
         simulation = Simulation(
             task(), trials, rounds=4, device=torch.device(device), dtype=torch.float32,
             engine="cuda_graph", deterministic=True,

@@ -13,7 +13,7 @@ from fedzmg.engine.local import Broadcast, Chunk, Outcome
 from fedzmg.engine.replay import Replayed, copied
 from fedzmg.simulation.records import Message, RoundFacts, message_sizes
 from fedzmg.simulation.server import ServerSide, Snapshot
-from fedzmg.tree import row
+from fedzmg.tree import leaves, row
 from fedzmg.wrappers.parts import travelling
 
 
@@ -42,6 +42,9 @@ class Closing:
         whole: Chunk | None = None,
     ) -> Closed:
         """End a round with a merger of all clients, or with a chunk of all that is to be merged."""
+        if whole is not None and leaves(whole.outcomes.upload.each):
+            merger.add(whole)  # the server sees single clients, which tables do not describe
+            whole = None
         planned = None if whole is None else merger.begin_whole(whole)
         sizes = self._sizes(sent, broadcast, merger)
         totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
