@@ -26,7 +26,6 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any  # nested trees, tuples and tensors of constant structure, shapes and dtypes
-BLOCK = 1 << 17  # values of a tensor that stay in the cache of a CPU
 Inputs: TypeAlias = Any  # a tensor, or tensors by argument of the model; first axis examples
 
 
@@ -220,14 +219,11 @@ def _collect(value: Any, found: list[Tensor]) -> None:
 
 
 def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
-    """Compute ``base + scale * other``; large tensors in ``out``, if given, and rounded once."""
-
-    def add(base: Tensor, other: Tensor, *into: Tensor) -> Tensor:
-        if not into or base.numel() < BLOCK:
-            return (scale * other).add_(base)
-        return torch.add(base, other, alpha=float(scale), out=into[0])
-
-    return base.map(add, other, *out)
+    """Compute ``base + scale * other``; in the tensors of ``out``, if given, and rounded once."""
+    if not out:
+        return base.map(lambda leaf, more: (scale * more).add_(leaf), other)
+    alpha = float(scale)
+    return base.map(lambda *own: torch.add(*own[:2], alpha=alpha, out=own[2]), other, *out)
 
 
 def stack(values: list[T]) -> T:
@@ -276,6 +272,15 @@ def unflatten_rows(rows: Tensor, flat: Flat, *, exact: bool = False) -> Any:
         shaped = [part.to(dtype) for part, dtype in zip(shaped, flat.dtypes, strict=True)]
     rest = iter(shaped)
     return tree_map(lambda _: next(rest), flat.form)
+
+
+def row_like(params: Tree) -> tuple[Tensor, Tree]:
+    """Make a row for tensors of one type, and leaves of autograd in its memory."""
+    form = flat_form(row(params, None))
+    flat = next(iter(params.values())).new_empty(1, sum(shape.numel() for shape in form.shapes))
+    # Views of one tensor count changes together; ``data`` counts its own.
+    own: Tree = tree_map(lambda leaf: leaf[0].data.requires_grad_(), unflatten_rows(flat, form))
+    return flat, own
 
 
 def named_leaves(value: Any) -> dict[str, Tensor]:

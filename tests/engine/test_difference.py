@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedzmg import Task, Trial, simulate, tree
+from fedzmg import Task, Trial, simulate
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, rule_class
 from fedzmg.engine import sequential, sums
@@ -74,7 +74,6 @@ def test_steps_in_place_round_once_and_pack(monkeypatch: pytest.MonkeyPatch, nam
     problem = task(batch_norm=True)
     usual, _ = results(problem, name)
     monkeypatch.setattr(sequential, "LARGE", 0)
-    monkeypatch.setattr(tree, "BLOCK", 4)
     before = {key: leaf.clone() for key, leaf in problem.model.params().items()}
     alone, _ = results(problem, name)
     both = [Trial.of(name, 0), Trial.of(name, 0, client_lr=0.02)]
@@ -112,7 +111,6 @@ class Sending(Average):
 
 def test_steps_in_place_leave_what_the_server_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequential, "LARGE", 0)
-    monkeypatch.setattr(tree, "BLOCK", 1)
     own, problem = (
         Algorithm("own", Continued(lr=0.1, momentum=0.9), Sending()),
         task(batch_norm=False),

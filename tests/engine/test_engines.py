@@ -154,12 +154,17 @@ def test_compiling_must_save_more_than_it_takes(
     assert choose.choose_on_cpu(built.program, built.probe(), 10**2).path == "vectorized"
 
 
-def test_a_network_of_long_steps_is_not_tried_out(passes: Any) -> None:
-    """The first round would come seconds later."""
+@pytest.mark.parametrize("default", [True, False])
+def test_a_network_of_long_steps_is_not_tried_out(
+    passes: Any, monkeypatch: pytest.MonkeyPatch, default: bool
+) -> None:
+    """The first round would come seconds later; one step tells whether oneDNN helps on ARM."""
+    monkeypatch.setattr(choose, "ONEDNN_BY_DEFAULT", default)
     built, costs = simulation("sequential"), product(("sequential", "vectorized"), (True, False))
-    spent = passes(dict.fromkeys(costs, 0.5 / MILLISECOND))
-    assert choose.choose_on_cpu(built.program, built.probe(), 10**5).path == "sequential"
-    assert sum(spent) <= 1 / MILLISECOND
+    spent = passes({(path, on): (0.5 if on else 0.3) / MILLISECOND for path, on in costs})
+    choice = choose.choose_on_cpu(built.program, built.probe(), 10**5)
+    assert (choice.path, choice.onednn) == ("sequential", default)
+    assert sum(spent) <= 1.3 / MILLISECOND
 
 
 def test_unknown_engine_and_device_are_rejected() -> None:
@@ -316,7 +321,7 @@ def test_packed_equals_alone_on_a_gpu() -> None:
     packed = simulate(few, trials, rounds=1, **exact)
     for trial, together in zip(trials, packed, strict=True):
         [alone] = simulate(few, trial, rounds=1, **exact)
-        assert_equal(alone.params, together.params, atol=1e-4)
+        assert_equal(alone.params, together.params, atol=5e-4)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from fedzmg.engine.sequential import Sequential
 from fedzmg.experiment.specs.run import DTYPES, ResolvedRun, RunSpec
 from fedzmg.messages import Upload
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
+from fedzmg.models.kernels import onednn, rounding
 from fedzmg.simulation.program import build_program
 from fedzmg.simulation.trial import PackedRule, shared_algorithm
 from fedzmg.tasks.task import Task
@@ -128,7 +128,7 @@ class Blueprint:
         )
         stamp = torch.full((1,), round_, dtype=torch.int64, device=self.program.device)
         broadcast = Broadcast(params, shared, self.numbers, stamp)
-        with onednn(ONEDNN_BY_DEFAULT), rounding(self.run.spec.precision):
+        with onednn(True), rounding(self.run.spec.precision):
             parts = list(Sequential(self.program).train(batches, broadcast, memory))
         return tree_map(lambda *own: torch.cat(own), *(part.outcomes for part in parts))
 

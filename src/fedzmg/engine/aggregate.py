@@ -68,16 +68,10 @@ class Merger:
     norms: Tensor  # of delta, average and total of these clients; NaN: not finite, or none
 
     def __init__(
-        self,
-        batches: list[ClientBatch],
-        trials: int,
-        *,
-        by_examples: bool,
-        guard: bool = False,
-        weigh: Callable[[Tensor, Tensor], Tensor] | None = None,
-        fewest: int = 0,
+        self, batches: list[ClientBatch], trials: int, *, by_examples: bool, guard: bool = False,
+        weigh: Callable[[Tensor, Tensor], Tensor] | None = None, fewest: int = 0,
         by_client: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._batches, self._trials, self._guard = batches, trials, guard
         self._weigh, self._fewest, self._by_client = weigh, fewest, by_client
         self._sends = [len(b.stream) > 0 for b in batches]  # without a batch nothing is sent
@@ -86,6 +80,7 @@ class Merger:
             for b, sends in zip(batches, self._sends, strict=True)
         ]
         """Weights on the host; zero for a client that sends nothing."""
+        self._spare: Tensor | None = None  # memory for other sums, if models are added
         self._weighed_all: Tensor | None = None  # weights that the server computed from these
         self._forms: tuple[Flat, Flat] | None = None
         self._order: list[int] = []  # batches that the facts belong to
@@ -125,10 +120,11 @@ class Merger:
     def add_rows(self, chunk: Chunk, trials: slice, tables: Tables) -> None:
         """Merge a chunk whose tables are known; only a server that weighs clients reads more."""
         self.upload = chunk.outcomes.upload
-        if chunk.origin is not None:
-            moved = chunk.origin.map(lambda sent, own: sent - own, self.upload.delta)
-            self.upload = self.upload._replace(delta=moved)
-        averaged, form = flatten_rows((self.upload.delta, self.upload.average))
+        if chunk.models is None:
+            averaged, form = flatten_rows((self.upload.delta, self.upload.average))
+        else:
+            averaged = chunk.models.origin - chunk.models.rows
+            form = flat_form((self.upload.delta, self.upload.average))
         total, total_form = flatten_rows(self.upload.total, like=averaged)
         own_weights = isinstance(self.upload.weight, Tensor)
         if self._forms is None:
@@ -178,18 +174,18 @@ class Merger:
 
     def _add_models(self, chunk: Chunk) -> bool:
         """Merge models that are not yet subtracted; false if there are none, or not here."""
-        every = [] if chunk.origin is None else [*chunk.origin.values()]
-        width = sum(leaf.numel() for leaf in every)
         special = self._guard or self._fewest or self._weigh or self._trials > 1
-        if special or len({leaf.dtype for leaf in every}) != 1 or not is_at_hand(every[0]):
+        if special or chunk.models is None or not is_at_hand(chunk.models.origin):
             return False
         if self._forms is None:
             form = flat_form((chunk.outcomes.upload.delta, ()))
-            self._begin(form, flat_form(()), every[0].new_empty(1, width), 0)
-        weights = [self._usual[i] for i in chunk.batches]
-        if (added := add_models(self.sums, chunk, weights)) is None:
+            self._begin(form, flat_form(()), chunk.models.origin, 0)
+        before, weights = self.sums.averaged, [self._usual[i] for i in chunk.batches]
+        out = torch.empty_like(before) if self._spare is None else self._spare
+        if (added := add_models(self.sums, chunk, weights, out)) is None:
             return False  # the general path drops what is not finite
         self.sums, facts, counts = added
+        self._spare = before if self.sums.averaged is out else out
         self._facts.append(facts)
         self._order += chunk.batches
         self.accepted.append(counts)
@@ -361,7 +357,7 @@ class Merger:
         sums = self.sums
         if delta is None:
             weight = torch.where(sums.weight > 0, sums.weight, 1.0).to(sums.averaged.dtype)
-            delta = sums.averaged / weight[:, None]
+            delta = torch.div(sums.averaged, weight[:, None], out=self._spare)
         merged, average = unflatten_rows(delta, self._forms[0])
         total = unflatten_rows(sums.total, self._forms[1])
         population_ = torch.full_like(sums.clients, population)

@@ -113,15 +113,9 @@ class EnginePlanner:
         self.trainings, self.backend = trainings, backend
 
     def plan(
-        self,
-        program: Program,
-        probe: Callable[[], Probe],
-        *,
-        trials: int,
-        rounds_left: int,
-        clients: int | None = None,
-        rows: int = 0,
-    ) -> None:
+        self, program: Program, probe: Callable[[], Probe], *, trials: int, rounds_left: int,
+        clients: int | None = None, rows: int = 0,
+    ) -> None:  # fmt: skip
         """Decide; a probe that does not fit on the device is repeated in smaller chunks.
 
         ``clients`` is the largest number of clients that a round may have, by default the probe's.
@@ -153,7 +147,7 @@ class EnginePlanner:
             raise unknown("engine", path, get_args(EngineName))
         if path != "auto":
             path = "compiled_cuda_graph" if path == "compiled" and on_gpu else path
-            return EngineChoice(path, "asked for")
+            return EngineChoice(path, "asked for", path == "sequential" or ONEDNN_BY_DEFAULT)
         if on_gpu:
             work = rounds_left * self.trainings * (1 + (trials - 1) * PACKED_COST)
             return choose_on_gpu(program, probe(), work, self.chunk)
@@ -252,7 +246,8 @@ def choose_on_cpu(
     width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 1)
     if width < MIN_WIDTH:
         long = f"{first:.2g} s a step: too long to try other paths"
-        return EngineChoice("sequential", long, True)
+        without = first if ONEDNN_BY_DEFAULT else timings.warm_up("sequential", False)
+        return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
     most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (1 + width)) - 1)
     short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)
     timings.parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}

@@ -322,15 +322,9 @@ def _advance(rule: ClientRule) -> Callable[..., None]:
     """Build the second half of a step: the rule's update and the tallies, in place."""
 
     def advance(
-        numbers: Any,
-        context: ClientContext,
-        work: Work,
-        grad: Tree,
-        loss: Tensor,
-        lengths: Tensor,
-        time: Any,
-        *changed: State,
-    ) -> None:
+        numbers: Any, context: ClientContext, work: Work, grad: Tree, loss: Tensor, lengths: Tensor,
+        time: Any, *changed: State,
+    ) -> None:  # fmt: skip
         active = (lengths > time) & work.active
         own: tuple[Any, ...] = (context, work.params, work.scratch, grad, active)
         if changed:  # by the first gradients of the batch

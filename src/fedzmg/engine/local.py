@@ -44,16 +44,14 @@ def eager_gradient(
     Clients share no parameter, so one backward pass of the summed loss gives every client's
     gradient. This avoids ``torch.func.grad``, whose eager overhead is larger than a small model.
     """
-    tracked = params.map(lambda leaf: leaf.detach().requires_grad_())
-    found = loss(tracked, batch)
-    losses, moved = found if isinstance(found, tuple) else (found, Tree({}))
+    tracked = params.map(lambda t: t if t.requires_grad else t.detach().requires_grad_())
+    result = loss(tracked, batch)
+    losses, moved = result if isinstance(result, tuple) else (result, Tree({}))
     total = losses.sum() if losses.ndim else losses
     grads = torch.autograd.grad(total, list(tracked.values()), allow_unused=True)
-    filled = [
-        torch.zeros_like(leaf) if grad is None else grad
-        for leaf, grad in zip(params.values(), grads, strict=True)
-    ]
-    return losses.detach(), Tree(dict(zip(params, filled, strict=True)) | dict(moved.items()))
+    found = dict(zip(params, grads, strict=True)) | dict(moved.items())
+    unused = {name: torch.zeros_like(params[name]) for name, grad in found.items() if grad is None}
+    return losses.detach(), Tree(found | unused)
 
 
 def add_full_pass(
@@ -111,14 +109,9 @@ def next_point(
 
 
 def step(
-    rule: ClientRule,
-    context: ClientContext,
-    params: Tree,
-    scratch: State,
-    grad: Tree,
-    active: Tensor | None = None,
-    before: State = None,
-) -> tuple[Tree, State]:
+    rule: ClientRule, context: ClientContext, params: Tree, scratch: State, grad: Tree,
+    active: Tensor | None = None, before: State = None,
+) -> tuple[Tree, State]:  # fmt: skip
     """Run one local step; ``active=None`` promises that the client is active.
 
     ``before`` is the state before the batch, if its first gradients have changed it.
@@ -130,14 +123,9 @@ def step(
 
 
 def full_step(
-    rule: ClientRule,
-    apply: Callable[..., Any],
-    gradient: Callable[[Tree], tuple[Tensor, Tree]],
-    context: ClientContext,
-    params: Tree,
-    scratch: State,
-    *active: Tensor,
-) -> tuple[Tensor, Tree, State]:
+    rule: ClientRule, apply: Callable[..., Any], gradient: Callable[[Tree], tuple[Tensor, Tree]],
+    context: ClientContext, params: Tree, scratch: State, *active: Tensor,
+) -> tuple[Tensor, Tree, State]:  # fmt: skip
     """Compute the gradients of a batch and run a step; ``apply`` calls functions of a rule."""
     loss, grad = gradient(params)
     if rule.gradients_per_step == 1:
@@ -279,6 +267,13 @@ class Broadcast(NamedTuple):
     round: Tensor
 
 
+class Models(NamedTuple):
+    """Flat models of clients, one per row, and the global model that they began with."""
+
+    rows: Tensor
+    origin: Tensor
+
+
 class Chunk(NamedTuple):
     """Outcomes of some clients of a round; batch ``batches[i]`` has row ``rows[i]``."""
 
@@ -286,7 +281,7 @@ class Chunk(NamedTuple):
     rows: list[int]
     outcomes: Outcome
     computed: int  # client steps computed for it, padding included
-    origin: Tree | None = None  # global model, if ``delta`` has models that are not yet subtracted
+    models: Models | None = None  # given if ``delta`` has models that are not yet subtracted
 
 
 class Engine(Protocol):

@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,13 +13,14 @@ from torch import Tensor
 from fedzmg.contract import ClientRule, bind, chain
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
-from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, client_loss, eager_gradient
+from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, eager_gradient
 from fedzmg.messages import FullPass
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, leaves, num_bytes, row, stack, tree_map
+from fedzmg.tree import State, Tree, flatten_rows, leaves, num_bytes, row, row_like, stack, tree_map
 from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
 
+Place: TypeAlias = tuple[Tensor, Tree]  # memory of a model as one row, and as its parameters
 CHUNK_BYTES = 1 << 22  # models that the loop collects before they are merged
 LARGE = 1 << 21  # bytes of a model above which it is trained in place, if its rule can
 
@@ -42,22 +43,31 @@ class Sequential:
         model = num_bytes(broadcast.params) // len(broadcast.round)
         size = max(1, CHUNK_BYTES // max(model, 1))
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
-        subtract = self.subtracts or len(own) > 1 or not uploads_difference(self.program.rule)
+        origin = None if self.subtracts else common_origin(self.program.rule, batches, broadcast)
         rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
+        place = None
+        if origin is not None and size == 1:  # merged before the next client
+            place = self._place(own[batches[0].trial].params)
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
             outcomes = [
-                self._train_one(rules[b.trial], b, own[b.trial], row(memory, i), subtract)
+                self._train_one(
+                    rules[b.trial], b, own[b.trial], row(memory, i), origin is None, place
+                )
                 for i, b in zip(part, batches[first:], strict=False)
             ]
-            all_ = stack(outcomes) if len(outcomes) > 1 else row(outcomes[0], None)
+            all_ = row(outcomes[0], None) if len(part) == 1 else stack(outcomes)
+            models = None
+            if origin is not None:
+                rows = flatten_rows(all_.upload.delta)[0] if place is None else place[0]
+                models = Models(rows, origin)
             steps = sum(len(batches[i].stream) for i in part)
-            origin = None if subtract else own[batches[first].trial].params
-            yield Chunk(part, [*range(len(part))], all_, steps, origin)
+            yield Chunk(part, [*range(len(part))], all_, steps, models)
 
     def _train_one(
-        self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State, subtract: bool
-    ) -> Outcome:
+        self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State, subtract: bool,
+        place: Place | None,
+    ) -> Outcome:  # fmt: skip
         program, stream, parts = self.program, batch.stream, self._batches(batch.stream)
         facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
         context = program.context(sent, memory, *facts)
@@ -69,32 +79,43 @@ class Sequential:
             work = work._replace(params=work.params.map(torch.clone))
 
         def loss_of(params: Tree, examples: Batch) -> tuple[Tensor, Tree]:
-            if rule.own_loss:
-                return client_loss(rule, program.objective, context, params, examples)
-            return program.objective.train(params, examples)
-
-        out: list[Tree] = []
-        if num_bytes(sent.params) > LARGE and program.device.type == "cpu" and takes_out(rule):
-            out = [work.params.map(torch.empty_like)]
-            work = work._replace(scratch=_unshared(work.scratch, context))
+            with torch.enable_grad():
+                if rule.own_loss:
+                    return local.client_loss(rule, program.objective, context, params, examples)
+                return program.objective.train(params, examples, statistics)
 
         def apply(function: Callable[..., Any], *args: Any) -> Any:
             return rule.step(*args, *out) if function is local.step else function(rule, *args)
 
+        out: list[Tree] = []
+        statistics: dict[str, Tensor] = {}
+        if (place := place or self._place(sent.params)) is not None:
+            names, out = program.objective.model.statistics, [place[1]]
+            statistics = {n: out[0][n].detach().copy_(work.params[n]) for n in names}
+            work = work._replace(scratch=_unshared(work.scratch, context))
         for t in range(len(stream)):
-            with self._named(batch, f"local step {t + 1}"):
+            with self._named(batch, f"local step {t + 1}"), torch.set_grad_enabled(not out):
                 gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
                 after = local.full_step(rule, apply, gradient, context, work.params, work.scratch)
             work = (local.count if rule.uses_epoch_end else local.move)(work, *after)
             if rule.uses_epoch_end and stream.closes[t]:
                 full = rule.full_pass == "epochs"
                 seen = self._full_pass(batch, work.params).loss if full else None
-                work = local.close_epoch(rule, work, torch.ones_like(work.active), seen)
+                with torch.set_grad_enabled(not out):
+                    work = local.close_epoch(rule, work, torch.ones_like(work.active), seen)
                 if not bool(work.active):
                     break
         if not rule.uses_epoch_end:
             work = work._replace(steps=work.steps + len(stream))
+        for all_ in out:  # statistics may have been copied, and there may have been no step
+            work = work._replace(params=all_.map(_moved_into, work.params))
         return local.finish(rule, context, work, subtract=subtract)
+
+    def _place(self, params: Tree) -> Place | None:
+        """Make memory for the model of a client, if it is to be trained in place."""
+        program, types = self.program, {leaf.dtype for leaf in params.values()}
+        large = num_bytes(params) > LARGE and program.device.type == "cpu" and len(types) == 1
+        return row_like(params) if large and takes_out(program.rule) else None
 
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
@@ -136,17 +157,28 @@ def _unshared(scratch: State, known: Any) -> State:
     )
 
 
+def _moved_into(place: Tensor, trained: Tensor) -> Tensor:
+    place = place.detach()
+    return place if place.data_ptr() == trained.data_ptr() else place.copy_(trained)
+
+
 def takes_out(rule: ClientRule) -> bool:
     """Tell whether steps of a rule can write the model to memory of the engine."""
     return all("out" in inspect.signature(type(one).step).parameters for one in chain(rule))
 
 
-def uploads_difference(rule: ClientRule) -> bool:
-    """Tell whether uploads are the difference of two models alone, as a plain ``finish`` makes."""
+def common_origin(
+    rule: ClientRule, batches: list[ClientBatch], broadcast: Broadcast
+) -> Tensor | None:
+    """Return the flat model of all clients, if uploads are its difference from theirs alone."""
 
     def plain(one: Any) -> bool:
         if isinstance(one, PartsClient):
             return not (one.split.personal or one.split.frozen or one.split.own)
         return type(one).finish in (ClientRule.finish, Wrapper.finish)
 
-    return all(map(plain, chain(rule)))
+    trials, types = {b.trial for b in batches}, {leaf.dtype for leaf in leaves(broadcast.params)}
+    if len(trials) > 1 or len(types) > 1 or not all(map(plain, chain(rule))):
+        return None
+    [trial] = trials
+    return flatten_rows(row(broadcast.params, slice(trial, trial + 1)))[0]

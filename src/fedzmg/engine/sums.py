@@ -1,18 +1,17 @@
 """Sums over the clients of a cohort, the models that enter them, and outliers among these."""
 
-from itertools import groupby
 from math import isfinite, nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedzmg.engine.local import Chunk
 from fedzmg.messages import Upload
-from fedzmg.tree import BLOCK, State, Tree
+from fedzmg.tree import State
 
 OUTLIER = 100.0  # norm of an outlier over the median of its cohort, at least
+BLOCK = 1 << 18  # values of a model that are added at a time
 FEWEST = 3  # uploads that a cohort needs for its median to judge any of them
 
 
@@ -41,32 +40,28 @@ class MergedPart(NamedTuple):
 
 
 def add_models(
-    sums: Sums, chunk: Chunk, weights: list[float]
+    sums: Sums, chunk: Chunk, weights: list[float], out: Tensor
 ) -> tuple[Sums, Tensor, Tensor] | None:
-    """Add the models of a chunk to sums in the order of the cohort; a weight of 0: no upload.
+    """Add models to sums in the order of the cohort, into ``out``; a weight of 0: no upload.
 
     Returns the sums, losses and norms by client, and who counts; None if a model is not finite.
     """
-    models, origin, clients = chunk.outcomes.upload.delta, chunk.origin or Tree({}), len(weights)
-    before, order = sums.averaged, sorted(range(clients), key=chunk.batches.__getitem__)
+    assert chunk.models is not None
+    (rows, origin), clients = chunk.models, len(weights)
+    order = sorted(range(clients), key=chunk.batches.__getitem__)
     counted = [i for i in order if weights[i] > 0]
-    # On one thread NumPy is faster, in blocks that stay in the cache. Small tensors share a block.
-    alone = torch.get_num_threads() == 1 and before.dtype in (torch.float32, torch.float64)
-    library: Any = np if alone else torch
-    after, factors, found, low = torch.empty_like(before), before.new_tensor(weights), [], 0
-    for _, run in groupby(origin, lambda name: name if origin[name].numel() >= BLOCK else ""):
-        pairs = [(origin[n].reshape(-1), models[n][:clients].reshape(clients, -1)) for n in run]
-        both = pairs[0] if len(pairs) == 1 else [torch.cat(t, -1) for t in zip(*pairs, strict=True)]
-        for part in zip(*(torch.split(t, BLOCK, -1) for t in both), strict=True):
-            high = low + len(part[0])
-            tensors = *part, before[0, low:high], after[0, low:high], factors
-            start, end, total, out, scales = (t.numpy() if alone else t for t in tensors)
-            with np.errstate(over="ignore", invalid="ignore"):
-                moved, low = library.subtract(start, end), high
-                found.append(largest(torch.as_tensor(moved)))
-                for i in counted:
-                    library.multiply(moved[i], scales[i], out=moved[i])
-                    total = library.add(total, moved[i], out=out)
+    scratch, found = rows.new_empty(clients, min(rows.shape[1], BLOCK)), []
+    started = bool(sums.clients.any())
+    tensors = rows[:clients], origin, sums.averaged, out
+    # Parts stay in the cache of a CPU.
+    for own, start, total, after in zip(*(torch.split(t, BLOCK, 1) for t in tensors), strict=True):
+        moved = torch.sub(start, own, out=scratch[:, : own.shape[1]])
+        found.append(largest(moved))
+        for i in counted:
+            if started or i != counted[0]:
+                total = torch.add(total, moved[i].mul_(weights[i]), out=after)
+            else:
+                total = torch.mul(moved[i : i + 1], weights[i], out=after)
     norms, losses = torch.stack(found).amax(0).tolist(), chunk.outcomes.loss.tolist()
     if not all(isfinite(norms[i]) for i in counted):
         return None
@@ -77,7 +72,7 @@ def add_models(
     sums.steps.add_(chunk.outcomes.steps[counted].sum())
     facts = torch.tensor([losses[:clients], norms], dtype=torch.float64)
     counts = torch.tensor(weights) > 0
-    sums = sums._replace(averaged=after) if counted else sums
+    sums = sums._replace(averaged=out) if counted else sums
     return sums, torch.where(counts, facts, nan), counts
 
 

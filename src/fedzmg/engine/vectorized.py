@@ -18,15 +18,15 @@ from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
-from fedzmg.engine.local import Broadcast, Chunk, Outcome, Program, Work
+from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, Work
 from fedzmg.engine.replay import Replayed
-from fedzmg.engine.sequential import Sequential, uploads_difference
+from fedzmg.engine.sequential import Sequential, common_origin
 from fedzmg.errors import CannotMap, InputError
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, row, tree_map, vmap
+from fedzmg.tree import State, Tree, flatten_rows, row, tree_map, vmap
 
 MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4
@@ -44,17 +44,11 @@ class Vectorized:
     """
 
     def __init__(
-        self,
-        program: Program,
-        *,
-        chunk: int | None = None,
-        compiled: bool = False,
-        cuda_graph: bool = False,
-        backend: str = "inductor",
-        subtracts: bool = True,
-    ) -> None:
+        self, program: Program, *, chunk: int | None = None, compiled: bool = False,
+        cuda_graph: bool = False, backend: str = "inductor", subtracts: bool = True,
+    ) -> None:  # fmt: skip
         self.program, self.chunk = program, chunk
-        self.subtracts = subtracts or not uploads_difference(program.rule)
+        self.subtracts = subtracts
         self.compiled, self.cuda_graph, self.backend = compiled, cuda_graph, backend
         self.graphs: StepGraphs | None = None  # made by the first round that replays
 
@@ -65,8 +59,7 @@ class Vectorized:
         if reason := self.program.objective.model.loop_reason:
             raise cannot_map(reason)
         size = self.chunk or max(len(batches), 1)
-        subtract = self.subtracts or len({b.trial for b in batches}) > 1
-        origin = None if subtract else row(broadcast.params, batches[0].trial)
+        origin = None if self.subtracts else common_origin(self.program.rule, batches, broadcast)
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
             # Longest stream first; the sort is stable, so equal streams keep the cohort's order.
@@ -74,7 +67,7 @@ class Vectorized:
             rows = order + order[-1:] * (self._num_rows(len(order)) - len(order))
             chosen = [batches[i] for i in rows]
             try:
-                outcomes = self._train_sorted(chosen, broadcast, row(memory, rows), subtract)
+                outcomes = self._train_sorted(chosen, broadcast, row(memory, rows), origin is None)
             except (InputError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
@@ -84,8 +77,11 @@ class Vectorized:
                 loop = Sequential(self.program, self._path)
                 deque(loop.train(chosen, broadcast, row(memory, rows)), 0)
                 raise cannot_map(error) from error
+            models = None
+            if origin is not None:
+                models = Models(flatten_rows(outcomes.upload.delta)[0], origin)
             computed = sum(self._widths(chosen))
-            yield Chunk(order, list(range(len(order))), outcomes, computed, origin)
+            yield Chunk(order, list(range(len(order))), outcomes, computed, models)
 
     @property
     def _path(self) -> str:

@@ -199,7 +199,8 @@ class FunctionalModel:
             if (leaf := inputs.get(name)) is not None:
                 inputs[name] = leaf.to(leaf.dtype if kind.is_floating_point else kind, copy=True)
         if moved is not None:
-            moved |= {name: inputs[name].clone() for name in self.statistics if name in inputs}
+            here = (name for name in self.statistics if name in inputs and name not in moved)
+            moved |= {name: inputs[name].clone() for name in here}
             inputs |= moved
         if isinstance(key, Tensor):
             inputs |= dict.fromkeys(self.layer_keys, key)

@@ -125,8 +125,9 @@ def generator_states() -> dict[str, object]:
 
 def _drop(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
     """Zero elements and scale the others; on a CPU a product is faster than a choice."""
-    scaled = x / (1 - p)
-    return scaled * (~zeroed).to(x.dtype) if x.is_cpu else torch.where(zeroed, 0.0, scaled)
+    if x.is_cpu:
+        return x * (~zeroed).to(x.dtype).mul_(1 / (1 - p))
+    return torch.where(zeroed, 0.0, x / (1 - p))
 
 
 def _drop_alpha(x: Tensor, zeroed: Tensor, p: float) -> Tensor:

@@ -1,7 +1,8 @@
 """The objective of a client: a model and a loss, as functions of one batch; common losses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -13,6 +14,7 @@ from fedzmg.tree import Inputs, Tree
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # to one loss per example
 Outputs: TypeAlias = tuple[Tensor, Any]  # and features, if wanted
 PrepareFunction: TypeAlias = Callable[[Inputs, torch.dtype], Inputs]  # stored to model inputs
+NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Batch(NamedTuple):
@@ -33,9 +35,14 @@ class Objective:
     loss: LossFunction
     layers_in: torch.dtype | None = None  # of layers on a GPU; parameters and losses keep theirs
 
-    def train(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
-        """Compute the weighted loss of a batch, dropout on, and running statistics after it."""
-        moved: dict[str, Tensor] = {}
+    def train(
+        self, params: Tree, batch: Batch, own: Mapping[str, Tensor] = NONE
+    ) -> tuple[Tensor, Tree]:
+        """Compute the weighted loss of a batch, dropout on, and running statistics after it.
+
+        Statistics of ``own`` are changed in place, others are copied.
+        """
+        moved = dict(own)
         outputs, _ = self.without_features(params, batch, moved)
         return self._weighted(outputs, batch), Tree(moved)
 

@@ -33,14 +33,9 @@ class Closing:
         self._replayed = Replayed(self._end_whole)
 
     def close(
-        self,
-        round_: int,
-        sent: list[ClientBatch],
-        broadcast: Broadcast,
-        before: Snapshot,
-        merger: Merger,
-        whole: Chunk | None = None,
-    ) -> Closed:
+        self, round_: int, sent: list[ClientBatch], broadcast: Broadcast, before: Snapshot,
+        merger: Merger, whole: Chunk | None = None,
+    ) -> Closed:  # fmt: skip
         """End a round with a merger of all clients, or with a chunk of all that is to be merged."""
         if whole is not None and leaves(whole.outcomes.upload.each):
             merger.add(whole)  # the server sees single clients, which tables do not describe

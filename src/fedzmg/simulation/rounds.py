@@ -72,22 +72,13 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        task: Task,
-        trials: Sequence[Trial],
-        *,
-        rounds: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        engine: EngineName | EngineChoice | EnginePlanner,
-        precision: Precision = DEFAULT_PRECISION,
-        deterministic: bool = False,
-        federation: Federation | None = None,
-        restored: Sequence[Checkpoint] | None = None,
-        memory_places: Sequence[Path] | None = None,
-        planner: RoundPlanner | None = None,
+        self, task: Task, trials: Sequence[Trial], *, rounds: int, device: torch.device,
+        dtype: torch.dtype, engine: EngineName | EngineChoice | EnginePlanner,
+        precision: Precision = DEFAULT_PRECISION, deterministic: bool = False,
+        federation: Federation | None = None, restored: Sequence[Checkpoint] | None = None,
+        memory_places: Sequence[Path] | None = None, planner: RoundPlanner | None = None,
         shards: Shards | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         task.check()
         if device.type == "cpu":
             keep_freed_memory()

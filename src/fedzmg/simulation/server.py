@@ -50,14 +50,9 @@ class ServerSide(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        rule: PackedRule,
-        federation: Federation,
-        task: Task,
-        trials: Sequence[Trial],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "ServerSide":
+        cls, rule: PackedRule, federation: Federation, task: Task, trials: Sequence[Trial],
+        dtype: torch.dtype, device: torch.device,
+    ) -> "ServerSide":  # fmt: skip
         """Combine an algorithm's rules with the stages of a federation, which must fit."""
         algorithms = [_with_aggregator(trial.algorithm, federation) for trial in trials]
         first, packed = algorithms[0], None

@@ -33,19 +33,12 @@ def resolve_device(device: str) -> torch.device:
 
 
 def simulate(
-    task: Task,
-    trials: Sequence[Trial] | Trial,
-    *,
-    rounds: int | None = None,
-    engine: EngineName = "auto",
-    device: Device = "auto",
-    dtype: torch.dtype = torch.float32,
-    precision: Precision = DEFAULT_PRECISION,
-    deterministic: bool = False,
-    federation: Federation | None = None,
-    chunk: int | None = None,
+    task: Task, trials: Sequence[Trial] | Trial, *, rounds: int | None = None,
+    engine: EngineName = "auto", device: Device = "auto", dtype: torch.dtype = torch.float32,
+    precision: Precision = DEFAULT_PRECISION, deterministic: bool = False,
+    federation: Federation | None = None, chunk: int | None = None,
     observer: Observer | None = None,
-) -> list[History]:
+) -> list[History]:  # fmt: skip
     """Train trials of equal structure together; return one history each.
 
     Args:
