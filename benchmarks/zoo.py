@@ -1,6 +1,6 @@
 """Train models of other people's packages, and time them against a plain PyTorch loop.
 
-    python benchmarks/zoo.py --device cpu --threads 1 --out benchmarks/results/zoo-cpu.json
+    python benchmarks/zoo.py --device cpu --threads 1
     python benchmarks/zoo.py --models resnet18 gpt2 --device cuda
 
 Every model is small or starts from a small configuration, with random weights, on random data of

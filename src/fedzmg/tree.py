@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, ItemsView, Iterator, Mapping
+from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
 import torch
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any  # nested trees, tuples and tensors of constant structure, shapes and dtypes
+BLOCK = 1 << 18  # values of a tensor that stay in the cache of a CPU
 Inputs: TypeAlias = Any  # a tensor, or tensors by argument of the model; first axis examples
 
 
@@ -272,6 +274,15 @@ def unflatten_rows(rows: Tensor, flat: Flat, *, exact: bool = False) -> Any:
         shaped = [part.to(dtype) for part, dtype in zip(shaped, flat.dtypes, strict=True)]
     rest = iter(shaped)
     return tree_map(lambda _: next(rest), flat.form)
+
+
+def flat_parts(params: Tree) -> list[Tensor]:
+    """Flatten tensors to parts that a cache holds; small tensors share one."""
+    found: list[Tensor] = []
+    for _, names in groupby(params, lambda name: name if params[name].numel() >= BLOCK else ""):
+        run = [params[name].reshape(-1) for name in names]
+        found += torch.split(run[0] if len(run) == 1 else torch.cat(run), BLOCK)
+    return found
 
 
 def row_like(params: Tree) -> tuple[Tensor, Tree]:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedzmg import Task, Trial, simulate
+from fedzmg import Task, Trial, simulate, tree
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, rule_class
-from fedzmg.engine import sequential, sums
+from fedzmg.engine import sequential
 from fedzmg.engine.aggregate import Merger
 from fedzmg.messages import ClientContext, Cohort, FullPass
 from fedzmg.tree import State, Tree
@@ -62,7 +62,7 @@ def test_the_fast_path_changes_no_bit(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     if not collected:
         monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
-        monkeypatch.setattr(sums, "BLOCK", 4)
+        monkeypatch.setattr(tree, "BLOCK", 4)
     fast_model, fast_records = results(problem, name, engine)
     assert repr(fast_records) == repr(records)
     for key, leaf in model.items():

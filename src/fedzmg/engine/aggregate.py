@@ -80,7 +80,6 @@ class Merger:
             for b, sends in zip(batches, self._sends, strict=True)
         ]
         """Weights on the host; zero for a client that sends nothing."""
-        self._spare: Tensor | None = None  # memory for other sums, if models are added
         self._weighed_all: Tensor | None = None  # weights that the server computed from these
         self._forms: tuple[Flat, Flat] | None = None
         self._order: list[int] = []  # batches that the facts belong to
@@ -123,7 +122,7 @@ class Merger:
         if chunk.models is None:
             averaged, form = flatten_rows((self.upload.delta, self.upload.average))
         else:
-            averaged = chunk.models.origin - chunk.models.rows
+            averaged = torch.cat(chunk.models.origin) - chunk.models.rows
             form = flat_form((self.upload.delta, self.upload.average))
         total, total_form = flatten_rows(self.upload.total, like=averaged)
         own_weights = isinstance(self.upload.weight, Tensor)
@@ -175,17 +174,15 @@ class Merger:
     def _add_models(self, chunk: Chunk) -> bool:
         """Merge models that are not yet subtracted; false if there are none, or not here."""
         special = self._guard or self._fewest or self._weigh or self._trials > 1
-        if special or chunk.models is None or not is_at_hand(chunk.models.origin):
+        if special or chunk.models is None or not is_at_hand(chunk.models.rows):
             return False
         if self._forms is None:
             form = flat_form((chunk.outcomes.upload.delta, ()))
-            self._begin(form, flat_form(()), chunk.models.origin, 0)
-        before, weights = self.sums.averaged, [self._usual[i] for i in chunk.batches]
-        out = torch.empty_like(before) if self._spare is None else self._spare
-        if (added := add_models(self.sums, chunk, weights, out)) is None:
+            self._begin(form, flat_form(()), chunk.models.rows, 0)
+        weights = [self._usual[i] for i in chunk.batches]
+        if (added := add_models(self.sums, chunk, weights)) is None:
             return False  # the general path drops what is not finite
-        self.sums, facts, counts = added
-        self._spare = before if self.sums.averaged is out else out
+        facts, counts = added
         self._facts.append(facts)
         self._order += chunk.batches
         self.accepted.append(counts)
@@ -349,7 +346,7 @@ class Merger:
     def cohort(
         self, population: int, round_: Tensor, key: Any = (), delta: Tensor | None = None
     ) -> Cohort:
-        """Average and total every trial; a trial that lost every upload gets zeros.
+        """Average and total every trial, once; a trial that lost every upload gets zeros.
 
         ``delta`` has flat updates of an aggregator in place of the average.
         """
@@ -357,7 +354,7 @@ class Merger:
         sums = self.sums
         if delta is None:
             weight = torch.where(sums.weight > 0, sums.weight, 1.0).to(sums.averaged.dtype)
-            delta = torch.div(sums.averaged, weight[:, None], out=self._spare)
+            delta = sums.averaged.div_(weight[:, None])
         merged, average = unflatten_rows(delta, self._forms[0])
         total = unflatten_rows(sums.total, self._forms[1])
         population_ = torch.full_like(sums.clients, population)

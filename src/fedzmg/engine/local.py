@@ -268,10 +268,10 @@ class Broadcast(NamedTuple):
 
 
 class Models(NamedTuple):
-    """Flat models of clients, one per row, and the global model that they began with."""
+    """Flat models of clients, one per row, and parts of the global model that they began with."""
 
     rows: Tensor
-    origin: Tensor
+    origin: list[Tensor]
 
 
 class Chunk(NamedTuple):

@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from fedzmg import tree
 from fedzmg.contract import ClientRule, bind, chain
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
 from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, eager_gradient
 from fedzmg.messages import FullPass
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, flatten_rows, leaves, num_bytes, row, row_like, stack, tree_map
+from fedzmg.tree import State, Tree, leaves, num_bytes, row, row_like, stack, tree_map
 from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
 
@@ -59,7 +60,7 @@ class Sequential:
             all_ = row(outcomes[0], None) if len(part) == 1 else stack(outcomes)
             models = None
             if origin is not None:
-                rows = flatten_rows(all_.upload.delta)[0] if place is None else place[0]
+                rows = tree.flatten_rows(all_.upload.delta)[0] if place is None else place[0]
                 models = Models(rows, origin)
             steps = sum(len(batches[i].stream) for i in part)
             yield Chunk(part, [*range(len(part))], all_, steps, models)
@@ -169,8 +170,8 @@ def takes_out(rule: ClientRule) -> bool:
 
 def common_origin(
     rule: ClientRule, batches: list[ClientBatch], broadcast: Broadcast
-) -> Tensor | None:
-    """Return the flat model of all clients, if uploads are its difference from theirs alone."""
+) -> list[Tensor] | None:
+    """Return the model of all clients in parts, if uploads are its difference from theirs alone."""
 
     def plain(one: Any) -> bool:
         if isinstance(one, PartsClient):
@@ -181,4 +182,4 @@ def common_origin(
     if len(trials) > 1 or len(types) > 1 or not all(map(plain, chain(rule))):
         return None
     [trial] = trials
-    return flatten_rows(row(broadcast.params, slice(trial, trial + 1)))[0]
+    return tree.flat_parts(row(broadcast.params, trial))

@@ -11,7 +11,6 @@ from fedzmg.messages import Upload
 from fedzmg.tree import State
 
 OUTLIER = 100.0  # norm of an outlier over the median of its cohort, at least
-BLOCK = 1 << 18  # values of a model that are added at a time
 FEWEST = 3  # uploads that a cohort needs for its median to judge any of them
 
 
@@ -39,32 +38,30 @@ class MergedPart(NamedTuple):
     computed: int
 
 
-def add_models(
-    sums: Sums, chunk: Chunk, weights: list[float], out: Tensor
-) -> tuple[Sums, Tensor, Tensor] | None:
-    """Add models to sums in the order of the cohort, into ``out``; a weight of 0: no upload.
+def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, Tensor] | None:
+    """Add models to sums in the order of the cohort; a weight of 0: no upload.
 
-    Returns the sums, losses and norms by client, and who counts; None if a model is not finite.
+    Returns losses and norms by client, and who counts; None if a model is not finite.
     """
     assert chunk.models is not None
     (rows, origin), clients = chunk.models, len(weights)
     order = sorted(range(clients), key=chunk.batches.__getitem__)
     counted = [i for i in order if weights[i] > 0]
-    scratch, found = rows.new_empty(clients, min(rows.shape[1], BLOCK)), []
-    started = bool(sums.clients.any())
-    tensors = rows[:clients], origin, sums.averaged, out
+    if not all(isfinite(torch.dot(rows[i], rows[i])) for i in counted):
+        return None
+    sizes, started, found = [len(part) for part in origin], bool(sums.clients.any()), []
+    scratch = rows.new_empty(clients, max(sizes))
     # Parts stay in the cache of a CPU.
-    for own, start, total, after in zip(*(torch.split(t, BLOCK, 1) for t in tensors), strict=True):
-        moved = torch.sub(start, own, out=scratch[:, : own.shape[1]])
+    parts = torch.split(rows[:clients], sizes, 1), torch.split(sums.averaged[0], sizes)
+    for start, own, total in zip(origin, *parts, strict=True):
+        moved = torch.sub(start, own, out=scratch[:, : len(start)])
         found.append(largest(moved))
         for i in counted:
             if started or i != counted[0]:
-                total = torch.add(total, moved[i].mul_(weights[i]), out=after)
+                total.add_(moved[i].mul_(weights[i]))
             else:
-                total = torch.mul(moved[i : i + 1], weights[i], out=after)
+                torch.mul(moved[i], weights[i], out=total)
     norms, losses = torch.stack(found).amax(0).tolist(), chunk.outcomes.loss.tolist()
-    if not all(isfinite(norms[i]) for i in counted):
-        return None
     for i in counted:
         sums.loss.add_(losses[i])
     sums.weight.add_(sum(weights))
@@ -72,8 +69,7 @@ def add_models(
     sums.steps.add_(chunk.outcomes.steps[counted].sum())
     facts = torch.tensor([losses[:clients], norms], dtype=torch.float64)
     counts = torch.tensor(weights) > 0
-    sums = sums._replace(averaged=out) if counted else sums
-    return sums, torch.where(counts, facts, nan), counts
+    return torch.where(counts, facts, nan), counts
 
 
 def largest(rows: Tensor) -> Tensor:
