@@ -132,6 +132,7 @@ def diagnose(
     clients: Annotated[int, opt("Largest number of clients to measure.", min=1)] = 50,
     examples: Annotated[int, opt("Largest number of examples per client.", min=1)] = 256,
     drifting: Annotated[int, opt("Clients whose local training is followed; 0: none.", min=0)] = 10,
+    trial: Annotated[int, opt("Rounds with and without the projection; 0: none.", min=0)] = 6,
     along: Annotated[int, opt("Rounds of plain FedAvg to train and measure.", min=0)] = 0,
     every: Annotated[
         int | None, opt("Rounds per measurement.", "a fifth of --along", min=1)
@@ -156,7 +157,7 @@ def diagnose(
     with Terminal(stderr=as_json).status("measuring") as status:
         found = measure(
             task, params=params, round=round_, clients=clients, examples=examples,
-            drifting=drifting, lr=lr, along=along, every=every,
+            drifting=drifting, lr=lr, trial=trial, along=along, every=every,
             seed=own_seed if seed is None else seed,
             device=device,  # type: ignore[arg-type]
             progress=status.update,

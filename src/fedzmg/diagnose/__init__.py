@@ -2,9 +2,9 @@
 
 from fedzmg.diagnose.diagnosis import Diagnosis, diagnose
 from fedzmg.diagnose.measure import ClientSpread, Layer, Measurement, measure
-from fedzmg.diagnose.verdict import Verdict, judge
+from fedzmg.diagnose.verdict import Progress, Verdict, judge
 
 __all__ = [
-    "ClientSpread", "Diagnosis", "Layer", "Measurement", "Verdict", "diagnose", "judge",
-    "measure",
+    "ClientSpread", "Diagnosis", "Layer", "Measurement", "Progress", "Verdict", "diagnose",
+    "judge", "measure",
 ]  # fmt: skip

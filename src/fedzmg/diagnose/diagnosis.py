@@ -17,7 +17,7 @@ from fedzmg.algorithms.mimelite import MimeLite
 from fedzmg.contract import ClientRule, Layout, numbers, structure
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Floats, Measurement, Pair, Part, measure, spread_of
-from fedzmg.diagnose.verdict import Verdict, judge
+from fedzmg.diagnose.verdict import Progress, Verdict, judge
 from fedzmg.engine.local import Broadcast, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
@@ -25,12 +25,14 @@ from fedzmg.errors import InputError, check_names
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.seeds import stream
-from fedzmg.simulation import Device, RoundReport, Trial, resolve_device, simulate
+from fedzmg.simulation import Device, RoundReport, Simulation, Trial, resolve_device, simulate
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, num_bytes, row, tree_map
 from fedzmg.wrappers.parts import pick, shown_trained
 
 CLIENTS, EXAMPLES, DRIFTING = 50, 256, 10
+TRIAL, TRIAL_CLIENTS, TRIAL_EXAMPLES = 6, 10, 64  # rounds, clients and examples of a training
+RATES = tuple(10 ** (k / 2) for k in range(-7, 0))  # its client learning rates
 LEARNING_RATE = 0.05  # client learning rate for a task without a tuned one for FedAvg
 MEMORY = 128 * 2**20  # bytes for models and gradients of clients trained side by side
 MOST_CLIENTS = 8
@@ -48,9 +50,9 @@ class Diagnosis:
     seed: int
     lr: float
     drifting: int  # number of clients whose local training was followed
-    inputs: float | None  # mean's share of the inputs' energy; None for token ids
     points: tuple[Measurement, ...]
     centred: Measurement | None  # first point, inputs centred; None: tokens, trained model
+    progress: Progress | None  # of a short training; None: none was asked for
     verdict: Verdict  # verdict on the first point
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,7 +63,8 @@ class Diagnosis:
 def diagnose(
     task: Task, *, params: Mapping[str, Tensor] | None = None, round: int = 0,
     clients: int = CLIENTS, examples: int = EXAMPLES, drifting: int = DRIFTING,
-    lr: float | None = None, along: int = 0, every: int | None = None, seed: int = 0,
+    lr: float | None = None, trial: int = TRIAL, along: int = 0, every: int | None = None,
+    seed: int = 0,
     device: Device = "auto", dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:  # fmt: skip
@@ -78,6 +81,8 @@ def diagnose(
         drifting: number of clients whose local training is followed; 0 skips drift.
         lr: client learning rate of local training and ``along``; by default the task's tuned one
             for FedAvg, else 0.05.
+        trial: rounds of a short training with and without the projection, at seven learning rates
+            each; 0 skips it, and there is no verdict.
         along: number of rounds of plain FedAvg to train and measure.
         every: rounds of ``along`` between measurements; by default a fifth of them.
         seed: seed of clients, examples, initial weights, batches and cohorts.
@@ -92,8 +97,8 @@ def diagnose(
         raise InputError(f"task is a {type(task).__name__}: use tasks.get or Task.from_arrays")
     tuned = task.options.get("fedavg", {}).get("client.lr", LEARNING_RATE)
     rate = float(tuned) if lr is None else lr
-    least = {"clients": 1, "examples": 1, "drifting": 0, "along": 0, "every": 1}
-    given = clients, examples, drifting, along, 1 if every is None else every
+    least = {"clients": 1, "examples": 1, "drifting": 0, "trial": 0, "along": 0, "every": 1}
+    given = clients, examples, drifting, trial, along, 1 if every is None else every
     for (name, low), value in zip(least.items(), given, strict=True):
         if not isinstance(value, int) or value < low:
             raise InputError(f"{name} = {value!r}: expected a whole number of at least {low}")
@@ -131,7 +136,11 @@ def diagnose(
         say("measuring with centred inputs")
         there = start.map(lambda leaf: leaf.to(target, dtype))
         then = measure(gradients(other, there, weights), layout)
-    inputs = input_share(part)
+    tried = None
+    if trial:
+        say(f"training {trial} rounds at {len(RATES)} learning rates, without and with projection")
+        most = min(clients, TRIAL_CLIENTS), min(examples, TRIAL_EXAMPLES)
+        tried = short_training(excerpt(task, *most, seed)[1], model, trial, seed, target, dtype)
     if along:
         step = every or max(1, along // 5)
 
@@ -147,8 +156,8 @@ def diagnose(
                  dtype=dtype, observer=observe)  # fmt: skip
     return Diagnosis(
         task=task.name, total=len(task.train), clients=part.train.names, examples=examples,
-        seed=seed, lr=rate, drifting=len(followed), inputs=inputs, points=tuple(points),
-        centred=then, verdict=judge(points[0], inputs=inputs, centred=then),
+        seed=seed, lr=rate, drifting=len(followed), points=tuple(points),
+        centred=then, progress=tried, verdict=judge(points[0], tried, then),
     )  # fmt: skip
 
 
@@ -181,6 +190,28 @@ def excerpt(
     protocol = replace(task.protocol, cohort=1)
     train = data.take(clients, rows)
     return clients, replace(task, train=train, protocol=protocol, test_owners=None)
+
+
+def short_training(
+    task: Task, params: Tree, rounds: int, seed: int, device: torch.device, dtype: torch.dtype
+) -> Progress:
+    """Train all clients of a small task without and with the projection, at several rates."""
+    protocol = replace(task.protocol, cohort=len(task.train), eval_every=rounds)
+    own = replace(task, test=task.train.examples, protocol=protocol)
+    start, best = math.inf, []
+    for layers in ("none", "all"):
+        trials = [Trial.of("fedzmg", seed, client_lr=r, client_project=layers) for r in RATES]
+        made = Simulation(own, trials, rounds=rounds, device=device, dtype=dtype, engine="auto")
+        begin = params.map(lambda leaf: leaf.to(device, dtype).expand(len(RATES), *leaf.shape))
+        made.snapshot = made.snapshot._replace(params=begin)
+        start = made.evaluate()[0].loss
+        for _ in range(rounds):
+            made.run_round()
+        after = [one.loss if math.isfinite(one.loss) else math.inf for one in made.evaluate()]
+        best.append(min(zip(after, RATES, strict=True)))
+    losses, rates = zip(*best, strict=True)
+    without, projected = (min(loss, start) for loss in losses)
+    return Progress(rounds, len(task.train), start, (without, projected), rates)
 
 
 def gradients(task: Task, params: Tree, weights: Floats) -> Iterator[Part]:
@@ -251,16 +282,6 @@ def centred(task: Task) -> Task | None:
         return made - made.mean(axes, keepdim=True)
 
     return replace(task, prepare=prepare)
-
-
-def input_share(task: Task) -> float | None:
-    """Compute the mean component's share of the inputs' energy; None for token ids."""
-    x = _some_inputs(task, 2048)
-    if x is None:
-        return None
-    flat = x.double().flatten(1)
-    energy = float(flat.square().sum())
-    return flat.shape[1] * float(flat.mean(1).square().sum()) / energy if energy > 0 else None
 
 
 def _some_inputs(task: Task, examples: int) -> Tensor | None:

@@ -1,13 +1,11 @@
 """Turn a measurement into a verdict, by a rule that was fixed before it was tested.
 
-The rule is in ``docs/diagnose.md``. A mean component that clients agree on is signal: without it
-training ends at the best model with the sums of its start, not at the best model. Otherwise the
-mean component of the first layer decides. Inputs that are mostly their mean make one direction much
-steeper than all others, which bounds the learning rate, and clients disagree along it. Inner layers
-have a mean component too, but layers and biases before them can shift their inputs.
+Clients train a few rounds without and with the projection, each at the best of some learning rates,
+and the falls of the loss are compared. What is measured on gradients is evidence and decides
+nothing: the projection of the first layer alone, where the mean's share is largest, gains little.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,11 +14,28 @@ from fedzmg.results.formatting import NONE
 
 Expectation = Literal["gain", "little", "loss", "unclear"]
 
-LOST = 0.25  # share of the loss gradient lost from which on a loss is expected
-SHARE = 0.5  # mean share of the first layer's gradient from which on a gain is expected
-CENTRED = 0.01  # mean share of the inputs' energy below which they count as centred
-ENOUGH = 6  # number of clients below which only a clear change of diversity counts
+GAIN, LOSS = 1.15, 0.9  # fall of the loss with the projection over that without
+ENOUGH = 6  # number of clients below which a verdict is marked as uncertain
 TIE = 0.1  # relative change of diversity below which it is not clear
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A short training without and with the projection, each at its best client learning rate."""
+
+    rounds: int
+    clients: int
+    start: float  # loss before it, on the examples of its clients
+    losses: tuple[float, float]  # after it; the start's if no learning rate lowers it
+    rates: tuple[float, float]
+
+    @property
+    def ratio(self) -> float | None:
+        """Fall of the loss with the projection over that without; None if neither falls."""
+        without, projected = (self.start - loss for loss in self.losses)
+        if without <= 0.0:
+            return None if projected <= 0.0 else float("inf")
+        return projected / without
 
 
 @dataclass(frozen=True)
@@ -33,62 +48,36 @@ class Verdict:
 
 
 def judge(
-    found: Measurement, *, inputs: float | None = None, centred: Measurement | None = None
+    found: Measurement, progress: Progress | None, centred: Measurement | None = None
 ) -> Verdict:
-    """Predict the effect of the projection; ``inputs`` is the mean's share of their energy."""
+    """Predict the effect of the projection."""
     if not found.layers:
         return Verdict("little", "nothing is projected in this model: expect no difference", ())
-    frozen = [layer for layer in found.layers if layer.inputs == 1]
-    moving = [layer for layer in found.layers if layer.inputs > 1]
-    first, clients = (moving or frozen)[0], len(found.whole.shares)
-    expect, summary = _expect(found, frozen, first, clients, inputs)
+    expect, summary = _expect(progress)
     why = "has one input per unit, so its gradient is its mean: projected, it stays where it starts"
-    stuck = (f"{layer.name} {why}" for layer in frozen)
-    return Verdict(expect, summary, (*stuck, *_evidence(found.whole, first, clients, centred)))
+    stuck = (f"{layer.name} {why}" for layer in found.layers if layer.inputs == 1)
+    first = next((layer for layer in found.layers if layer.inputs > 1), found.layers[0])
+    evidence = _evidence(found.whole, first, len(found.whole.shares), centred)
+    return Verdict(expect, summary, (*stuck, *evidence))
 
 
-def _expect(
-    found: Measurement, frozen: Sequence[Layer], first: Layer, clients: int, inputs: float | None
-) -> tuple[Expectation, str]:
-    if stuck := _important_frozen(found.layers, frozen):
-        return "loss", f"{stuck} cannot learn, the projection leaves it nothing: expect a loss"
-    if first.share.mean is None or first.diversity.before is None:
-        return "unclear", (
-            f"the first layer ({first.name}) has no gradient (all inputs are zero, the start "
-            "blocks it, or clients cancel): no verdict, look again after some training"
-        )
-    share, lost = first.share.mean, found.whole.lost or 0.0
-    kept = first.diversity.kept  # None if the projection leaves nothing of the first layer
-    clear = kept is not None and abs(kept - 1.0) >= TIE
-    forbids = f"the projection forbids {percent(lost)} of the loss gradient for good"
-    if lost >= LOST and clients < ENOUGH and not clear:
-        few = f"{clients} client{'s are' if clients > 1 else ' is'} too few to say whether that is"
-        remedy = "no verdict, look at more or train with and without"
-        return "unclear", f"{forbids}, and {few} signal: {remedy}"
-    if lost >= LOST and (kept is None or kept > 1.0):
-        why = "which clients agree on and no bias can make up for"
-        return "loss", f"{forbids}, {why}: expect a loss"
-    mean = f"{percent(share)} of the first layer's gradient ({first.name}) is its mean component"
-    if clients == 1:
-        return "unclear", f"{mean}, but one client does not speak for others: no verdict"
-    if share >= SHARE:
-        return "gain", f"{mean}: expect a gain"
-    if inputs is not None and inputs < CENTRED:
-        return "little", f"inputs are centred already, {mean}: expect little"
-    return "little", f"only {mean}: expect little"
-
-
-def _important_frozen(layers: Sequence[Layer], frozen: Sequence[Layer]) -> str:
-    """Name the frozen layer whose training matters; empty if there is none."""
-    # The layer that reads the inputs matters, except an embedding of a single row: the layer after
-    # it replaces a constant. Others matter if much of the gradient is theirs.
-    active = [layer for layer in frozen if layer.energy]
-    kernels = [layer for layer in active if "Embedding" not in layer.kind]
-    if kernels and kernels[0] is layers[0]:
-        return f"the first layer ({layers[0].name})"
-    if len(active) == len(layers) or sum(layer.energy or 0.0 for layer in kernels) >= LOST:
-        return max(active, key=lambda layer: layer.energy or 0.0).name
-    return ""
+def _expect(progress: Progress | None) -> tuple[Expectation, str]:
+    if progress is None:
+        return "unclear", "nothing was trained: no verdict"
+    if progress.clients == 1:
+        return "unclear", "one client does not speak for others: no verdict"
+    ratio, trained = progress.ratio, f"{progress.rounds} rounds on {progress.clients} clients"
+    if ratio is None:
+        return "unclear", f"{trained} lower the loss at no learning rate: no verdict"
+    without, projected = (
+        f"{loss:.4g} (client learning rate {rate:.2g})"
+        for loss, rate in zip(progress.losses, progress.rates, strict=True)
+    )
+    fall = f"{trained} lower the loss from {progress.start:.4g} to {without}"
+    fall += f", with the projection to {projected}"
+    expect: Expectation = "gain" if ratio >= GAIN else "loss" if ratio <= LOSS else "little"
+    words = {"gain": "expect a gain", "loss": "expect a loss", "little": "expect little"}[expect]
+    return expect, f"{fall}, {ratio:.2f} times as far: {words}"
 
 
 def _evidence(
