@@ -131,17 +131,10 @@ BLOCKS = 3
 
 
 def time_rounds(
-    task: Task,
-    machine: Machine,
-    *,
-    algorithm: str = "fedzmg",
-    engine: EngineName = "auto",
-    precision: Precision = DEFAULT_PRECISION,
-    trials: int = 1,
-    rounds: int = 5,
-    deterministic: bool = False,
-    device: torch.device,
-) -> dict[str, Any]:
+    task: Task, machine: Machine, *, algorithm: str = "fedzmg", engine: EngineName = "auto",
+    precision: Precision = DEFAULT_PRECISION, trials: int = 1, rounds: int = 5,
+    deterministic: bool = False, device: torch.device,
+) -> dict[str, Any]:  # fmt: skip
     """Train a few rounds, :data:`BLOCKS` times, and measure them.
 
     Rounds are timed together: a GPU computes the next one while the host reads the last.
@@ -245,14 +238,9 @@ WORKLOADS: dict[str, Callable[..., Task]] = {
 
 
 def measure_all(
-    workloads: Sequence[str],
-    engines: Sequence[str],
-    precisions: Sequence[str],
-    trials: Sequence[int | str],
-    *,
-    device: torch.device,
-    **options: Any,
-) -> Iterator[dict[str, Any]]:
+    workloads: Sequence[str], engines: Sequence[str], precisions: Sequence[str],
+    trials: Sequence[int | str], *, device: torch.device, **options: Any,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Time every combination; ``options`` are those of :func:`time_rounds`."""
     for kind, names, known in (
         ("workload", workloads, list(WORKLOADS)),

@@ -129,14 +129,9 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    params: Tree,
-    examples: Examples,
-    objective: Objective,
-    metric: Metric,
-    prepare: PrepareFunction,
-    *,
-    chunk: int = CHUNK,
-) -> Tensor:
+    params: Tree, examples: Examples, objective: Objective, metric: Metric,
+    prepare: PrepareFunction, *, chunk: int = CHUNK,
+) -> Tensor:  # fmt: skip
     """Compute mean loss and metric of stacked models (first axis) on pooled examples."""
     each = _for_each_model(params, objective, metric, prepare, total)
     with torch.no_grad(), MappedLayers():
@@ -154,16 +149,9 @@ def evaluate(
 
 
 def evaluate_by_owner(
-    params: Tree,
-    examples: Examples,
-    positions: Tensor,
-    counts: Tensor,
-    objective: Objective,
-    metric: Metric,
-    prepare: PrepareFunction,
-    *,
-    chunk: int = CHUNK,
-) -> Tensor:
+    params: Tree, examples: Examples, positions: Tensor, counts: Tensor, objective: Objective,
+    metric: Metric, prepare: PrepareFunction, *, chunk: int = CHUNK,
+) -> Tensor:  # fmt: skip
     """Compute loss and metric of models on owners: ``positions`` of ``counts`` examples each."""
     each = _for_each_model(params, objective, metric, prepare, Tensor.double)
     owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)

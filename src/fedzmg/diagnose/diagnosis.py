@@ -27,7 +27,7 @@ from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.seeds import stream
 from fedzmg.simulation import Device, RoundReport, Simulation, Trial, resolve_device, simulate
 from fedzmg.tasks.task import Task
-from fedzmg.tree import Tree, num_bytes, row, tree_map
+from fedzmg.tree import Tree, num_bytes, row, stack, tree_map
 from fedzmg.wrappers.parts import pick, shown_trained
 
 CLIENTS, EXAMPLES, DRIFTING = 50, 256, 10
@@ -202,7 +202,7 @@ def short_training(
     for layers in ("none", "all"):
         trials = [Trial.of("fedzmg", seed, client_lr=r, client_project=layers) for r in RATES]
         made = Simulation(own, trials, rounds=rounds, device=device, dtype=dtype, engine="auto")
-        begin = params.map(lambda leaf: leaf.to(device, dtype).expand(len(RATES), *leaf.shape))
+        begin = stack([params.map(lambda leaf: leaf.to(device, dtype))] * len(RATES))
         made.snapshot = made.snapshot._replace(params=begin)
         start = made.evaluate()[0].loss
         for _ in range(rounds):

@@ -54,19 +54,11 @@ class Job(NamedTuple):
 
 
 def run_pack(
-    task: Task,
-    specs: Sequence[RunSpec | ResolvedRun],
-    paths: Sequence[Path] | None = None,
-    *,
-    progress: Progress | None = None,
-    checkpoint_seconds: float | None = None,
-    stop: training.Ask | None = None,
-    end: float = math.inf,
-    label: str | None = None,
-    models: bool = True,
-    shards: Shards | None = None,
-    engines: EnginePlanner | None = None,
-) -> list[History]:
+    task: Task, specs: Sequence[RunSpec | ResolvedRun], paths: Sequence[Path] | None = None, *,
+    progress: Progress | None = None, checkpoint_seconds: float | None = None,
+    stop: training.Ask | None = None, end: float = math.inf, label: str | None = None,
+    models: bool = True, shards: Shards | None = None, engines: EnginePlanner | None = None,
+) -> list[History]:  # fmt: skip
     """Train runs that differ only in numbers and seeds; return one history each.
 
     An existing directory in ``paths`` is continued or, if complete, read. ``stop`` is called after
@@ -142,14 +134,9 @@ def run_pack(
 
 
 def _open_job(
-    task: Task,
-    run: ResolvedRun,
-    directory: RunDirectory | None,
-    progress: Progress | None = None,
-    until: int | None = None,
-    *,
-    models: bool = True,
-) -> Job:
+    task: Task, run: ResolvedRun, directory: RunDirectory | None, progress: Progress | None = None,
+    until: int | None = None, *, models: bool = True,
+) -> Job:  # fmt: skip
     """Read a run directory, which must hold this run; with ``progress``, also repair it."""
     job = Job(run, directory)
     if directory is None:
@@ -200,14 +187,9 @@ class RunStorage(training.TrainingStorage):
     keeps_models = True
 
     def __init__(
-        self,
-        task: Task,
-        jobs: Sequence[Job],
-        progress: Progress,
-        stop: training.Ask | None,
-        shards: Shards | None = None,
-        engines: EnginePlanner | None = None,
-    ) -> None:
+        self, task: Task, jobs: Sequence[Job], progress: Progress, stop: training.Ask | None,
+        shards: Shards | None = None, engines: EnginePlanner | None = None,
+    ) -> None:  # fmt: skip
         first, self._jobs, self._stop = jobs[0], list(jobs), stop or (lambda _: {})
         self._directories = {i: j.directory for i, j in enumerate(jobs) if j.directory is not None}
         self.path = self._directories[0].path if self._directories else None

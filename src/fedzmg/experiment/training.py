@@ -206,14 +206,9 @@ class TrainingStorage(abc.ABC):
 
 
 def training_loop(
-    simulation: Simulation,
-    storage: TrainingStorage,
-    progress: Progress,
-    *,
-    held: Hold,
-    end: float,
+    simulation: Simulation, storage: TrainingStorage, progress: Progress, *, held: Hold, end: float,
     checkpoint_seconds: float,
-) -> None:
+) -> None:  # fmt: skip
     """Train the remaining rounds of a simulation and store every one.
 
     The locks ``held`` are checked before every write. The time ``end`` raises
@@ -266,19 +261,11 @@ def training_loop(
 
 
 def build_simulation(
-    task: Task,
-    trials: Sequence[Trial],
-    spec: RunSpec | Plan,
-    memory: Sequence[Path] | None,
-    *,
-    facts: Mapping[str, Any] | None = None,
-    device: torch.device | None = None,
-    chunk: int | None = None,
-    trainings: int = 1,
-    restored: Sequence[Checkpoint] | None = None,
-    shards: Shards | None = None,
-    engines: EnginePlanner | None = None,
-) -> Simulation:
+    task: Task, trials: Sequence[Trial], spec: RunSpec | Plan, memory: Sequence[Path] | None, *,
+    facts: Mapping[str, Any] | None = None, device: torch.device | None = None,
+    chunk: int | None = None, trainings: int = 1, restored: Sequence[Checkpoint] | None = None,
+    shards: Shards | None = None, engines: EnginePlanner | None = None,
+) -> Simulation:  # fmt: skip
     """Build a simulation with the device, dtype, engine and precision of a specification.
 
     ``memory`` has a directory of client memory per trial. ``facts`` is the manifest of an earlier

@@ -230,14 +230,9 @@ def _verify_grid(
 
 
 def _repeat(
-    pack: Sequence[_Kept],
-    spec: RunSpec | GridSpec,
-    task: Task,
-    trials: Sequence[Trial],
-    wanted: int,
-    notes: list[str],
-    number: int | None = None,
-) -> tuple[list[list[Record]], dict[str, Any]]:
+    pack: Sequence[_Kept], spec: RunSpec | GridSpec, task: Task, trials: Sequence[Trial],
+    wanted: int, notes: list[str], number: int | None = None,
+) -> tuple[list[list[Record]], dict[str, Any]]:  # fmt: skip
     """Train the first rounds in the recorded environment; return them and the manifest now."""
     facts = pack[0].facts
     data = {"data_sha256": task.train.fingerprint(), "task_sha256": task.fingerprint()}

@@ -39,15 +39,10 @@ CHECKPOINT_SECONDS = 60.0  # less often than a run: a checkpoint holds all trial
 
 
 def run_grid(
-    spec: GridSpec,
-    out: Path,
-    *,
-    task: Task | None = None,
-    progress: Progress | None = None,
-    max_minutes: float | None = None,
-    checkpoint_seconds: float | None = None,
+    spec: GridSpec, out: Path, *, task: Task | None = None, progress: Progress | None = None,
+    max_minutes: float | None = None, checkpoint_seconds: float | None = None,
     remote: Remote | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Train every point of the grid and score it; return the content of ``grid.json``.
 
     A directory that holds this grid is continued; finished algorithms are not trained again.

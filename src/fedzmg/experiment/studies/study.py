@@ -35,16 +35,10 @@ MOST_RUNS = 16  # largest pack of several algorithms: larger ones are hardly fas
 
 
 def run_study(
-    spec: StudySpec,
-    out: Path | None,
-    *,
-    task: Task | None = None,
-    progress: Progress | None = None,
-    max_minutes: float | None = None,
-    grow: bool = False,
-    models: bool = False,
-    remote: Remote | None = None,
-) -> StudyResult:
+    spec: StudySpec, out: Path | None, *, task: Task | None = None,
+    progress: Progress | None = None, max_minutes: float | None = None, grow: bool = False,
+    models: bool = False, remote: Remote | None = None,
+) -> StudyResult:  # fmt: skip
     """Train every algorithm under every seed and score them; finished runs are read.
 
     A directory that holds this study is continued; None stores nothing. With ``grow``, the study
