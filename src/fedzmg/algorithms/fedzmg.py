@@ -11,10 +11,11 @@ Travels down: the model. Travels up: the model difference. State: none.
 Defaults are the paper's: momentum 0.9, decay 0.0005.
 
 ``client.project`` selects what is projected: ``all`` weights, ``no_embedding``, ``conv_only``,
-``first_layer``, ``all_but_last``, ``none``, or ``whole``: one mean over the whole parameter vector,
-biases included, which the paper's theory analyses. An embedding is a linear map of a one-hot
-vector, so its inputs are the vocabulary; ``client.embedding_axis = "dim"`` centres each token's
-vector instead. ``client.biases = "centred"`` treats a bias as one more column.
+``dense_only``, ``first_layer``, ``all_but_first``, ``all_but_last``, ``none``, or ``whole``: one
+mean over the whole parameter vector, biases included, which the paper's theory analyses. An
+embedding is a linear map of a one-hot vector, so its inputs are the vocabulary;
+``client.embedding_axis = "dim"`` centres each token's vector instead. ``client.biases = "centred"``
+treats a bias as one more column.
 
 Differences from the paper: its pseudo-code has neither momentum nor a server learning rate, its
 experiments have both; the form here is the one its experiments need.

@@ -6,6 +6,7 @@ paper's networks with ``init="keras"``.
 """
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,12 @@ def mlp(inputs: int, *hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear((inputs, *hidden)[-1], outputs))
 
 
-def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-    """Build a padded convolution and a ReLU."""
-    return [nn.Conv2d(inputs, outputs, size, stride, padding=size // 2), nn.ReLU()]
+def _convolution(
+    inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 0
+) -> list[nn.Module]:
+    """Build a padded convolution and a ReLU, with a normalisation of groups of channels between."""
+    norm = [nn.GroupNorm(groups, outputs)] if groups else []
+    return [nn.Conv2d(inputs, outputs, size, stride, padding=size // 2), *norm, nn.ReLU()]
 
 
 def digits_cnn(outputs: int = 10) -> nn.Sequential:
@@ -48,11 +52,15 @@ def emnist_cnn(outputs: int = 62) -> nn.Sequential:
     )  # fmt: skip
 
 
-def cifar100_cnn(outputs: int = 100) -> nn.Sequential:
-    """Build the paper's CNN for CIFAR-100 ``(n, 3, 32, 32)``: 2,214,532 parameters."""
+def cifar100_cnn(outputs: int = 100, groups: int = 0) -> nn.Sequential:
+    """Build the paper's CNN for CIFAR-100 ``(n, 3, 32, 32)``: 2,214,532 parameters.
+
+    With ``groups``, channels are normalised in so many groups after every convolution.
+    """
+    conv = partial(_convolution, size=3, groups=groups)
     return nn.Sequential(
-        *_convolution(3, 32, 3), *_convolution(32, 32, 3), nn.MaxPool2d(2), nn.Dropout(0.25),
-        *_convolution(32, 64, 3), *_convolution(64, 64, 3), nn.MaxPool2d(2), nn.Dropout(0.25),
+        *conv(3, 32), *conv(32, 32), nn.MaxPool2d(2), nn.Dropout(0.25),
+        *conv(32, 64), *conv(64, 64), nn.MaxPool2d(2), nn.Dropout(0.25),
         nn.Flatten(), nn.Linear(64 * 8 * 8, 512), nn.ReLU(), nn.Dropout(0.5),
         nn.Linear(512, outputs),
     )  # fmt: skip

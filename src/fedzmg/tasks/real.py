@@ -18,6 +18,7 @@ from fedzmg.data.partition import UNUSED, dirichlet, iid, pachinko
 from fedzmg.data.text import VOCABULARY, Remainder, Unknown, encode, sequences
 from fedzmg.evaluation import ACCURACY
 from fedzmg.metrics import MASKED_ACCURACY
+from fedzmg.models import networks
 from fedzmg.models.layers import RandomFlip, RandomShift
 from fedzmg.models.networks import CharGRU, cifar100_cnn, digits_cnn, emnist_cnn, shakespeare_gru
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
@@ -29,6 +30,7 @@ from fedzmg.tasks.task import Task
 Polarity: TypeAlias = Literal["background-one", "ink-one"]
 Centring: TypeAlias = Literal["none", "image"]
 Drawn: TypeAlias = tuple[FederatedData, Examples, Examples, npt.NDArray[np.int64] | None]
+GROUPS = 2  # of channels, as is usual in federated learning
 SHIFT = 4  # largest shift of an augmented image in each direction, in pixels
 PER_CLIENT = 100
 # The paper's protocol. Batches cross the border between epochs: TFF repeats, then batches.
@@ -231,6 +233,9 @@ class Cifar100(PaperTask):
     alpha: float = decision(0.1, "label skew of split=dirichlet: smaller is stronger")
     partition_seed: int = decision(0, "seed of the split, except TFF's")
     centring: Centring = decision("none", "subtract each image's own mean")
+    layers: Literal["cnn", "cnn-gn", "resnet18-gn"] = decision(
+        "cnn", "the paper's CNN, the same with GroupNorm, or ResNet-18 with GroupNorm"
+    )
     augment: Literal["none", "flip", "shift", "flip-shift"] = decision(
         "none", f"random mirroring, shifts by up to {SHIFT} pixels, or both"
     )
@@ -246,8 +251,11 @@ class Cifar100(PaperTask):
         layers: dict[str, nn.Module] = {"flip": RandomFlip(), "shift": RandomShift(SHIFT)}
         front = [(name, layer) for name, layer in layers.items() if name in self.augment]
         # Layer names stay, and a seed gives the same initial weights with and without.
-        children = cifar100_cnn(self.outputs).named_children()
-        return nn.Sequential(OrderedDict([*front, *children]))
+        groups = GROUPS if self.layers == "cnn-gn" else 0
+        own = cifar100_cnn(self.outputs, groups)
+        if self.layers == "resnet18-gn":
+            own = networks.resnet18_gn(self.outputs, groups=GROUPS)
+        return nn.Sequential(OrderedDict([*front, *own.named_children()]))
 
     def parts(self) -> dict[str, Any]:
         return {"prepare": Pixels(centring=self.centring, axes=3)}

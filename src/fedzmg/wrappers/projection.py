@@ -11,7 +11,15 @@ from fedzmg.models.layout import warn_of_unknown
 from fedzmg.tree import Tree
 
 Project = Literal[
-    "all", "no_embedding", "conv_only", "first_layer", "all_but_last", "whole", "none"
+    "all",
+    "no_embedding",
+    "conv_only",
+    "dense_only",
+    "first_layer",
+    "all_but_first",
+    "all_but_last",
+    "whole",
+    "none",
 ]
 EmbeddingAxis = Literal["vocab", "dim"]
 Biases = Literal["free", "centred"]
@@ -49,7 +57,7 @@ def projected_axes(
     biases: Biases = "free",
 ) -> Axes:  # fmt: skip
     """Return the axes over which a parameter is centred (a bias with its layer); ``()``: none."""
-    if project in ("all", "no_embedding", "all_but_last"):
+    if project in ("all", "no_embedding", "all_but_first", "all_but_last"):
         warn_of_unknown(layout)
 
     def owner(name: str) -> str:
@@ -62,7 +70,9 @@ def projected_axes(
             "all": True,
             "no_embedding": info.role != "embedding",
             "conv_only": "Conv" in info.layer,
+            "dense_only": "Linear" in info.layer,
             "first_layer": owner(name) in layers[:1],
+            "all_but_first": owner(name) not in layers[:1],
             "all_but_last": owner(name) not in layers[-1:],
         }
         over = info.input_axes
