@@ -43,8 +43,8 @@ PEERS = {
         PLAIN,
         OURS,
         Peer("pfl-research", "pfl_research", "pfl-research.txt", ("cpu", "cuda")),
-        Peer("Flower simulation", "flower", "flower.txt"),
-        Peer("FedJAX", "fedjax", "fedjax.txt"),
+        Peer("Flower simulation", "flower", "flower.txt", ("cpu", "cuda")),
+        Peer("FedJAX", "fedjax", "fedjax.txt", ("cpu", "cuda")),
     )
 }
 
@@ -101,7 +101,7 @@ def train(
     """
     out.mkdir(parents=True)
     path = [str(BENCHMARKS)]
-    if peer.requirements is None and "PYTHONPATH" in os.environ:
+    if python == Path(sys.executable) and "PYTHONPATH" in os.environ:
         path.append(os.environ["PYTHONPATH"])
     variables = {
         **QUIET,
@@ -111,6 +111,8 @@ def train(
     }
     if device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""  # pfl takes a GPU that it sees
+    else:
+        variables["JAX_PLATFORMS"] = device  # an error, not a CPU, where JAX has no GPU
     command = [str(python), "-m", f"peers.{peer.module}", str(work), str(out)]
     execute(command, peer.title, timeout=timeout, variables=variables)
 
