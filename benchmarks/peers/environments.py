@@ -72,7 +72,9 @@ def interpreter(peer: Peer, root: Path) -> Path:
         return python
     execute([sys.executable, "-m", "venv", "--clear", str(folder)], "venv", timeout=300)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    execute([*pip, "-r", str(REQUIREMENTS / peer.requirements)], "pip", timeout=3600)
+    # pip takes packages on PYTHONPATH for installed ones.
+    install = [*pip, "-r", str(REQUIREMENTS / peer.requirements)]
+    execute(install, "pip", timeout=3600, variables={"PYTHONPATH": ""})
     stamp.write_text(wanted)
     return python
 
