@@ -115,7 +115,7 @@ def time_loop(
 
 def in_new_process(function: Callable[..., dict[str, Any]], *args: Any, **options: Any) -> Any:
     """Call a function in a process of its own, with empty caches of compiled kernels."""
-    with tempfile.TemporaryDirectory(prefix="rivals-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rivals-", ignore_cleanup_errors=True) as folder:
         os.environ.update({name: os.path.join(folder, name) for name in CACHES})
         spawned = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=spawned) as pool:
