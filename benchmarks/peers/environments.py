@@ -43,8 +43,8 @@ PEERS = {
         PLAIN,
         OURS,
         Peer("pfl-research", "pfl_research", "pfl-research.txt", ("cpu", "cuda")),
-        Peer("Flower simulation", "flower", "flower.txt"),
-        Peer("FedJAX", "fedjax", "fedjax.txt"),
+        Peer("Flower simulation", "flower", "flower.txt", ("cpu", "cuda")),
+        Peer("FedJAX", "fedjax", "fedjax.txt", ("cpu", "cuda")),
     )
 }
 
@@ -72,7 +72,9 @@ def interpreter(peer: Peer, root: Path) -> Path:
         return python
     execute([sys.executable, "-m", "venv", "--clear", str(folder)], "venv", timeout=300)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    execute([*pip, "-r", str(REQUIREMENTS / peer.requirements)], "pip", timeout=3600)
+    # pip takes packages on PYTHONPATH for installed ones.
+    install = [*pip, "-r", str(REQUIREMENTS / peer.requirements)]
+    execute(install, "pip", timeout=3600, variables={"PYTHONPATH": ""})
     stamp.write_text(wanted)
     return python
 
@@ -101,7 +103,7 @@ def train(
     """
     out.mkdir(parents=True)
     path = [str(BENCHMARKS)]
-    if peer.requirements is None and "PYTHONPATH" in os.environ:
+    if python == Path(sys.executable) and "PYTHONPATH" in os.environ:
         path.append(os.environ["PYTHONPATH"])
     variables = {
         **QUIET,
@@ -111,6 +113,8 @@ def train(
     }
     if device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""  # pfl takes a GPU that it sees
+    else:
+        variables["JAX_PLATFORMS"] = device  # an error, not a CPU, where JAX has no GPU
     command = [str(python), "-m", f"peers.{peer.module}", str(work), str(out)]
     execute(command, peer.title, timeout=timeout, variables=variables)
 

@@ -36,16 +36,25 @@ def cifar100(params: Params, x: jax.Array, rng: jax.Array | None) -> jax.Array:
     return dense(params, "16", x)
 
 
+def pfl_cifar10(params: Params, x: jax.Array, rng: jax.Array | None) -> jax.Array:
+    """Build the workload ``pfl-cifar10``, channels last."""
+    first, second = [None] * 2 if rng is None else list(jax.random.split(rng))
+    x = jax.nn.relu(convolution(params, "0", x.transpose(0, 2, 3, 1), "VALID"))
+    x = dropout(pool(jax.nn.relu(convolution(params, "2", x, "VALID"))), 0.25, first)
+    x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)
+    return dense(params, "10", dropout(jax.nn.relu(dense(params, "7", x)), 0.5, second))
+
+
 def dense(params: Params, name: str, x: jax.Array) -> jax.Array:
     """Apply a dense layer."""
     return x @ params[f"{name}.weight"].T + params[f"{name}.bias"]
 
 
-def convolution(params: Params, name: str, x: jax.Array) -> jax.Array:
-    """Apply a convolution that keeps the image size."""
+def convolution(params: Params, name: str, x: jax.Array, padding: str = "SAME") -> jax.Array:
+    """Apply a convolution; by default it keeps the image size."""
     layout = ("NHWC", "OIHW", "NHWC")
     kernel = params[f"{name}.weight"]
-    out = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+    out = jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=layout)
     return out + params[f"{name}.bias"]
 
 
@@ -61,7 +70,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
 
 
-NETWORKS: dict[str, Network] = {"mlp": mlp, "cifar100": cifar100}
+NETWORKS: dict[str, Network] = {"mlp": mlp, "cifar100": cifar100, "pfl-cifar10": pfl_cifar10}
 
 
 def main() -> None:
@@ -69,6 +78,9 @@ def main() -> None:
     work, watch = begin()
     facts, (_, cohort, steps, size) = work.facts, work.batches.shape
     network = NETWORKS[facts.network]
+    if facts.device == "cuda":
+        rounded = "tensorfloat32" if facts.precision == "tf32" else "float32"
+        jax.config.update("jax_default_matmul_precision", rounded)
 
     def loss(params: Params, batch: dict[str, jax.Array], rng: jax.Array) -> jax.Array:
         x = batch["x"]

@@ -1,4 +1,4 @@
-"""Flower's simulation runtime: its FedAvg strategy, Ray actors of one core each."""
+"""Flower's simulation runtime: its FedAvg, Ray actors of one core and a share of a GPU each."""
 
 from __future__ import annotations
 
@@ -68,10 +68,11 @@ def main() -> None:
             grid=grid, initial_arrays=ArrayRecord(start), num_rounds=len(work.batches)
         )
 
+    share = 1 / cores() if work.facts.device == "cuda" else 0.0  # of one GPU, for each actor
     run_simulation(
         server, client, num_supernodes=work.facts.population,
         backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "client_resources": {"num_cpus": 1, "num_gpus": share},
             "init_args": {"num_cpus": cores()},
         },
     )  # fmt: skip

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from peers.networks import build, examples, prepare
+from peers.networks import build, examples, prepare, set_precision
 from peers.work import Work
 
 app = ClientApp()
@@ -22,6 +22,7 @@ def loaded(folder: str) -> tuple[Work, Tensor, Tensor, nn.Sequential]:
     """Work, examples and a network; read once by every actor, which has one core."""
     torch.set_num_threads(1)
     work = Work.load(Path(folder))
+    set_precision(work.facts)
     return work, *examples(work), build(work.facts, work.start)
 
 

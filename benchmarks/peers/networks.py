@@ -30,7 +30,19 @@ def cifar100(dropout: bool) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(512, 100))
 
 
-NETWORKS: dict[str, Callable[[bool], nn.Sequential]] = {"mlp": mlp, "cifar100": cifar100}
+def pfl_cifar10(dropout: bool) -> nn.Sequential:
+    """Build the workload ``pfl-cifar10``: pfl-research's own CNN."""
+    light, heavy = (0.25, 0.5) if dropout else (0.0, 0.0)
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Dropout(light), nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(),
+        nn.Dropout(heavy), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+NETWORKS: dict[str, Callable[[bool], nn.Sequential]] = {
+    "mlp": mlp, "cifar100": cifar100, "pfl-cifar10": pfl_cifar10
+}  # fmt: skip
 
 
 def build(facts: Facts, start: Arrays) -> nn.Sequential:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,13 +18,18 @@ from fedzmg.tasks.task import Task
 from fedzmg.tree import row
 from peers.networks import wait
 from peers.work import Arrays, Facts, Work, begin
+from rivals.published import BENCHMARKS
 
 SEED = 0
+TASKS: dict[str, Callable[..., Task]] = {
+    **WORKLOADS,
+    "pfl-cifar10": lambda clients: BENCHMARKS["pfl-cifar10"].build(scale=clients / 1000),
+}
 
 
 def task_of(facts: Facts) -> Task:
     """Build the workload without evaluation."""
-    task = WORKLOADS[facts.network](clients=facts.population)
+    task = TASKS[facts.network](clients=facts.population)
     if not facts.dropout:
         model = copy.deepcopy(task.model.source)
         for module in model.modules():
@@ -35,7 +41,7 @@ def task_of(facts: Facts) -> Task:
 
 def has_dropout(network: str) -> bool:
     """Return True if the workload has dropout."""
-    return WORKLOADS[network](clients=10).model.needs_key
+    return TASKS[network](clients=10).model.needs_key
 
 
 def define(facts: Facts, rounds: int) -> Work:

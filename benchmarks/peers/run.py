@@ -1,6 +1,6 @@
 """FedAvg rounds of fedzmg and of other systems: the same work, one machine, one run.
 
-python benchmarks/peers/run.py [--workload mlp|cifar100] [--rounds N] [--out FILE.json]
+python benchmarks/peers/run.py [--workload mlp|cifar100|pfl-cifar10] [--rounds N] [--out FILE.json]
 """
 
 import sys

@@ -109,6 +109,7 @@ COLUMNS = (
     ("speed/plain", "faster_than_plain", "{:.2f}"),
     ("time/fedzmg", "slower_than_fedzmg", "{:.2f}"),
     ("cold s", "cold_seconds", "{:.1f}"),
+    ("extrapolated s", "extrapolated_seconds", "{:.0f}"),
     ("update off by", "difference", "{:.0e}"),
 )
 

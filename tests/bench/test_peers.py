@@ -19,7 +19,7 @@ from fedzmg.simulation import Simulation, Trial
 from fedzmg.tree import row
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-NAMES = ("peers", "plain_loop")
+NAMES = ("peers", "plain_loop", "rivals")
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +60,12 @@ def test_the_plain_loop_is_the_sequential_engines_round() -> None:
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("network", ["mlp", "cifar100"])
+@pytest.mark.parametrize("network", ["mlp", "cifar100", "pfl-cifar10"])
 def test_peers_networks_are_the_workloads(network: str) -> None:
     from peers.networks import NETWORKS
+    from peers.ours import TASKS
 
-    ours = WORKLOADS[network](clients=10)
+    ours = TASKS[network](clients=10)
     theirs = NETWORKS[network](True).eval()
     source = copy.deepcopy(ours.model.source).eval()
     theirs.load_state_dict(source.state_dict())
