@@ -21,6 +21,8 @@ from fedzmg.tree import Inputs, Tree, leaves, row
 Maybe: TypeAlias = Tensor | tuple[()]  # (): not given
 Moved: TypeAlias = dict[str, Tensor] | None  # receives the running statistics after a batch
 FUNCTIONS_KEY = "random functions.key"  # name of the key of random functions among those of layers
+# Torch warns of slow operations in a map; auto measures them.
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 
 class Call:
@@ -118,8 +120,9 @@ class FunctionalModel:
         if isinstance(module, type):
             kind = module.__name__
             raise InputError(f"the model is the class {kind}: give {kind}(...)")
-        if not isinstance(module, nn.Module):
-            raise InputError(f"the model is a {type(module).__name__}: give an nn.Module")
+        if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+            kind = type(module).__name__
+            raise InputError(f"the model is a {kind}: give an nn.Module that is not scripted")
         trained = layout_of(module, axes)
         if not trained:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
@@ -253,6 +256,8 @@ class FunctionalModel:
         """Compute outputs with dropout off, and learn on a few examples how to train the model."""
         self.layer_keys = tuple(name for name in self.layer_keys if name != FUNCTIONS_KEY)
         self.loop_reason = "max_norm changes an embedding in place" if self.renormalizes else ""
+        if any(getattr(m, "scale_grad_by_freq", False) for m in self.module.modules()):
+            self.loop_reason = "scale_grad_by_freq counts the padding of a batch"
         seeded = (KeyedFunctions(len(self.layer_keys), seeds=True) for _ in range(2))
         self._training.functions, self._evaluating.functions = modes = tuple(seeded)
         sources, one = [*self._training.keyed, modes[0]], row(x, slice(1))

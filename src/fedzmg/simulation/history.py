@@ -12,6 +12,7 @@ from fedzmg.data.federated import Examples
 from fedzmg.evaluation import evaluate_by_owner
 from fedzmg.models.batch_norm import forget_statistics
 from fedzmg.models.functional import module_to
+from fedzmg.models.layers import settle_spectral_norms
 from fedzmg.models.objective import Objective
 from fedzmg.seeds import stream
 from fedzmg.simulation.trial import Trial
@@ -213,4 +214,5 @@ class History:
         with torch.no_grad():
             for name, value in self.params.items():
                 named[name].copy_(value)
+        settle_spectral_norms(module)
         return module.eval()
