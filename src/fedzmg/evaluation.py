@@ -47,9 +47,7 @@ class Metric:
                 "a function of outputs and targets that returns one value per example"
             )
         if self.pooled and self.finish is None:
-            raise InputError(
-                f"metric {self.name!r} is pooled: give finish=, a function of all rows"
-            )
+            raise InputError(f"metric {self.name!r} is pooled: give finish=, a function of rows")
 
     def value(self, statistics: Tensor, count: int | Tensor) -> Tensor:
         """Compute the number from the sum of ``count`` examples' statistics."""
@@ -67,9 +65,8 @@ class Metric:
             found: Any = self.finish(values if self.pooled else total(values))
             if not isinstance(found, Tensor) or found.ndim:
                 given = tuple(found.shape) if isinstance(found, Tensor) else type(found)
-                raise InputError(
-                    f"metric {self.name}: finish gave {given}: return a tensor of one number"
-                )
+                problem = f"metric {self.name}: finish gave {given}"
+                raise InputError(f"{problem}: return a tensor of one number")
 
     @property
     def worst(self) -> float:
@@ -99,10 +96,9 @@ def check_values(name: str, values: Any, examples: int, *, rows: bool = False) -
     if shape is None or len(shape) != 1 + rows or shape[0] != examples:
         got = type(values) if shape is None else tuple(shape)
         each = "one row of statistics" if rows else "one value"
-        raise InputError(
-            f"the {name} gave {got} for {examples} examples: return {each} per example (for a "
-            "torch loss: reduction='none')"
-        )
+        hint = "flatten(1).mean(1) averages others" if shape else "torch losses: reduction='none'"
+        problem = f"the {name} gave {got} for {examples} examples"
+        raise InputError(f"{problem}: return {each} per example ({hint})")
 
 
 def total(values: Tensor) -> Tensor:
@@ -129,14 +125,9 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    params: Tree,
-    examples: Examples,
-    objective: Objective,
-    metric: Metric,
-    prepare: PrepareFunction,
-    *,
-    chunk: int = CHUNK,
-) -> Tensor:
+    params: Tree, examples: Examples, objective: Objective, metric: Metric,
+    prepare: PrepareFunction, *, chunk: int = CHUNK,
+) -> Tensor:  # fmt: skip
     """Compute mean loss and metric of stacked models (first axis) on pooled examples."""
     each = _for_each_model(params, objective, metric, prepare, total)
     with torch.no_grad(), MappedLayers():
@@ -154,16 +145,9 @@ def evaluate(
 
 
 def evaluate_by_owner(
-    params: Tree,
-    examples: Examples,
-    positions: Tensor,
-    counts: Tensor,
-    objective: Objective,
-    metric: Metric,
-    prepare: PrepareFunction,
-    *,
-    chunk: int = CHUNK,
-) -> Tensor:
+    params: Tree, examples: Examples, positions: Tensor, counts: Tensor, objective: Objective,
+    metric: Metric, prepare: PrepareFunction, *, chunk: int = CHUNK,
+) -> Tensor:  # fmt: skip
     """Compute loss and metric of models on owners: ``positions`` of ``counts`` examples each."""
     each = _for_each_model(params, objective, metric, prepare, Tensor.double)
     owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
@@ -187,12 +171,9 @@ def evaluate_by_owner(
 
 
 def _for_each_model(
-    params: Tree,
-    objective: Objective,
-    metric: Metric,
-    prepare: PrepareFunction,
+    params: Tree, objective: Objective, metric: Metric, prepare: PrepareFunction,
     reduce: Callable[[Tensor], Tensor],
-) -> Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]:
+) -> Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]:  # fmt: skip
     """Build a function to evaluate every stacked model; a lone one beside a copy, for its bits."""
     first = next(iter(params.values()))
     wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if len(first) == 1 else params

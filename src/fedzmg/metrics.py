@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedzmg.errors import check_names
+from fedzmg.errors import InputError, check_names
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models import objective
 from fedzmg.models.objective import LOSSES, LossFunction
@@ -204,4 +204,7 @@ def loss_and_metric(loss: Any, metric: Any) -> tuple[LossFunction, Metric]:
     if metric is None:
         names = (name for name, known in LOSSES.items() if known is loss)
         metric = _USUAL.get(next(names, ""), "accuracy")
+    if loss is objective.next_token_cross_entropy and metric in ("perplexity", "token_accuracy"):
+        own = f"next_token_{metric.removeprefix('token_')}"
+        raise InputError(f"metric {metric!r} does not look at the next token: use {own!r}")
     return loss, METRICS[metric] if isinstance(metric, str) else metric

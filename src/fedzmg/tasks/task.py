@@ -269,7 +269,7 @@ class Task:
                 for example to pad texts. It gets all examples of training, test or tuning at once.
             **options: other arguments of :meth:`from_arrays`.
         """
-        if (clients := inputs.by_client(datasets)) is None:
+        if (clients := inputs.by_client(datasets, tuple)) is None:
             given = type(datasets).__name__
             raise InputError(f"datasets is a {given}: give a list or dict, a dataset per client")
         x, y, ids = inputs.read_datasets(clients, "dataset of client", collate)
