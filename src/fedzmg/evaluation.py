@@ -42,10 +42,8 @@ class Metric:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not callable(self.function):
-            raise InputError(
-                f"metric name = {self.name!r}, function = {self.function!r}: expected a text, and "
-                "a function of outputs and targets that returns one value per example"
-            )
+            given = f"metric name = {self.name!r}, function = {self.function!r}"
+            raise InputError(f"{given}: expected a text and a function of outputs and targets")
         if self.pooled and self.finish is None:
             raise InputError(f"metric {self.name!r} is pooled: give finish=, a function of rows")
 
@@ -76,18 +74,15 @@ class Metric:
     def check_value(self, value: float | None) -> None:
         """Reject a mean that a diverged model would beat; None: there was no evaluation."""
         if self.higher_is_better and value is not None and value < self.worst:
-            raise InputError(
-                f"metric {self.name!r} is {value:.6g}: one to maximise must not be negative, as a "
-                "diverged run counts as 0; negate it and set higher_is_better=False"
-            )
+            problem = f"metric {self.name!r} is {value:.6g}, but a diverged run counts as 0"
+            raise InputError(f"{problem}: negate it and set higher_is_better=False")
 
     def check_level(self, key: str, level: float) -> None:
         """Reject a level that no model can reach."""
         if self.name == "accuracy" and not 0 <= level <= 1:
             percent = f", {level / 100:.2f} for {level:g} %" if 1 < level <= 100 else ""
-            raise InputError(
-                f"{key} = {level:g}: an accuracy is a share, so expected 0 to 1{percent}"
-            )
+            problem = f"{key} = {level:g}: an accuracy is a share"
+            raise InputError(f"{problem}, so expected 0 to 1{percent}")
 
 
 def check_values(name: str, values: Any, examples: int, *, rows: bool = False) -> None:

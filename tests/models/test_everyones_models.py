@@ -226,6 +226,9 @@ LOOPED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "max-norm": lambda: (
         nn.Sequential(nn.Embedding(11, 4, max_norm=0.7), nn.Flatten(), nn.Linear(24, 3)), TEXT
     ),
+    "functional-batch-norm": lambda: (
+        dense(lambda m, x: m.last(F.batch_norm(m.first(x), None, None, training=True))), VECTORS
+    ),
     "frequencies": lambda: (
         nn.Sequential(nn.EmbeddingBag(11, 4, scale_grad_by_freq=True), nn.Linear(4, 3)), TEXT
     ),

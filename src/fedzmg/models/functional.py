@@ -91,13 +91,12 @@ def _depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
     for among, lone in zip(leaves(batch), leaves(alone), strict=True):
         if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
             continue  # not one output per example, which the loss will say better
-        if among[:1].shape != lone.shape:
-            shapes = f"shape {tuple(lone.shape)}, among others {tuple(among[:1].shape)}"
-            remedy = "keep the axis of examples (no squeeze without an axis)"
-            raise InputError(f"the model's outputs for one example have {shapes}: {remedy}")
+        if among[:1].numel() != lone.numel():
+            return True
         scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0
         one, atol = among[:1].double(), 1e-3 * scale + 1e-12
-        if not torch.allclose(one, lone.double(), rtol=0, atol=atol, equal_nan=True):
+        lone = lone.reshape(one.shape).double()
+        if not torch.allclose(one, lone, rtol=0, atol=atol, equal_nan=True):
             return True
     return False
 
@@ -139,6 +138,7 @@ class FunctionalModel:
         """Passes change parameters in place: those of embeddings with ``max_norm``."""
         self._replaced: dict[str, Any] | None = None  # options of KeyedFunctions, if needed
         self.loop_reason = ""  # to train client by client; empty: clients can be mapped
+        self._squeezed: torch.Size | None = None  # an example's outputs, if a lone one loses axes
         self._halves: tuple[Call, dict[bool, Call]] | None = None  # last layer; others by mode
         self._prepare_calls()
 
@@ -210,6 +210,8 @@ class FunctionalModel:
         if isinstance(real, Tensor):
             inputs |= dict.fromkeys(self.norms.flags, real)
         outputs = call(inputs, x)
+        if self._squeezed is not None:
+            outputs = outputs.reshape(-1, *self._squeezed)
         if moved is not None:
             new = (name for name in self._changing if name in params)
             moved |= {name: inputs[name].detach().to(params[name].dtype) for name in new}
@@ -261,6 +263,7 @@ class FunctionalModel:
         seeded = (KeyedFunctions(len(self.layer_keys), seeds=True) for _ in range(2))
         self._training.functions, self._evaluating.functions = modes = tuple(seeded)
         sources, one = [*self._training.keyed, modes[0]], row(x, slice(1))
+        self._squeezed, examples = None, len(leaves(x)[0])
         before = {name: b.clone() for name, b in _buffers(self._training.module).items()}
         with torch.no_grad():
             for source in sources:
@@ -269,7 +272,10 @@ class FunctionalModel:
             shapes = [list(source.shapes or ()) for source in sources]
             for source in sources:
                 source.shapes = []
-            alone = self.train(params, one)
+            try:
+                alone = self.train(params, one)
+            except Exception:  # of the model: several examples have passed
+                one, alone, self.loop_reason = x, trained, "the model cannot read a single example"
             for source, drawn in zip(sources, shapes, strict=True):
                 source.learn_axes(drawn)
             if any(any(source.axes) for source in sources):
@@ -279,9 +285,13 @@ class FunctionalModel:
         coupled = self.norms.dependent, self.norms.always_dependent
         pairs = (trained, alone), (outputs, lone)
         for pair, known in zip(pairs, coupled, strict=True):
-            if not known and _depends_on_batch(*pair, len(leaves(x)[0])):
+            if not known and _depends_on_batch(*pair, examples):
                 reason = "outputs for an example depend on the other examples of its batch"
                 self.loop_reason = reason
+        if isinstance(outputs, Tensor) and outputs.shape[:1] == (examples,) and one is not x:
+            first = outputs[0]
+            if lone.shape != first[None].shape and lone.numel() == first.numel():
+                self._squeezed = first.shape
         after = _buffers(self._training.module)
         # A buffer of another shape is a cache.
         same = {n: b for n, b in before.items() if n in after and after[n].shape == b.shape}
