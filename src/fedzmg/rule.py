@@ -49,14 +49,9 @@ Layout: TypeAlias = Mapping[str, ParamInfo]
 
 
 def number(
-    default: float | None,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    above: float = -math.inf,
-    below: float = math.inf,
-    doc: str,
-) -> Any:
+    default: float | None, *, low: float = -math.inf, high: float = math.inf,
+    above: float = -math.inf, below: float = math.inf, doc: str,
+) -> Any:  # fmt: skip
     """Declare a rule's numeric field with its range: ``low <= x <= high``, ``above < x < below``.
 
     A default of ``None`` leaves the term out, which is cheaper than a zero and gives the same

@@ -120,8 +120,7 @@ class FunctionalModel:
             kind = module.__name__
             raise InputError(f"the model is the class {kind}: give {kind}(...)")
         if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
-            kind = type(module).__name__
-            raise InputError(f"the model is a {kind}: give an nn.Module that is not scripted")
+            raise InputError(f"the model is a {type(module).__name__}: give a plain nn.Module")
         trained = layout_of(module, axes)
         if not trained:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
@@ -130,6 +129,7 @@ class FunctionalModel:
         self.statistics = tuple(name for name in self.layout if name not in trained)
         """Names of running statistics and other changing buffers in the tree."""
         self._changing: dict[str, torch.dtype] = {}  # types of buffers that training changes
+        self._complex = [name for name, p in module.named_parameters() if p.is_complex()]
         self._last = list(trained)[-1].rpartition(".")[0]  # name of the last layer with parameters
         self.source, self.module = _copied(module), _copied(module)
         self.layer_keys = swap_layers(self.module)
@@ -175,7 +175,7 @@ class FunctionalModel:
     def params(self) -> Tree:
         """Copy the module's own trainable parameters."""
         named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        params = {name: named[name].detach().clone() for name in self.layout}
+        params = {name: real_view(named[name].detach()).clone() for name in self.layout}
         # A count of batches is a whole number in torch.
         counts = [n for n in self.statistics if not params[n].is_floating_point()]
         return Tree(params | {name: params[name].float() for name in counts})
@@ -198,6 +198,7 @@ class FunctionalModel:
         """Compute outputs; in training with copies of statistics, for ``moved``."""
         inputs = dict(params.items())
         inputs |= {name: inputs[name].detach() for name in self.statistics if name in inputs}
+        inputs |= {n: torch.complex(*inputs[n].unbind(-1)) for n in self._complex if n in inputs}
         for name, kind in self._changing.items():
             if (leaf := inputs.get(name)) is not None:
                 inputs[name] = leaf.to(leaf.dtype if kind.is_floating_point else kind, copy=True)
@@ -364,10 +365,20 @@ def _copied(module: nn.Module) -> nn.Module:
 
 def module_to(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Copy a module to a device; floating point tensors, plain attributes too, become ``dtype``."""
-    moved = copy.deepcopy(module).to(device, dtype)
+
+    def converted(t: Tensor) -> Tensor:
+        real = dtype if t.is_floating_point() else t.dtype
+        return t.to(device, dtype.to_complex() if t.is_complex() else real)
+
+    moved = copy.deepcopy(module)
+    moved._apply(converted)  # type: ignore[no-untyped-call]
     for child in moved.modules():
         for name, value in list(vars(child).items()):
-            if isinstance(value, Tensor):  # nn.Module.to() leaves plain attributes as they are
-                real = value.is_floating_point()
-                setattr(child, name, value.to(device, dtype if real else value.dtype))
+            if isinstance(value, Tensor):  # a plain attribute
+                setattr(child, name, converted(value))
     return moved
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """Return complex numbers as pairs of real ones, which rules train; others as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedzmg.contract import Layout
 from fedzmg.errors import unknown
-from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.functional import FunctionalModel, real_view
 from fedzmg.models.layout import listed, warn_once
 from fedzmg.models.lora import fill_adapter
 from fedzmg.parts import BATCH_NORM
@@ -51,7 +51,7 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
     norms = (name for name in model.statistics if model.layout[name].layer == BATCH_NORM)
     fresh = {n: torch.full_like(start[n], float(n.endswith("running_var"))) for n in norms}
     values: dict[str, Tensor] = {**start, **named, **fresh}
-    return Tree({name: values[name].detach().clone() for name in model.layout})
+    return Tree({name: real_view(values[name].detach()).clone() for name in model.layout})
 
 
 def given_values(model: FunctionalModel, scheme: Initializer) -> list[Tensor]:
