@@ -221,6 +221,7 @@ def test_losses_have_their_usual_metrics_and_unknown_names_a_suggestion() -> Non
         ({"loss": "binary_crossentropy"}, "'binary_cross_entropy'"),
         ({"metric": "f1_macro"}, "'f1_micro'|'f1'"),
         ({"loss": "binary_cross_entropy", "y": y + 1}, "target 2: .*0 or 1"),
+        ({"loss": "next_token_cross_entropy", "metric": "token_accuracy"}, "'next_token_accuracy'"),
         ({"metric": Metric("m", lambda o, t: o[:, 0], finish=torch.sum)}, r"m gave \(2,\).*row"),
         ({"metric": Metric("m", lambda o, t: o, finish=lambda s: s)}, r"finish gave \(1,\)"),
     ]:

@@ -218,16 +218,10 @@ def tune(
 
 
 def search_spec(
-    task: Task,
-    algorithms: Mapping[str, Mapping[str, Any]],
-    axes: Mapping[str, Iterable[float]],
-    seeds: int | Sequence[int],
-    settings: Mapping[str, Any],
-    *,
-    rounds: int | None = None,
-    last: int | None = None,
-    **fields: Any,
-) -> GridSpec:
+    task: Task, algorithms: Mapping[str, Mapping[str, Any]], axes: Mapping[str, Iterable[float]],
+    seeds: int | Sequence[int], settings: Mapping[str, Any], *, rounds: int | None = None,
+    last: int | None = None, **fields: Any,
+) -> GridSpec:  # fmt: skip
     """Build the grid of a search; ``fields`` are others of its own."""
     try:
         values = {key: [float(value) for value in own] for key, own in axes.items()}

@@ -42,14 +42,10 @@ class Metric:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not callable(self.function):
-            raise InputError(
-                f"metric name = {self.name!r}, function = {self.function!r}: expected a text, and "
-                "a function of outputs and targets that returns one value per example"
-            )
+            given = f"metric name = {self.name!r}, function = {self.function!r}"
+            raise InputError(f"{given}: expected a text and a function of outputs and targets")
         if self.pooled and self.finish is None:
-            raise InputError(
-                f"metric {self.name!r} is pooled: give finish=, a function of all rows"
-            )
+            raise InputError(f"metric {self.name!r} is pooled: give finish=, a function of rows")
 
     def value(self, statistics: Tensor, count: int | Tensor) -> Tensor:
         """Compute the number from the sum of ``count`` examples' statistics."""
@@ -67,9 +63,8 @@ class Metric:
             found: Any = self.finish(values if self.pooled else total(values))
             if not isinstance(found, Tensor) or found.ndim:
                 given = tuple(found.shape) if isinstance(found, Tensor) else type(found)
-                raise InputError(
-                    f"metric {self.name}: finish gave {given}: return a tensor of one number"
-                )
+                problem = f"metric {self.name}: finish gave {given}"
+                raise InputError(f"{problem}: return a tensor of one number")
 
     @property
     def worst(self) -> float:
@@ -79,18 +74,15 @@ class Metric:
     def check_value(self, value: float | None) -> None:
         """Reject a mean that a diverged model would beat; None: there was no evaluation."""
         if self.higher_is_better and value is not None and value < self.worst:
-            raise InputError(
-                f"metric {self.name!r} is {value:.6g}: one to maximise must not be negative, as a "
-                "diverged run counts as 0; negate it and set higher_is_better=False"
-            )
+            problem = f"metric {self.name!r} is {value:.6g}, but a diverged run counts as 0"
+            raise InputError(f"{problem}: negate it and set higher_is_better=False")
 
     def check_level(self, key: str, level: float) -> None:
         """Reject a level that no model can reach."""
         if self.name == "accuracy" and not 0 <= level <= 1:
             percent = f", {level / 100:.2f} for {level:g} %" if 1 < level <= 100 else ""
-            raise InputError(
-                f"{key} = {level:g}: an accuracy is a share, so expected 0 to 1{percent}"
-            )
+            problem = f"{key} = {level:g}: an accuracy is a share"
+            raise InputError(f"{problem}, so expected 0 to 1{percent}")
 
 
 def check_values(name: str, values: Any, examples: int, *, rows: bool = False) -> None:
@@ -99,10 +91,9 @@ def check_values(name: str, values: Any, examples: int, *, rows: bool = False) -
     if shape is None or len(shape) != 1 + rows or shape[0] != examples:
         got = type(values) if shape is None else tuple(shape)
         each = "one row of statistics" if rows else "one value"
-        raise InputError(
-            f"the {name} gave {got} for {examples} examples: return {each} per example (for a "
-            "torch loss: reduction='none')"
-        )
+        hint = "flatten(1).mean(1) averages others" if shape else "torch losses: reduction='none'"
+        problem = f"the {name} gave {got} for {examples} examples"
+        raise InputError(f"{problem}: return {each} per example ({hint})")
 
 
 def total(values: Tensor) -> Tensor:
@@ -175,12 +166,9 @@ def evaluate_by_owner(
 
 
 def _for_each_model(
-    params: Tree,
-    objective: Objective,
-    metric: Metric,
-    prepare: PrepareFunction,
+    params: Tree, objective: Objective, metric: Metric, prepare: PrepareFunction,
     reduce: Callable[[Tensor], Tensor],
-) -> Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]:
+) -> Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]:  # fmt: skip
     """Build a function to evaluate every stacked model; a lone one beside a copy, for its bits."""
     first = next(iter(params.values()))
     wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if len(first) == 1 else params

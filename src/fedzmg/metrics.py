@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedzmg.errors import check_names
+from fedzmg.errors import InputError, check_names
 from fedzmg.evaluation import ACCURACY, Metric
 from fedzmg.models import objective
 from fedzmg.models.objective import LOSSES, LossFunction
@@ -161,29 +161,26 @@ def area_under_curve(rows: Tensor) -> Tensor:
 
 
 MASKED_ACCURACY = Metric("accuracy", masked_accuracy)
-METRICS: dict[str, Metric] = {
-    "accuracy": ACCURACY,
-    "masked_accuracy": MASKED_ACCURACY,
-    **{
-        metric.name: metric
-        for metric in (
-            top_accuracy(5),
-            Metric("binary_accuracy", binary_accuracy),
-            Metric("token_accuracy", right_positions, finish=ratio),
-            Metric("next_token_accuracy", _shifted(right_positions), finish=ratio),
-            Metric("pixel_accuracy", right_positions, finish=ratio),
-            Metric("f1", confusion, finish=macro_f1),
-            Metric("f1_micro", confusion, finish=micro_f1),
-            Metric("dice", confusion, finish=macro_f1),
-            Metric("iou", confusion, finish=mean_iou),
-            Metric("auc", scores, finish=area_under_curve, pooled=True),
-            Metric("perplexity", token_losses, False, perplexity),
-            Metric("next_token_perplexity", _shifted(token_losses), False, perplexity),
-            Metric("mse", objective.squared_error, False),
-            Metric("rmse", _squares, False, lambda sums: ratio(sums).sqrt()),
-            Metric("mae", objective.absolute_error, False),
-        )
-    },
+METRICS: dict[str, Metric] = {"masked_accuracy": MASKED_ACCURACY} | {
+    metric.name: metric
+    for metric in (
+        ACCURACY,
+        top_accuracy(5),
+        Metric("binary_accuracy", binary_accuracy),
+        Metric("token_accuracy", right_positions, finish=ratio),
+        Metric("next_token_accuracy", _shifted(right_positions), finish=ratio),
+        Metric("pixel_accuracy", right_positions, finish=ratio),
+        Metric("f1", confusion, finish=macro_f1),
+        Metric("f1_micro", confusion, finish=micro_f1),
+        Metric("dice", confusion, finish=macro_f1),
+        Metric("iou", confusion, finish=mean_iou),
+        Metric("auc", scores, finish=area_under_curve, pooled=True),
+        Metric("perplexity", token_losses, False, perplexity),
+        Metric("next_token_perplexity", _shifted(token_losses), False, perplexity),
+        Metric("mse", objective.squared_error, False),
+        Metric("rmse", _squares, False, lambda sums: ratio(sums).sqrt()),
+        Metric("mae", objective.absolute_error, False),
+    )
 }
 _USUAL = {
     "masked_cross_entropy": "masked_accuracy",
@@ -204,4 +201,7 @@ def loss_and_metric(loss: Any, metric: Any) -> tuple[LossFunction, Metric]:
     if metric is None:
         names = (name for name, known in LOSSES.items() if known is loss)
         metric = _USUAL.get(next(names, ""), "accuracy")
+    if loss is objective.next_token_cross_entropy and metric in ("perplexity", "token_accuracy"):
+        own = f"next_token_{metric.removeprefix('token_')}"
+        raise InputError(f"metric {metric!r} does not look at the next token: use {own!r}")
     return loss, METRICS[metric] if isinstance(metric, str) else metric

@@ -79,6 +79,18 @@ def with_buffer() -> nn.Module:
     return module
 
 
+def rotated() -> nn.Module:
+    """Complex parameters, and complex constants as rotary positions have them."""
+    module = sequences(
+        lambda m, x: torch.view_as_real(
+            torch.view_as_complex(m.first(x).unflatten(-1, (4, 2))) * m.turn * (1 + m.weight)
+        ).flatten(-2),
+        first=nn.Linear(8, 8), weight=nn.Parameter(0.1 * torch.randn(4, dtype=torch.cfloat)),
+    )  # fmt: skip
+    module.register_buffer("turn", torch.polar(torch.ones(5, 4), torch.arange(20.0).view(5, 4)))
+    return module
+
+
 def recurrent(layer: nn.RNNBase, width: int) -> nn.Module:
     return sequences(lambda m, x: m.inner(x)[0], width, inner=layer)
 
@@ -130,6 +142,13 @@ MAPPED: dict[str, Callable[[], Task]] = {
     ),
     "samples": lambda: federation(dense(sampled), VECTORS),
     "tied-padded": lambda: federation(tied(), TEXT, TEXT, axes={"table.weight": (0,)}),
+    "bag": lambda: federation(
+        nn.Sequential(nn.EmbeddingBag(11, 4, padding_idx=1), nn.Linear(4, 3)), TEXT
+    ),
+    "complex": lambda: federation(rotated(), SEQUENCES, init="given"),
+    "sparse": lambda: federation(
+        nn.Sequential(nn.Embedding(11, 4, sparse=True), nn.Flatten(), nn.Linear(24, 3)), TEXT
+    ),
     "buffer": lambda: federation(with_buffer(), VECTORS),
     "spectral-norm": lambda: federation(
         nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 4)), nn.Linear(4, 3)),
@@ -220,8 +239,11 @@ LOOPED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "max-norm": lambda: (
         nn.Sequential(nn.Embedding(11, 4, max_norm=0.7), nn.Flatten(), nn.Linear(24, 3)), TEXT
     ),
-    "bag": lambda: (
-        nn.Sequential(nn.EmbeddingBag(11, 4, padding_idx=1), nn.Linear(4, 3)), TEXT
+    "functional-batch-norm": lambda: (
+        dense(lambda m, x: m.last(F.batch_norm(m.first(x), None, None, training=True))), VECTORS
+    ),
+    "frequencies": lambda: (
+        nn.Sequential(nn.EmbeddingBag(11, 4, scale_grad_by_freq=True), nn.Linear(4, 3)), TEXT
     ),
     "packed": lambda: (
         sequences(packed, width=4, inner=nn.LSTM(8, 4, batch_first=True)), SEQUENCES
@@ -263,11 +285,24 @@ def test_a_model_that_does_not_map_trains_as_by_hand(name: str) -> None:
     assert found.keys() == expected.keys()
     for key, leaf in expected.items():
         torch.testing.assert_close(found[key], leaf, rtol=0, atol=1e-9)
-        if name != "bag":
-            assert not torch.equal(leaf, dict(module.named_parameters())[key].double())
+        assert not torch.equal(leaf, dict(module.named_parameters())[key].double())
     with pytest.raises(CannotMap) as caught:
         trained(task, "vectorized")
     assert "\n" not in str(caught.value)
+
+
+def test_complex_numbers_train_as_by_hand() -> None:
+    module = rotated()
+    task = Task.from_arrays(
+        module, SEQUENCES, LABELS, OWNERS, test=(SEQUENCES, LABELS), cohort=3, batch_size=5,
+        epochs=2, init="given",
+    )  # fmt: skip
+    trial = Trial.of("fedavg", client_lr=0.2)
+    [history] = simulate(task, trial, rounds=2, dtype=torch.float64)
+    found = dict(history.model().named_parameters())
+    for name, leaf in by_hand(module, SEQUENCES).items():
+        close = {"rtol": 0, "atol": 1e-6, "check_dtype": False}
+        torch.testing.assert_close(found[name].detach(), leaf, **close)
 
 
 UNKEYED: dict[str, Callable[[Any, Tensor], Tensor]] = {

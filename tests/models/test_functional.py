@@ -121,10 +121,12 @@ def test_randomness_without_a_key_and_mixed_examples_are_left_to_the_loop(name: 
     assert model.needs_key == (name in ("numpy", "python"))
 
 
-def test_outputs_that_lose_the_axis_of_examples_are_rejected() -> None:
-    model = FunctionalModel(dense(lambda m, x: m.layer(x).squeeze()))
-    with pytest.raises(InputError, match=r"\(4,\)"):
-        model.try_out(model.params(), inputs(2, 3))
+def test_a_lone_example_keeps_its_axis() -> None:
+    model, x = FunctionalModel(dense(lambda m, x: m.layer(x).squeeze())), inputs(2, 3)
+    several = model.try_out(model.params(), x)
+    assert model.loop_reason == ""
+    for call in (model.train, model.evaluate):
+        torch.testing.assert_close(call(model.params(), x[1:]), several[1:])
 
 
 @pytest.mark.parametrize(

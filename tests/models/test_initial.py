@@ -102,6 +102,7 @@ def test_embeddings() -> None:
     assert float(table.mean()) == pytest.approx(0, abs=6 / math.sqrt(table.numel()))
     assert float(table.std()) == pytest.approx(1, abs=0.03)
     fills(start(nn.Embedding(66, 40), "keras")["weight"], 0.05)
+    assert not start(nn.Embedding(9, 4, padding_idx=-1), "torch")["weight"][8].any()
 
 
 @pytest.mark.parametrize("scheme", ["torch", "keras"])
@@ -122,6 +123,15 @@ def test_given_keeps_the_modules_weights_for_every_seed() -> None:
     for seed in (0, 1):
         found = start(module, "given", seed)
         assert all(torch.equal(found[name], p.detach()) for name, p in module.named_parameters())
+
+
+def test_a_trained_model_that_is_drawn_anew_is_warned_of() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    nn.init.normal_(module[1].bias)
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="init='given'"):
+        start(module, "torch")
+    start(module, "given")
 
 
 class Own(nn.Module):

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_flatten
 
+from fedzmg import Task, Trial, simulate
 from fedzmg.models.layers import SWAPS, swap_layers
 from golden_problems import Net
 
@@ -176,6 +178,19 @@ def test_spectral_norm_is_that_of_the_exact_value(kind: Any) -> None:
     for _ in range(2):  # no memory
         exact = torch.linalg.matrix_norm(plain.flatten(1), 2)
         torch.testing.assert_close(module.weight, plain / exact, rtol=1e-4, atol=0)
+
+
+def test_a_trained_spectral_norm_is_evaluated_by_torch_as_it_was_by_us() -> None:
+    def norm(layer: nn.Module, power: int) -> nn.Module:
+        return parametrizations.spectral_norm(layer, n_power_iterations=power)
+
+    net = nn.Sequential(norm(parametrizations.weight_norm(nn.Linear(4, 6)), 1), nn.Tanh())
+    net.append(norm(nn.Linear(6, 3), 2))
+    x, y = real(20, 4).float(), whole(3, 20)
+    task = Task.from_arrays(net, x, y, np.arange(20) % 4, test=(x, y), cohort=4, init="given")
+    [history] = simulate(task, Trial.of("fedavg", client_lr=2.0), rounds=5)
+    loss = F.cross_entropy(history.model()(x), y)
+    assert float(loss.detach()) == pytest.approx(history.records[-1].loss, rel=1e-5)
 
 
 def test_a_layer_of_ones_own_keeps_its_forward_pass() -> None:

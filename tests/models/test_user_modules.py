@@ -153,17 +153,12 @@ WORK: dict[str, Callable[[], Task]] = {
     "fused-attention": classify(then(fused_attention()), SEQUENCES),
 }  # fmt: skip
 
-SLOW_IN_TORCH = {"weight-norm", "fused-attention"}
-"""Operations that torch maps by a loop over clients, of which it warns."""
-
 
 @pytest.mark.parametrize("name", WORK)
 def test_engines_agree(name: str) -> None:
     task = WORK[name]()
     task.model.try_out(task.model.params(), task.test.x[:2])
     with warnings.catch_warnings():
-        if name in SLOW_IN_TORCH:
-            warnings.filterwarnings("ignore", "There is a performance drop")
         if name in ("tied", "own-parameter"):
             warnings.filterwarnings("ignore", ".*projected")
         assert_engines_agree(task, torch.float64)

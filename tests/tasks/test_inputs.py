@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.engine.choose import EnginePlanner
@@ -157,7 +157,8 @@ real = [f"hugging face {kind}".strip() for kind in ("", "torch", "numpy", "itera
 
 @pytest.mark.filterwarnings("ignore:::(datasets|dill|pyarrow|multiprocess|fsspec|huggingface_hub)")
 @pytest.mark.parametrize(
-    "kind", ["pairs", "dicts", "lists", "tensors", "iterables", "collate", *real]
+    "kind",
+    ["pairs", "dicts", "lists", "tensors", "iterables", "collate", "columns", "loader", *real],
 )
 def test_one_dataset_per_client(kind: str) -> None:
     if kind in real:
@@ -171,6 +172,8 @@ def test_one_dataset_per_client(kind: str) -> None:
         "tensors": lambda rows: TensorDataset(torch.tensor(double)[rows], torch.tensor(Y)[rows]),
         "iterables": lambda rows: ((double[i], Y[i]) for i in rows),
         "collate": lambda rows: [(double[i].tolist(), Y[i]) for i in rows],
+        "columns": lambda rows: {"label": Y[rows].tolist(), "pixels": double[rows]},
+        "loader": lambda rows: DataLoader(Rows(rows), batch_size=2, shuffle=True),
         **{name: lambda rows: hugging_face(rows, kind[len(real[0]) + 1 :]) for name in real},
     }[kind]
     parts = [make(rows) for rows in mine]
@@ -197,6 +200,7 @@ def test_test_datasets_of_clients() -> None:
     for wrong, message in [
         (Rows(range(4)), "datasets is a Rows"),
         ([Rows([])], "client 0 holds no example"),
+        ([{"a": X, "label": Y[1:]}], "client 0 has columns"),
         ([3], "client 0 is a int"),
         ([[X[0]]], "gives a ndarray"),
         ([[{"a": 1, "b": 2}]], "dict of a, b: .*'label'"),

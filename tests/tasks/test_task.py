@@ -44,6 +44,7 @@ def unfinished(model: nn.Module, x: Tensor) -> Tensor:
     raise NotImplementedError
 
 
+IMAGES = network(lambda m, x: m.layer(x)[..., None].expand(-1, -1, 5))
 NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
 
 
@@ -101,6 +102,9 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         ({"loss": nn.CrossEntropyLoss}, "loss: .*class .*CrossEntropyLoss"),
         ({"loss": None}, "loss: .*None$"),
         ({"metric": Metric("m", lambda o, t: o)}, r"metric m gave \(2, 3\)"),
+        ({"loss": "squared_error"}, r"\(30,\).*\(2, 3\): squared_error"),
+        ({"y": np.eye(3)[Y] + np.eye(3)[0] * (Y == 1)[:, None]}, "'binary_cross_entropy'"),
+        ({"y": np.zeros((30, 5), int), "model": IMAGES}, r"\(2, 3, 5\).*'pixel_cross_entropy'"),
         ({"metric": accuracy}, "metric: .*function"),
         ({"prepare": 3}, "prepare: .*3$"),
         ({"prepare": lambda x, dtype: {}["mean"]}, "KeyError 'mean'$"),

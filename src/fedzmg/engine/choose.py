@@ -334,7 +334,8 @@ def choose_on_gpu(
 def unmapped(problem: CannotMap | str) -> EngineChoice:
     """Return the loop for a model that cannot be mapped over clients."""
     cost = "clients train one after another, at about the speed of a plain PyTorch loop"
-    return EngineChoice("sequential", f"{problem}; {cost}", True, fallback=True)
+    reason = f"{str(problem).partition(': use engine')[0]}; {cost}"
+    return EngineChoice("sequential", reason, True, fallback=True)
 
 
 def can_compile(device: torch.device) -> bool:

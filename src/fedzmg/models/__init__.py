@@ -10,7 +10,6 @@ from fedzmg.models.networks import (
     cifar100_cnn,
     digits_cnn,
     emnist_cnn,
-    logistic_regression,
     mlp,
     resnet18_gn,
     shakespeare_gru,
@@ -18,6 +17,6 @@ from fedzmg.models.networks import (
 
 __all__ = [
     "CharGRU", "CharTransformer", "FunctionalModel", "RandomFlip", "RandomShift",
-    "add_lora", "cifar100_cnn", "digits_cnn", "emnist_cnn", "layout_of", "logistic_regression",
-    "merge_lora", "mlp", "resnet18_gn", "shakespeare_gru",
+    "add_lora", "cifar100_cnn", "digits_cnn", "emnist_cnn", "layout_of", "merge_lora",
+    "mlp", "resnet18_gn", "shakespeare_gru",
 ]  # fmt: skip

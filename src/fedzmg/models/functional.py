@@ -21,6 +21,8 @@ from fedzmg.tree import Inputs, Tree, leaves, row
 Maybe: TypeAlias = Tensor | tuple[()]  # (): not given
 Moved: TypeAlias = dict[str, Tensor] | None  # receives the running statistics after a batch
 FUNCTIONS_KEY = "random functions.key"  # name of the key of random functions among those of layers
+# Torch warns of slow operations in a map; auto measures them.
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 
 class Call:
@@ -89,13 +91,12 @@ def _depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
     for among, lone in zip(leaves(batch), leaves(alone), strict=True):
         if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
             continue  # not one output per example, which the loss will say better
-        if among[:1].shape != lone.shape:
-            shapes = f"shape {tuple(lone.shape)}, among others {tuple(among[:1].shape)}"
-            remedy = "keep the axis of examples (no squeeze without an axis)"
-            raise InputError(f"the model's outputs for one example have {shapes}: {remedy}")
+        if among[:1].numel() != lone.numel():
+            return True
         scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0
         one, atol = among[:1].double(), 1e-3 * scale + 1e-12
-        if not torch.allclose(one, lone.double(), rtol=0, atol=atol, equal_nan=True):
+        lone = lone.reshape(one.shape).double()
+        if not torch.allclose(one, lone, rtol=0, atol=atol, equal_nan=True):
             return True
     return False
 
@@ -118,8 +119,8 @@ class FunctionalModel:
         if isinstance(module, type):
             kind = module.__name__
             raise InputError(f"the model is the class {kind}: give {kind}(...)")
-        if not isinstance(module, nn.Module):
-            raise InputError(f"the model is a {type(module).__name__}: give an nn.Module")
+        if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+            raise InputError(f"the model is a {type(module).__name__}: give a plain nn.Module")
         trained = layout_of(module, axes)
         if not trained:
             raise InputError("the model has no trainable parameter: set requires_grad on some")
@@ -128,6 +129,7 @@ class FunctionalModel:
         self.statistics = tuple(name for name in self.layout if name not in trained)
         """Names of running statistics and other changing buffers in the tree."""
         self._changing: dict[str, torch.dtype] = {}  # types of buffers that training changes
+        self._complex = [name for name, p in module.named_parameters() if p.is_complex()]
         self._last = list(trained)[-1].rpartition(".")[0]  # name of the last layer with parameters
         self.source, self.module = _copied(module), _copied(module)
         self.layer_keys = swap_layers(self.module)
@@ -136,6 +138,7 @@ class FunctionalModel:
         """Passes change parameters in place: those of embeddings with ``max_norm``."""
         self._replaced: dict[str, Any] | None = None  # options of KeyedFunctions, if needed
         self.loop_reason = ""  # to train client by client; empty: clients can be mapped
+        self._squeezed: torch.Size | None = None  # an example's outputs, if a lone one loses axes
         self._halves: tuple[Call, dict[bool, Call]] | None = None  # last layer; others by mode
         self._prepare_calls()
 
@@ -172,7 +175,7 @@ class FunctionalModel:
     def params(self) -> Tree:
         """Copy the module's own trainable parameters."""
         named = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        params = {name: named[name].detach().clone() for name in self.layout}
+        params = {name: real_view(named[name].detach()).clone() for name in self.layout}
         # A count of batches is a whole number in torch.
         counts = [n for n in self.statistics if not params[n].is_floating_point()]
         return Tree(params | {name: params[name].float() for name in counts})
@@ -195,6 +198,7 @@ class FunctionalModel:
         """Compute outputs; in training with copies of statistics, for ``moved``."""
         inputs = dict(params.items())
         inputs |= {name: inputs[name].detach() for name in self.statistics if name in inputs}
+        inputs |= {n: torch.complex(*inputs[n].unbind(-1)) for n in self._complex if n in inputs}
         for name, kind in self._changing.items():
             if (leaf := inputs.get(name)) is not None:
                 inputs[name] = leaf.to(leaf.dtype if kind.is_floating_point else kind, copy=True)
@@ -207,6 +211,8 @@ class FunctionalModel:
         if isinstance(real, Tensor):
             inputs |= dict.fromkeys(self.norms.flags, real)
         outputs = call(inputs, x)
+        if self._squeezed is not None:
+            outputs = outputs.reshape(-1, *self._squeezed)
         if moved is not None:
             new = (name for name in self._changing if name in params)
             moved |= {name: inputs[name].detach().to(params[name].dtype) for name in new}
@@ -253,9 +259,12 @@ class FunctionalModel:
         """Compute outputs with dropout off, and learn on a few examples how to train the model."""
         self.layer_keys = tuple(name for name in self.layer_keys if name != FUNCTIONS_KEY)
         self.loop_reason = "max_norm changes an embedding in place" if self.renormalizes else ""
+        if any(getattr(m, "scale_grad_by_freq", False) for m in self.module.modules()):
+            self.loop_reason = "scale_grad_by_freq counts the padding of a batch"
         seeded = (KeyedFunctions(len(self.layer_keys), seeds=True) for _ in range(2))
         self._training.functions, self._evaluating.functions = modes = tuple(seeded)
         sources, one = [*self._training.keyed, modes[0]], row(x, slice(1))
+        self._squeezed, examples = None, len(leaves(x)[0])
         before = {name: b.clone() for name, b in _buffers(self._training.module).items()}
         with torch.no_grad():
             for source in sources:
@@ -264,7 +273,10 @@ class FunctionalModel:
             shapes = [list(source.shapes or ()) for source in sources]
             for source in sources:
                 source.shapes = []
-            alone = self.train(params, one)
+            try:
+                alone = self.train(params, one)
+            except Exception:  # of the model: several examples have passed
+                one, alone, self.loop_reason = x, trained, "the model cannot read a single example"
             for source, drawn in zip(sources, shapes, strict=True):
                 source.learn_axes(drawn)
             if any(any(source.axes) for source in sources):
@@ -274,9 +286,13 @@ class FunctionalModel:
         coupled = self.norms.dependent, self.norms.always_dependent
         pairs = (trained, alone), (outputs, lone)
         for pair, known in zip(pairs, coupled, strict=True):
-            if not known and _depends_on_batch(*pair, len(leaves(x)[0])):
+            if not known and _depends_on_batch(*pair, examples):
                 reason = "outputs for an example depend on the other examples of its batch"
                 self.loop_reason = reason
+        if isinstance(outputs, Tensor) and outputs.shape[:1] == (examples,) and one is not x:
+            first = outputs[0]
+            if lone.shape != first[None].shape and lone.numel() == first.numel():
+                self._squeezed = first.shape
         after = _buffers(self._training.module)
         # A buffer of another shape is a cache.
         same = {n: b for n, b in before.items() if n in after and after[n].shape == b.shape}
@@ -349,10 +365,20 @@ def _copied(module: nn.Module) -> nn.Module:
 
 def module_to(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Copy a module to a device; floating point tensors, plain attributes too, become ``dtype``."""
-    moved = copy.deepcopy(module).to(device, dtype)
+
+    def converted(t: Tensor) -> Tensor:
+        real = dtype if t.is_floating_point() else t.dtype
+        return t.to(device, dtype.to_complex() if t.is_complex() else real)
+
+    moved = copy.deepcopy(module)
+    moved._apply(converted)  # type: ignore[no-untyped-call]
     for child in moved.modules():
         for name, value in list(vars(child).items()):
-            if isinstance(value, Tensor):  # nn.Module.to() leaves plain attributes as they are
-                real = value.is_floating_point()
-                setattr(child, name, value.to(device, dtype if real else value.dtype))
+            if isinstance(value, Tensor):  # a plain attribute
+                setattr(child, name, converted(value))
     return moved
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """Return complex numbers as pairs of real ones, which rules train; others as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

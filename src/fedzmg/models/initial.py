@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedzmg.contract import Layout
 from fedzmg.errors import unknown
-from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.functional import FunctionalModel, real_view
 from fedzmg.models.layout import listed, warn_once
 from fedzmg.models.lora import fill_adapter
 from fedzmg.parts import BATCH_NORM
@@ -44,10 +44,14 @@ def initial_params(model: FunctionalModel, scheme: Initializer, seed: int) -> Tr
         remedy = "init=FUNCTION (module, generator) draws them"
         warn_once(f"initializer {scheme!r}: {problem}: {listed(varied)}; {remedy}")
     start = model.params()
+    norm = [start[name] for name, info in model.layout.items() if info.role == "norm"]
+    if any((leaf != leaf.flatten()[:1]).any() for leaf in norm):
+        problem = "the model's norms show that it is trained, but its weights are drawn anew"
+        warn_once(f"initializer {scheme!r}: {problem}; init='given' starts from the model's own")
     norms = (name for name in model.statistics if model.layout[name].layer == BATCH_NORM)
     fresh = {n: torch.full_like(start[n], float(n.endswith("running_var"))) for n in norms}
     values: dict[str, Tensor] = {**start, **named, **fresh}
-    return Tree({name: values[name].detach().clone() for name in model.layout})
+    return Tree({name: real_view(values[name].detach()).clone() for name in model.layout})
 
 
 def given_values(model: FunctionalModel, scheme: Initializer) -> list[Tensor]:
@@ -98,10 +102,11 @@ def _fill(module: Any, name: str, values: Tensor, scheme: str, generator: torch.
         values.fill_(float(name == "weight"))
     elif isinstance(module, nn.PReLU):
         values.fill_(module.init)
-    elif isinstance(module, _TABLES) and scheme == "torch":
-        values.normal_(generator=generator)
     elif isinstance(module, _TABLES):
-        values.uniform_(-0.05, 0.05, generator=generator)
+        own: Any = {"generator": generator}
+        values.normal_(**own) if scheme == "torch" else values.uniform_(-0.05, 0.05, **own)
+        if module.padding_idx is not None:
+            values[module.padding_idx] = 0
     elif scheme == "torch" and (recurrent or dense or isinstance(module, nn.Bilinear)):
         inputs = module.hidden_size if recurrent else module.weight.shape[1:].numel()
         if isinstance(module, nn.Bilinear):

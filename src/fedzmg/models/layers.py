@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_batchedtensor
 from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import ParametrizationList
 
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import layers
@@ -162,7 +163,7 @@ class EmbeddingBag(nn.EmbeddingBag):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        special = self.padding_idx is not None or self.max_norm is not None
+        special = self.padding_idx is not None or self.max_norm or self.scale_grad_by_freq
         if input.ndim != 2 or offsets is not None or special:
             return super().forward(input, offsets, per_sample_weights)
         rows = F.embedding(input, self.weight)
@@ -181,25 +182,29 @@ class _SpectralNorm(parametrizations._SpectralNorm):
             return super().forward(weight)
         matrix = self._reshape_weight_to_matrix(weight)
         left, right, fixed = self._u, self._v, matrix.detach()
-        for _ in range(POWER_ITERATIONS):
+        for _ in range(POWER_ITERATIONS * self.n_power_iterations):
             left = F.normalize(fixed @ right, dim=0, eps=self.eps)
             right = F.normalize(fixed.mT @ left, dim=0, eps=self.eps)
         return weight / (left @ (matrix @ right))
+
+
+@torch.no_grad()
+def settle_spectral_norms(module: nn.Module) -> None:
+    """Move the vectors of torch's spectral norms to the weights, for passes in evaluation."""
+    for owner in module.train().modules():
+        own = owner if isinstance(owner, ParametrizationList) else ()
+        if any(isinstance(m, parametrizations._SpectralNorm) for m in own):
+            for _ in range(POWER_ITERATIONS):
+                owner()
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """``nn.MultiheadAttention`` that forms its weights in a map, where the fused kernel fails."""
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        *rest: Any,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, *rest: Any, **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         forms = need_weights or mapped()
         out, weights = super().forward(query, key, value, key_padding_mask, forms, *rest, **options)
         return out, weights if need_weights else None
@@ -219,6 +224,8 @@ def swap_layers(module: nn.Module) -> tuple[str, ...]:
     keys: list[str] = []
     for prefix, parent in list(module.named_modules()):
         parent.__class__ = SWAPS.get(type(parent), type(parent))
+        if isinstance(parent, nn.Embedding | nn.EmbeddingBag):
+            parent.sparse = False  # the same gradient, which rules add to dense weights
         # Not named_children(), which leaves out a module that is used a second time.
         for name, child in list(parent._modules.items()):
             if isinstance(child, nn.Dropout | KeyedLayer):

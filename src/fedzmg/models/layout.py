@@ -161,7 +161,8 @@ def checked_axes(given: Any, rank: int, name: str) -> Axes:
         found = {range(rank)[axis] for axis in axes}
         if len(found) == len(axes):
             return tuple(sorted(found))
-    raise InputError(f"input axes {given} of parameter {name!r}: expected different ones of {rank}")
+    allowed = f"expected different numbers from 0 to {rank - 1}, or () for no projection"
+    raise InputError(f"axes = {given} of parameter {name!r} of {rank} axes: {allowed}")
 
 
 def _by_type(model: nn.Module, module: nn.Module, name: str, rank: int) -> ParamInfo:

@@ -15,11 +15,6 @@ from torch import Tensor, nn
 from fedzmg.errors import InputError
 
 
-def logistic_regression(inputs: int, outputs: int) -> nn.Sequential:
-    """Build one dense layer on flattened inputs."""
-    return mlp(inputs, outputs=outputs)
-
-
 def mlp(inputs: int, *hidden: int, outputs: int) -> nn.Sequential:
     """Build a fully connected ReLU network on flattened inputs."""
     layers: list[nn.Module] = [nn.Flatten()]

@@ -63,19 +63,11 @@ class ZeroMeanSGD(Optimizer):
     """
 
     def __init__(
-        self,
-        params_or_model: Params,
-        lr: float | Tensor,
-        momentum: float = 0.9,
-        weight_decay: float = 5e-4,
-        *,
-        axes: Mapping[str, Axes] | None = None,
-        nesterov: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-    ) -> None:
+        self, params_or_model: Params, lr: float | Tensor, momentum: float = 0.9,
+        weight_decay: float = 5e-4, *, axes: Mapping[str, Axes] | None = None,
+        nesterov: bool = False, maximize: bool = False, foreach: bool | None = None,
+        fused: bool | None = None, capturable: bool = False,
+    ) -> None:  # fmt: skip
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -105,16 +97,10 @@ class ZeroMeanSGD(Optimizer):
 
     @classmethod
     def for_model(
-        cls,
-        model: nn.Module,
-        lr: float | Tensor,
-        momentum: float = 0.9,
-        weight_decay: float = 5e-4,
-        *,
-        axes: Mapping[str, Axes] | None = None,
-        decay_scope: Literal["all", "kernels"] = "all",
-        **options: Any,
-    ) -> Self:
+        cls, model: nn.Module, lr: float | Tensor, momentum: float = 0.9,
+        weight_decay: float = 5e-4, *, axes: Mapping[str, Axes] | None = None,
+        decay_scope: Literal["all", "kernels"] = "all", **options: Any,
+    ) -> Self:  # fmt: skip
         """Make an optimizer of all trainable parameters of a model, with the options of the class.
 
         The model may be wrapped by DDP, or sharded by FSDP2 before. ``axes`` are for parameters of

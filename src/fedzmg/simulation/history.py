@@ -11,7 +11,8 @@ from torch import nn
 from fedzmg.data.federated import Examples
 from fedzmg.evaluation import evaluate_by_owner
 from fedzmg.models.batch_norm import forget_statistics
-from fedzmg.models.functional import module_to
+from fedzmg.models.functional import module_to, real_view
+from fedzmg.models.layers import settle_spectral_norms
 from fedzmg.models.objective import Objective
 from fedzmg.seeds import stream
 from fedzmg.simulation.trial import Trial
@@ -212,5 +213,6 @@ class History:
         named = dict(module.named_parameters()) | dict(module.named_buffers())
         with torch.no_grad():
             for name, value in self.params.items():
-                named[name].copy_(value)
+                real_view(named[name]).copy_(value)
+        settle_spectral_norms(module)
         return module.eval()

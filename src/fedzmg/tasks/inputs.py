@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from fedzmg.data.columns import Array, Columns, Owners
 from fedzmg.data.federated import Examples, number_clients
@@ -51,10 +52,11 @@ def default_prepare(model: FunctionalModel, x: Inputs) -> objective.PrepareFunct
         try:
             with torch.no_grad():
                 model.evaluate(params, prepare(x[:2].clone(), dtype))
-        except Exception:
-            continue
+        except Exception as error:
+            if not isinstance(error, IndexError):  # which an id beyond an embedding's rows raises
+                continue
         return prepare
-    return as_stored
+    return prepare
 
 
 def whole_labels(data: Examples, loss: objective.LossFunction) -> Examples:
@@ -67,23 +69,30 @@ def whole_labels(data: Examples, loss: objective.LossFunction) -> Examples:
 def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, what: str) -> None:
     """Reject labels that the outputs cannot predict."""
     y, axis = data.y, objective.class_axis(loss)
-    if axis is None and loss is not objective.binary_cross_entropy:
+    if loss not in objective.LOSSES.values():
         return
     if not isinstance(outputs, Tensor):
         given = type(outputs).__name__
         raise InputError(f"the model gives a {given} for {what}: return one tensor")
     shape, high = tuple(outputs.shape), y.max()
     if axis is None:
-        if high > 1:
+        if outputs.numel() != y[:2].numel():
+            problem = f"{what} has targets of shape {tuple(y.shape)}, and the model gives {shape}"
+            raise InputError(f"{problem}: {loss.__name__} expects as many outputs as targets")
+        if high > 1 and loss is objective.binary_cross_entropy:
             raise InputError(f"{what} holds the target {high:g}: {loss.__name__} expects 0 or 1")
         return
-    if y.is_floating_point() or y.ndim != len(shape) - 1:
+    fits = len(shape) > 1 and y.shape[1:] == outputs.select(axis, 0).shape[1:]
+    if y.is_floating_point() or not fits:
         given = f"{what} has {y.dtype} labels of shape {tuple(y.shape)}"
         one_hot = y.shape[1:] == shape[1:] and bool(((y == 0) | (y == 1)).all())
         if one_hot and bool((y.sum(1) == 1).all()):
             raise InputError(f"{given}, which are one-hot: pass class numbers, y.argmax(1)")
+        other = "loss='binary_cross_entropy'" if one_hot else "another loss and metric"
+        if y.ndim > 1 and y.shape[1:] == shape[2:]:
+            other = "loss='pixel_cross_entropy'"
         column = " (y.squeeze(1))" if y.ndim == len(shape) == 2 and y.shape[1] == 1 else ""
-        remedy = f"give one whole number per prediction{column}, or pass another loss and metric"
+        remedy = f"give one whole number per prediction{column}, or pass {other}"
         raise InputError(f"{given}, and the model gives a tensor of shape {shape}: {remedy}")
     classes, padded = shape[axis], loss is not objective.cross_entropy  # negative: padding
     ignored = ", negative ones are ignored" if padded else ""
@@ -110,11 +119,15 @@ def warn_of_probabilities(module: nn.Module, outputs: Any, loss: objective.LossF
 Collate = Callable[[list[Any]], Any]
 
 
-def by_client(given: Any) -> dict[str, Any] | None:
-    """Return datasets by the name of their client; None for a single dataset."""
-    if isinstance(given, Mapping):
+def _label_of(names: Any) -> str | None:
+    return next((name for name in LABELS if name in names), None)
+
+
+def by_client(given: Any, examples: Any = tuple | Mapping) -> dict[str, Any] | None:
+    """Return datasets by the name of their client; None for a single one, a list of examples."""
+    if isinstance(given, Mapping) and _label_of(given) is None:
         return {str(name): part for name, part in given.items()}
-    if isinstance(given, list | tuple) and given and not isinstance(given[0], tuple | Mapping):
+    if isinstance(given, list | tuple) and given and not isinstance(given[0], examples):
         return {str(number): part for number, part in enumerate(given)}
     return None
 
@@ -124,6 +137,13 @@ def read_datasets(parts: Mapping[str, Any], what: str, collate: Collate | None) 
     samples: list[Any] = []
     names: list[str] = []
     for name, part in parts.items():
+        if isinstance(part, DataLoader):
+            collate = collate or part.collate_fn
+            part = part.dataset
+        if isinstance(part, Mapping):  # columns
+            if len({len(column) for column in part.values()}) > 1:
+                raise InputError(f"{what} {name} has columns of different lengths: cut or pad them")
+            part = [dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True)]
         # A torch dataset has a length, but no end when it is iterated.
         sized = hasattr(type(part), "__len__") and hasattr(type(part), "__getitem__")
         try:
@@ -141,7 +161,7 @@ def read_datasets(parts: Mapping[str, Any], what: str, collate: Collate | None) 
     if isinstance(made, tuple | list) and len(made) == 2:
         return made[0], made[1], names
     keys = list(made) if isinstance(made, Mapping) else []
-    label = next((name for name in LABELS if name in keys), None)
+    label = _label_of(keys)
     others = [key for key in keys if key != label]
     if label is None or not others:
         raise InputError(
@@ -190,11 +210,13 @@ def find_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64] | N
 
 def describe_inputs(x: Inputs) -> str:
     """Describe shape and type of inputs."""
-    named = x.items() if isinstance(x, dict) else [("", x)]
-    return ", ".join(
-        f"{name} shape {tuple(t.shape)[1:]} and type {str(t.dtype).removeprefix('torch.')}".strip()
-        for name, t in named
-    )
+    found = []
+    for name, t in x.items() if isinstance(x, dict) else [("", x)]:
+        whole = t.numel() > 0 and not t.is_floating_point()
+        span = f" from {t.cpu().numpy().min()} to {t.cpu().numpy().max()}" if whole else ""
+        kind = str(t.dtype).removeprefix("torch.")
+        found.append(f"{name} shape {tuple(t.shape)[1:]} and type {kind}{span}".strip())
+    return ", ".join(found)
 
 
 def as_pair(given: Any, name: str) -> Sequence[Any]:

@@ -162,9 +162,9 @@ class Task:
         """Examples that are evaluated at once: fewer if their outputs are large."""
         params = self.model.params()
         dtype = next(iter(params.values())).dtype
-        x, _ = tree_map(torch.clone, row(self.test, slice(1))).to(self.test.y.device, dtype)
+        x, y = tree_map(torch.clone, row(self.test, slice(2))).to(self.test.y.device, dtype)
         with torch.no_grad():
-            size = num_bytes(self.model.evaluate(params, self.prepare(x, dtype)))
+            size = num_bytes(self.model.evaluate(params, self.prepare(x, dtype))) // len(y)
         return max(1, min(CHUNK, LARGEST_OUTPUTS // max(1, size)))
 
     @property
@@ -245,7 +245,7 @@ class Task:
                     continue
                 flat, size = leaf.cpu().numpy(), leaf[0].numel()
                 for example in {int(flat.argmin()) // size, int(flat.argmax()) // size}:
-                    x = tree_map(torch.clone, row(data.x, slice(example, example + 1)))
+                    x = row(data.x, torch.tensor([example] * 2))
                     with _named(f"the model cannot read example {example} of the {what} data"):
                         self.model.evaluate(params, self.prepare(x, dtype))
 
@@ -269,7 +269,7 @@ class Task:
                 for example to pad texts. It gets all examples of training, test or tuning at once.
             **options: other arguments of :meth:`from_arrays`.
         """
-        if (clients := inputs.by_client(datasets)) is None:
+        if (clients := inputs.by_client(datasets, tuple)) is None:
             given = type(datasets).__name__
             raise InputError(f"datasets is a {given}: give a list or dict, a dataset per client")
         x, y, ids = inputs.read_datasets(clients, "dataset of client", collate)
