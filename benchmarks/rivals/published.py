@@ -118,7 +118,7 @@ BENCHMARKS = {
     "flute-mnist": Benchmark(
         # FedProx's split: 69,035 images, 69 ± 106 of a client, of which 9 in 10 train.
         partial(
-            _task, lambda: networks.logistic_regression(784, 10), (28, 28), 10, clients=1000,
+            _task, lambda: networks.mlp(784, outputs=10), (28, 28), 10, clients=1000,
             each=62.1, deviation=95.4, tests=6904, cohort=10, batch_size=10, eval_every=20,
         ),
         100, 0.03, "FLUTE 1:35, FedML 3:09", FLUTE,
