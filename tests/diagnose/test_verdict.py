@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedzmg import Trial, simulate
+from fedzmg.contract import Parts
 from fedzmg.diagnose import Progress, diagnose, judge
 from fedzmg.diagnose.diagnosis import RATES, excerpt, in_order_of_use
+from fedzmg.evaluation import Metric
 from fedzmg.models.initial import initial_params
 from fedzmg.tasks import Task
 from golden_problems import Net
@@ -57,11 +59,24 @@ def test_the_short_training_by_a_loop_over_rates() -> None:
 @pytest.mark.parametrize(
     ("losses", "clients", "expect"),
     [((1.0, 0.8), 9, "gain"), ((1.0, 0.9), 9, "little"), ((1.0, 1.2), 9, "loss"),
-     ((2.0, 2.0), 9, "unclear"), ((2.0, 1.9), 9, "gain"), ((1.0, 0.1), 1, "unclear")],
+     ((2.0, 2.0), 9, "unclear"), ((2.0, 1.9), 9, "gain"), ((2.0, 2.0 - 1e-9), 9, "unclear")],
 )  # fmt: skip
 def test_falls_of_the_loss_decide(losses: tuple[float, float], clients: int, expect: str) -> None:
     point = diagnose(signs(nn.Linear(2, 2), 2), trial=0, drifting=0, device="cpu").points[0]
     assert judge(point, Progress(6, clients, 2.0, losses, (0.1, 0.1))).expect == expect
+
+
+def test_the_training_is_of_one_common_model_and_of_its_loss_alone() -> None:
+    def below_chance(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(-1) == targets).float() - 1.0  # no metric of a simulation
+
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    own = signs(model, 4)
+    odd = replace(own, parts=Parts(personal=("last:1",)), metric=Metric("below", below_chance))
+    plain, personal = (diagnose(task, drifting=0, device="cpu").progress for task in (own, odd))
+    assert plain == personal
+    one = diagnose(own, clients=1, drifting=0, device="cpu")
+    assert (one.progress, one.verdict.expect) == (None, "unclear")
 
 
 # Layers with one input per unit.

@@ -22,6 +22,7 @@ from fedzmg import InputError, Parts, Task, Trial, algorithms, tasks
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.data.plan import local_stream, sample_cohort
 from fedzmg.diagnose import diagnose
+from fedzmg.engine import sequential
 from fedzmg.experiment.specs import files as specs
 from fedzmg.messages import Cohort
 from fedzmg.models.batch_norm import BatchNorm1d, BatchNormPolicy
@@ -348,8 +349,14 @@ def changing() -> nn.Module:
     return nn.Sequential(conv, FirstBatch(), Centre(), nn.Tanh(), dense, nn.Linear(5, CLASSES))
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", ["fedavg", "fedadam"])
-def test_buffers_that_change_train_as_in_a_plain_loop(name: str) -> None:
+def test_buffers_that_change_train_as_in_a_plain_loop(
+    name: str, in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_place:
+        monkeypatch.setattr(sequential, "LARGE", 0)
+        monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
     own = task(module(changing), batch_size=BATCH)
     counts = {n for n, info in own.model.layout.items() if info.role == "counts"}
     assert counts == {"1.ready", "2.steps", "2.place"}
@@ -370,7 +377,8 @@ def test_buffers_that_change_train_as_in_a_plain_loop(name: str) -> None:
     assert all(torch.equal(start[n], again.model.params()[n]) for n in again.model.statistics)
 
 
-def test_personal_buffers_stay_with_their_client() -> None:
+def test_personal_buffers_stay_with_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequential, "LARGE", 0)
     own = task(module(changing), parts=Parts(personal=("2.mean",)))
     found = model_of(trained(own, "fedavg", "sequential"))
     expected = loop_by_hand("fedavg", changing, personal="2.mean").state_dict()

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.mimelite import MimeLite
-from fedzmg.contract import ClientRule, Layout, numbers, structure
+from fedzmg.contract import ClientRule, Layout, Parts, numbers, structure
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Floats, Measurement, Pair, Part, measure, spread_of
 from fedzmg.diagnose.verdict import Progress, Verdict, judge
@@ -22,6 +22,7 @@ from fedzmg.engine.local import Broadcast, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import InputError, check_names
+from fedzmg.evaluation import Metric
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.seeds import stream
@@ -137,7 +138,7 @@ def diagnose(
         there = start.map(lambda leaf: leaf.to(target, dtype))
         then = measure(gradients(other, there, weights), layout)
     tried = None
-    if trial:
+    if trial and len(drawn) > 1:
         say(f"training {trial} rounds at {len(RATES)} learning rates, without and with projection")
         most = min(clients, TRIAL_CLIENTS), min(examples, TRIAL_EXAMPLES)
         tried = short_training(excerpt(task, *most, seed)[1], model, trial, seed, target, dtype)
@@ -195,9 +196,10 @@ def excerpt(
 def short_training(
     task: Task, params: Tree, rounds: int, seed: int, device: torch.device, dtype: torch.dtype
 ) -> Progress:
-    """Train all clients of a small task without and with the projection, at several rates."""
+    """Train one model of all clients without and with the projection, at several rates."""
     protocol = replace(task.protocol, cohort=len(task.train), eval_every=rounds)
-    own = replace(task, test=task.train.examples, protocol=protocol)
+    own = replace(task, test=task.train.examples, protocol=protocol, parts=Parts(),
+                  metric=Metric("loss", task.loss, higher_is_better=False))  # fmt: skip
     start, best = math.inf, []
     for layers in ("none", "all"):
         trials = [Trial.of("fedzmg", seed, client_lr=r, client_project=layers) for r in RATES]

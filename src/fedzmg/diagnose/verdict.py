@@ -7,14 +7,16 @@ nothing: the projection of the first layer alone, where the mean's share is larg
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from fedzmg.diagnose.measure import Layer, Measurement, Pair
-from fedzmg.results.formatting import NONE
+from fedzmg.results.formatting import NONE, count_text
 
 Expectation = Literal["gain", "little", "loss", "unclear"]
 
 GAIN, LOSS = 1.15, 0.9  # fall of the loss with the projection over that without
+SMALL = 1e-6  # relative fall of the loss below which nothing was learned
 ENOUGH = 6  # number of clients below which a verdict is marked as uncertain
 TIE = 0.1  # relative change of diversity below which it is not clear
 
@@ -33,9 +35,9 @@ class Progress:
     def ratio(self) -> float | None:
         """Fall of the loss with the projection over that without; None if neither falls."""
         without, projected = (self.start - loss for loss in self.losses)
-        if without <= 0.0:
-            return None if projected <= 0.0 else float("inf")
-        return projected / without
+        if not max(without, projected) > SMALL * abs(self.start):  # nor if the start is not finite
+            return None
+        return projected / without if without > 0.0 else inf
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,12 @@ def judge(
 
 def _expect(progress: Progress | None) -> tuple[Expectation, str]:
     if progress is None:
-        return "unclear", "nothing was trained: no verdict"
-    if progress.clients == 1:
-        return "unclear", "one client does not speak for others: no verdict"
-    ratio, trained = progress.ratio, f"{progress.rounds} rounds on {progress.clients} clients"
+        return "unclear", "no training of two clients or more: no verdict"
+    ratio = progress.ratio
+    trained = f"{count_text(progress.rounds, 'round')} on {progress.clients} clients"
     if ratio is None:
-        return "unclear", f"{trained} lower the loss at no learning rate: no verdict"
+        began = f"{trained} lower the loss of {progress.start:.4g} at no learning rate"
+        return "unclear", f"{began}: no verdict"
     without, projected = (
         f"{loss:.4g} (client learning rate {rate:.2g})"
         for loss, rate in zip(progress.losses, progress.rates, strict=True)

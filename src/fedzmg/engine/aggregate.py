@@ -199,7 +199,7 @@ class Merger:
         averaged, form = flatten_rows((self.upload.delta, self.upload.average))
         if self._forms is None:
             self._forms = form, flatten_rows(self.upload.total, like=averaged)[1]
-            self.sums = part.sums
+            self.sums = tree_map(torch.clone, part.sums)  # it may belong to another process
         else:
             both = zip(self.sums, part.sums, strict=True)
             self.sums = Sums(*(before + more for before, more in both))

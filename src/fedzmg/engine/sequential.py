@@ -91,8 +91,10 @@ class Sequential:
         out: list[Tree] = []
         statistics: dict[str, Tensor] = {}
         if (place := place or self._place(sent.params)) is not None:
-            names, out = program.objective.model.statistics, [place[1]]
-            statistics = {n: out[0][n].detach().copy_(work.params[n]) for n in names}
+            out = [place[1]]
+            if rule.gradients_per_step == 1:  # only the first gradient of a batch moves them
+                names = program.objective.model.running
+                statistics = {n: out[0][n].detach().copy_(work.params[n]) for n in names}
             work = work._replace(scratch=_unshared(work.scratch, context))
         for t in range(len(stream)):
             with self._named(batch, f"local step {t + 1}"), torch.set_grad_enabled(not out):

@@ -168,6 +168,11 @@ class FunctionalModel:
         self._halves = Call(copy.deepcopy(self.module.get_submodule(name))), bodies
 
     @property
+    def running(self) -> list[str]:
+        """Return the names of running statistics, which layers change in place."""
+        return [name for name in self.statistics if name not in self._changing]
+
+    @property
     def needs_key(self) -> bool:
         """Training needs a key for every step: for dropout or any other keyed layer."""
         return bool(self.layer_keys)
