@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -14,7 +13,6 @@ from fedzmg.tree import Inputs, Tree
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # to one loss per example
 Outputs: TypeAlias = tuple[Tensor, Any]  # and features, if wanted
 PrepareFunction: TypeAlias = Callable[[Inputs, torch.dtype], Inputs]  # stored to model inputs
-NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Batch(NamedTuple):
@@ -36,13 +34,13 @@ class Objective:
     layers_in: torch.dtype | None = None  # of layers on a GPU; parameters and losses keep theirs
 
     def train(
-        self, params: Tree, batch: Batch, own: Mapping[str, Tensor] = NONE
+        self, params: Tree, batch: Batch, own: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Tree]:
         """Compute the weighted loss of a batch, dropout on, and running statistics after it.
 
         Statistics of ``own`` are changed in place, others are copied.
         """
-        moved = dict(own)
+        moved = {} if own is None else dict(own)
         outputs, _ = self.without_features(params, batch, moved)
         return self._weighted(outputs, batch), Tree(moved)
 
