@@ -74,6 +74,7 @@ def test_a_run_directory_is_measured_at_its_checkpoint(tmp_path: Path) -> None:
     [
         (["digit"], "did you mean 'digits'"),
         (["not/there"], "'not/there'"),
+        (["my_task.py"], "my_task.py:NAME"),
         (["quadratic", "--set", "client.lr=1"], "client.lr=1"),
         (["quadratic", "--set", "preset.starts=zero_sum"], "did you mean 'start'"),
         (["."], "spec.toml"),
