@@ -139,7 +139,7 @@ def load_reference(name: str, base: Path | None = None) -> str:
     """Load the file of ``PATH.py:NAME``, relative to ``base``; return ``FILE.py:NAME``."""
     found = split_reference(name)
     if found is None:
-        if name.endswith(".py"):
+        if str(name).endswith(".py"):
             raise InputError(f"{name!r} is a file: add the name of a thing in it, as {name}:NAME")
         return name
     return f"{load((base or Path()) / found[0]).path.name}:{found[1]}"

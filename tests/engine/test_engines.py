@@ -266,6 +266,9 @@ def test_a_model_that_does_not_map_is_trained_by_the_loop() -> None:
     with pytest.raises(InputError, match="engine='sequential'"):
         simulate(undecided(), Trial.of("fedzmg"), rounds=1, engine="vectorized")
     looped = simulation("auto", rounds=1000, trials=2, problem=undecided())
+    [history, _] = looped.histories([[], []])
+    assert history.engine == looped.choice
+    assert looped.choice.reason in repr(history)
     assert (looped.choice.path, looped.choice.fallback) == ("sequential", True)
     assert "engine=" not in looped.choice.reason  # advice for those who chose a path
     assert len(looped.run_round().records) == 2

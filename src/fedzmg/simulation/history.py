@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedzmg.data.federated import Examples
+from fedzmg.engine.choose import EngineChoice
 from fedzmg.evaluation import evaluate_by_owner
 from fedzmg.models.batch_norm import forget_statistics
 from fedzmg.models.functional import module_to, real_view
@@ -164,6 +165,7 @@ class History:
     records: tuple[Record, ...]
     params: Tree
     clients: tuple[ClientMetrics, ...] = ()  # metrics on single clients by round
+    engine: EngineChoice | None = None  # path of the training, and the reason for it
 
     def __repr__(self) -> str:
         name, metrics = self.trial.name or self.trial.algorithm.name, self.metrics
@@ -172,6 +174,8 @@ class History:
             parts.append(f"{self.task.metric.name} {metrics[-1]:.4g} at the end")
         if self.diverged is not None:
             parts.append(f"diverged in round {self.diverged}")
+        if self.engine is not None and self.engine.fallback:
+            parts.append(self.engine.reason)
         return (
             f"<History of {name} on {self.task.name!r}, seed {self.trial.seed}: {', '.join(parts)}>"
         )

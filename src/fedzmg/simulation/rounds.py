@@ -175,8 +175,9 @@ class Simulation:
 
     def histories(self, records: Sequence[Sequence[Record]]) -> list[History]:
         """Combine the trials' records with their present models."""
+        now = self.snapshot.params
         return [
-            History(self.task, trial, tuple(records[i]), row(self.snapshot.params, i))
+            History(self.task, trial, tuple(records[i]), row(now, i), engine=self.choice)
             for i, trial in enumerate(self.trials)
         ]
 
