@@ -3,11 +3,13 @@
     python tools/rates_figure.py [cifar100]
 
 Reads results/TASK-halving-grid and results/TASK-halving-study, trains nothing, and writes
-results/TASK-halving-study/rates.png and rates.svg. A line joins, for each client learning rate, the
-best server learning rate among the pairs that the search trained to the end (dots: its two seeds).
-Rates without such a pair were dropped earlier or diverged. The large marker is the chosen pair on
-the study's fresh seeds (dots beside it). A ring is the pair that the first 50 rounds would have
-chosen, at the accuracy that it has at the end. Ticks on the right: late stage in the paper.
+results/TASK-halving-study/rates.png and rates.svg. Prints what the projection gains, by seed.
+
+A line joins, for each client learning rate, the best server learning rate among the pairs that the
+search trained to the end (dots: its two seeds). Rates without such a pair were dropped earlier or
+diverged. The large marker is the chosen pair on the study's fresh seeds (dots beside it). A ring is
+the pair that the first 50 rounds would have chosen, at the accuracy that it has at the end. Ticks
+on the right: late stage in the paper.
 """
 
 from __future__ import annotations
@@ -34,6 +36,11 @@ SHAPES = dict(zip(NAMES, "D*Pos^", strict=True))
 SIZES = {"*": 15, "P": 10}
 PRINTED = {"cifar100": {"fedzmg": 0.3950, "fedadam": 0.3768, "fedavg": 0.3469}}
 """The paper's accuracy in the late stage."""
+PAIRS = [
+    ("fedzmg-without-momentum", "fedavg"), ("fedzmg", "fedavg-momentum"),
+    ("fedzmg-adam", "fedadam"), ("fedavg-momentum", "fedavg"),
+]  # fmt: skip
+"""Pairs that differ by the projection alone (FedAdam also lacks momentum), and by momentum."""
 TITLES = {
     "cifar100": "Chosen by the whole horizon, FedZMG ends above FedAdam; by 50 rounds, below it"
 }
@@ -111,8 +118,15 @@ def draw(task: str) -> Chart:
 def main() -> None:
     """Draw and write."""
     task = sys.argv[1] if len(sys.argv) > 1 else "cifar100"
-    for path in save(draw(task), RESULTS / f"{task}-halving-study" / "rates"):
+    study = RESULTS / f"{task}-halving-study"
+    for path in save(draw(task), study / "rates"):
         print(path.relative_to(RESULTS.parent))
+    entries = read(study / "study.json")["algorithms"].values()
+    runs = {entry["directory"]: entry["final"]["full"]["runs"] for entry in entries}
+    for name, other in PAIRS:
+        points = [100 * (a - b) for a, b in zip(runs[name], runs[other], strict=True)]
+        each = f"{min(points):+.1f} to {max(points):+.1f} by seed"
+        print(f"{name} minus {other}: {sum(points) / len(points):+.1f} points ({each})")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from fedzmg import tasks
@@ -50,6 +51,7 @@ from fedzmg.tasks import Task
 TUNING, REPORTED = (1000,), (0, 1, 2, 3)
 RATES = (0.0003162, 0.001, 0.003162, 0.01, 0.03162, 0.1, 0.3162)
 POINT, RELATIVE, ERRORS = 0.01, 0.05, 2.0
+SHARE = "first layer's mean share"
 ARMS = {"without": "none", "with": "all"}
 
 
@@ -291,7 +293,7 @@ def validate(case: Case, known: Mapping[str, Any]) -> dict[str, Any]:
         "judged by": "accuracy" if accuracy else "minus the test loss",
         "difference": round(float((with_ - without).mean()), 5),
         "standard error": round(float((with_ - without).std(ddof=1) / len(with_) ** 0.5), 5),
-        "first layer's mean share": measured.layers[0].share.mean,
+        SHARE: measured.layers[0].share.mean,
         "first layer's diversity": asdict(measured.layers[0].diversity),
         "whole mean share": measured.whole.share.mean,
         "forbidden": measured.whole.forbidden,
@@ -335,7 +337,7 @@ def markdown(kept: Mapping[str, Any]) -> str:
             continue
         tried = Progress(**one["progress"])
         falls = " | ".join(f"{loss:.3g}" for loss in (tried.start, *tried.losses))
-        share = one["first layer's mean share"]
+        share = one[SHARE]
         unit = 100 if one["judged by"] == "accuracy" else 1
         arms = one["arms"]
         scores_ = [np.mean(arms[arm]["reported"]) * unit for arm in ("without", "with")]
@@ -346,6 +348,15 @@ def markdown(kept: Mapping[str, Any]) -> str:
             f"| {'hit' if one['hit'] else '**miss**'} | {100 * share:.0f} % |"
         )
     return "\n".join(lines)
+
+
+def ranks(kept: Mapping[str, Any]) -> str:
+    """Correlate the ranks of the measures with those of the gains in accuracy."""
+    known = [one for one in kept.values() if one.get("judged by") == "accuracy"]
+    ratios = [Progress(**one["progress"]).ratio for one in known]
+    gains, shares = ([one[key] for one in known] for key in ("difference", SHARE))
+    found = [float(spearmanr(values, gains).statistic) for values in (ratios, shares)]
+    return f"ranks of {len(known)} tasks: times as far {found[0]:.2f}, first layer {found[1]:.2f}"
 
 
 def main() -> None:
@@ -362,7 +373,9 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(path.read_text())["cases"] if path.exists() else {}
     if arguments.table:
-        print(markdown(kept))
+        other = "validation.json" if arguments.development else "development.json"
+        more = json.loads(path.with_name(other).read_text())["cases"]
+        print(markdown(kept), "", ranks(kept), ranks(kept | more), sep="\n")
         return
     for name, case in group.items():
         if complete(kept.get(name, {}), case) or name not in (arguments.only or group):

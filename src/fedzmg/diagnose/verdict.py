@@ -79,7 +79,8 @@ def _expect(progress: Progress | None) -> tuple[Expectation, str]:
     fall += f", with the projection to {projected}"
     expect: Expectation = "gain" if ratio >= GAIN else "loss" if ratio <= LOSS else "little"
     words = {"gain": "expect a gain", "loss": "expect a loss", "little": "expect little"}[expect]
-    return expect, f"{fall}, {ratio:.2f} times as far: {words}"
+    far = "which alone lowers it" if ratio == inf else f"{ratio:.2f} times as far"
+    return expect, f"{fall}, {far}: {words}"
 
 
 def _evidence(
