@@ -29,6 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedzmg import tasks
 from fedzmg.bench import NEVER, WORKLOADS, environment, wait
@@ -42,6 +43,7 @@ from fedzmg.tasks.task import Task
 Batch = tuple[torch.Tensor, torch.Tensor]
 CPU = torch.device("cpu")
 FEWEST_TURNS = 3
+PEAK = 494e12  # operations per second of an H200 in TF32
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -158,7 +160,8 @@ def compare(
     Returns:
         Values for JSON by path, ``plain`` among them: ``first_s`` (all up to the end of the first
         round), ``round_ms`` and ``cpu_ms`` (medians), ``speed`` and ``cpu_speed`` (median ratios to
-        the loop's turns, above 1 is faster). Of engines also ``choosing_s``, its share of the
+        the loop's turns, above 1 is faster), and ``peak_share``, what the loop's products use of
+        an H200's peak. Of engines also ``choosing_s``, its share of the
         planned training, ``path``, ``onednn`` and ``reason``.
     """
     quiet = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
@@ -196,6 +199,8 @@ def compare(
             batches, order = plan.batches(3 + turn), list(found)
             for path in order[turn % len(order) :] + order[: turn % len(order)]:
                 times[path].append(_timed(lambda p=path: rounds_of[p](batches), device))  # type: ignore[misc]  # noqa: B023
+    with FlopCounterMode(display=False) as counter:
+        rounds_of["plain"](plan.batches(2))
     plain = np.array(times["plain"][1:])
     for path, facts in found.items():
         own_times = np.array(times[path][1:])  # the first turn is a warm-up
@@ -203,6 +208,8 @@ def compare(
         facts["speed"], facts["cpu_speed"] = np.median(plain / own_times, 0).tolist()
         if path != "plain":
             facts["choosing_share"] = facts["choosing_s"] / (rounds * facts["round_ms"] / 1e3)
+    operations = counter.get_total_flops() / found["plain"]["round_ms"] * 1e3
+    found["plain"]["peak_share"] = operations / PEAK
     return found
 
 

@@ -72,6 +72,7 @@ _OTHER_WORDS = {
         "decay": "weight_decay wd l2",
         "mu": "proximal_mu prox_mu",
         "seed": "random_state",
+        "accuracy": "acc top1",
     }.items()
 }
 """Words of other frameworks for our options."""

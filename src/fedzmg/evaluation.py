@@ -15,7 +15,7 @@ from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
-from fedzmg.tree import Inputs, Tree, row, stack, tree_map
+from fedzmg.tree import Inputs, Tree, row, stack, tree_map, vmap
 
 CHUNK = 500  # examples evaluated at once, if their outputs are not large
 LARGEST_OUTPUTS = 2**28  # bytes of a model's outputs computed at once, for several examples
@@ -185,7 +185,7 @@ def _for_each_model(
         x = prepare(x, first.dtype)
         if not loop:
             try:
-                loss, score = torch.vmap(one, in_dims=(0, None, None))(wide, x, y)
+                loss, score = vmap(lambda model: one(model, x, y))(wide)
                 return loss[: len(first)], score[: len(first)]
             except torch.OutOfMemoryError:
                 raise

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
+from torch._C._functorch import (  # type: ignore[attr-defined]
     _add_batch_dim,
     _remove_batch_dim,
+    _set_vmap_fallback_warning_enabled,
     _vmap_decrement_nesting,
     _vmap_increment_nesting,
 )
@@ -185,10 +186,12 @@ def vmap(function: Callable[..., Any]) -> Callable[..., Any]:
         lazy_load_decompositions()
         level = _vmap_increment_nesting(size, "error")
         try:
+            _set_vmap_fallback_warning_enabled(False)  # of slow operations, which auto measures
             found = function(*tree_map(lambda leaf: _add_batch_dim(leaf, 0, level), args))
             return tree_map(lambda leaf: _remove_batch_dim(leaf, level, size, 0), found)
         finally:
             _vmap_decrement_nesting()
+            _set_vmap_fallback_warning_enabled(level == 1)  # again, after the outermost map
 
     return mapped
 

@@ -22,7 +22,7 @@ from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
-from fedzmg.engine.replay import copy_all
+from fedzmg.engine.replay import capturing, copy_all
 from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
@@ -232,7 +232,7 @@ class StepGraphs:
                 warm_up(code)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with capturing(graph, self._pool):
             _step(self._program, code, state, plan, buffers.time)
         self._pool = self._pool or graph.pool()
         return graph.replay

@@ -4,7 +4,9 @@ The parts of a round around its local steps are hundreds of small operations. To
 one takes the host longer than a small model trains.
 """
 
-from collections.abc import Callable, Hashable
+import contextlib
+import gc
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -55,7 +57,7 @@ class Replayed:
             return called
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with capturing(graph):
                 results = self._function(fixed, *own)
         except RuntimeError:  # a user's rule that waits for the device, or too little memory
             return called
@@ -65,6 +67,19 @@ class Replayed:
             return results
 
         return called._replace(run=run)
+
+
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """Capture a graph; the collector, which may free another graph, would break the capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def copied(values: T) -> T:

@@ -21,8 +21,6 @@ from fedzmg.tree import Inputs, Tree, leaves, row
 Maybe: TypeAlias = Tensor | tuple[()]  # (): not given
 Moved: TypeAlias = dict[str, Tensor] | None  # receives the running statistics after a batch
 FUNCTIONS_KEY = "random functions.key"  # name of the key of random functions among those of layers
-# Torch warns of slow operations in a map; auto measures them.
-torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 
 class Call:

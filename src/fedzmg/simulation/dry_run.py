@@ -29,7 +29,7 @@ from fedzmg.simulation.rule_errors import (
     where,
 )
 from fedzmg.simulation.trial import PackedRule
-from fedzmg.tree import Tree, leaves, row, tree_map
+from fedzmg.tree import Tree, leaves, row, tree_map, vmap
 from fedzmg.wrappers.parts import travelling
 
 EXAMPLES, SIZE, POPULATION = 10, 3, 7  # examples of a client; clients of a cohort, and all
@@ -68,7 +68,7 @@ def dry_run(
         return ()
 
     with torch.no_grad(), _named_errors():
-        torch.vmap(once)([p.numbers for p in packed], first)
+        vmap(once)([p.numbers for p in packed], first)
 
 
 def check_pure(packed: Sequence[PackedRule], models: Tree, grad: float = 1.0) -> None:

@@ -21,7 +21,7 @@ from fedzmg.engine.vectorized import Vectorized
 from fedzmg.evaluation import CHUNK, total
 from fedzmg.messages import ClientContext, Result, Stepped, Upload
 from fedzmg.models.kernels import MappedLayers
-from fedzmg.tree import Inputs, State, Tree, row
+from fedzmg.tree import Inputs, State, Tree, row, vmap
 from fedzmg.wrappers.parts import filled, pick
 from fedzmg.wrappers.wrapper import rate_of
 
@@ -90,7 +90,7 @@ def _models(simulation: Simulation, trial: int, clients: Sequence[int]) -> Tree:
     rule, params = bind(simulation.program.rule, numbers), row(simulation.snapshot.params, trial)
     rows = torch.arange(len(clients), device=simulation.device)
     with torch.no_grad():
-        mapped = torch.vmap(lambda _, own: rule.personal_model(params, own))
+        mapped = vmap(lambda _, own: rule.personal_model(params, own))
         models: Tree = mapped(rows, memory)
     return models
 
@@ -151,7 +151,7 @@ def _evaluate(
             if simulation.choice.path == "sequential":  # the model may not map
                 found.append(torch.stack([one(*row(given, i)) for i in range(len(own))]))
             else:
-                found.append(torch.vmap(one)(*given))
+                found.append(vmap(one)(*given))
         sizes = [len(part) for part in own]
         if metric.pooled:
             # Padding comes after the examples of a client.
