@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any  # nested trees, tuples and tensors of constant structure, shapes and dtypes
-BLOCK = 1 << 18  # values of a tensor that stay in the cache of a CPU
+BLOCK = 1 << 16  # values of a tensor that stay in the cache of a CPU, beside those of others
 Inputs: TypeAlias = Any  # a tensor, or tensors by argument of the model; first axis examples
 
 
@@ -288,13 +288,13 @@ def flat_parts(params: Tree) -> list[Tensor]:
     return found
 
 
-def row_like(params: Tree) -> tuple[Tensor, Tree]:
-    """Make a row for tensors of one type, and leaves of autograd in its memory."""
-    form = flat_form(row(params, None))
-    flat = next(iter(params.values())).new_empty(1, sum(shape.numel() for shape in form.shapes))
+def rows_like(params: Tree, number: int) -> tuple[Tensor, Tree, list[Tree]]:
+    """Make rows for tensors of one type, as one tree, and as leaves of autograd row by row."""
+    form, like = flat_form(row(params, None)), next(iter(params.values()))
+    flat = like.new_empty(number, sum(shape.numel() for shape in form.shapes))
+    all_: Tree = unflatten_rows(flat, form)
     # Views of one tensor count changes together; ``data`` counts its own.
-    own: Tree = tree_map(lambda leaf: leaf[0].data.requires_grad_(), unflatten_rows(flat, form))
-    return flat, own
+    return flat, all_, [all_.map(lambda t, i=i: t[i].data.requires_grad_()) for i in range(number)]
 
 
 def named_leaves(value: Any) -> dict[str, Tensor]:

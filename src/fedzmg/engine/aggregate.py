@@ -176,6 +176,8 @@ class Merger:
         special = self._guard or self._fewest or self._weigh or self._trials > 1
         if special or chunk.models is None or not is_at_hand(chunk.models.rows):
             return False
+        if chunk.models.rows.dtype not in (torch.float32, torch.float64):  # those of NumPy
+            return False
         if self._forms is None:
             form = flat_form((chunk.outcomes.upload.delta, ()))
             self._begin(form, flat_form(()), chunk.models.rows, 0)

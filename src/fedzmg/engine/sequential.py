@@ -15,15 +15,19 @@ from fedzmg.contract import ClientRule, bind, chain
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
 from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, eager_gradient
-from fedzmg.messages import FullPass
+from fedzmg.messages import FullPass, Upload
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, leaves, num_bytes, row, row_like, stack, tree_map
+from fedzmg.tree import State, Tree, leaves, num_bytes, row, rows_like, stack, tree_map
 from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
 
-Place: TypeAlias = tuple[Tensor, Tree]  # memory of a model as one row, and as its parameters
+Places: TypeAlias = tuple[Tensor, Tree, list[Tree]]  # memory of models, see :func:`rows_like`
 CHUNK_BYTES = 1 << 22  # models that the loop collects before they are merged
 LARGE = 1 << 21  # bytes of a model above which it is trained in place, if its rule can
+TOGETHER, TOGETHER_BYTES = (
+    4,
+    1 << 28,
+)  # most models in place, merged together to save memory traffic
 
 
 @dataclass(frozen=True)
@@ -46,28 +50,35 @@ class Sequential:
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
         origin = None if self.subtracts else common_origin(self.program.rule, batches, broadcast)
         rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
-        place = None
-        if origin is not None and size == 1:  # merged before the next client
-            place = self._place(own[batches[0].trial].params)
+        places = None
+        if origin is not None and size == 1:
+            most = max(1, min(TOGETHER, TOGETHER_BYTES // model, len(batches)))
+            if (places := self._places(own[batches[0].trial].params, most)) is not None:
+                size = most
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
             outcomes = [
                 self._train_one(
-                    rules[b.trial], b, own[b.trial], row(memory, i), origin is None, place
+                    rules[b.trial], b, own[b.trial], row(memory, i), origin is None,
+                    places and places[2][i - first],
                 )
                 for i, b in zip(part, batches[first:], strict=False)
-            ]
+            ]  # fmt: skip
+            if places is not None:
+                outcomes = [o._replace(upload=Upload(Tree({}))) for o in outcomes]
             all_ = row(outcomes[0], None) if len(part) == 1 else stack(outcomes)
             models = None
-            if origin is not None:
-                rows = tree.flatten_rows(all_.upload.delta)[0] if place is None else place[0]
-                models = Models(rows, origin)
+            if places is not None and origin is not None:
+                all_ = all_._replace(upload=Upload(row(places[1], slice(len(part)))))
+                models = Models(places[0][: len(part)], origin)
+            elif origin is not None:
+                models = Models(tree.flatten_rows(all_.upload.delta)[0], origin)
             steps = sum(len(batches[i].stream) for i in part)
             yield Chunk(part, [*range(len(part))], all_, steps, models)
 
     def _train_one(
         self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State, subtract: bool,
-        place: Place | None,
+        place: Tree | None,
     ) -> Outcome:  # fmt: skip
         program, stream, parts = self.program, batch.stream, self._batches(batch.stream)
         facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
@@ -90,8 +101,10 @@ class Sequential:
 
         out: list[Tree] = []
         statistics: dict[str, Tensor] = {}
-        if (place := place or self._place(sent.params)) is not None:
-            out = [place[1]]
+        if place is None and (alone := self._places(sent.params, 1)) is not None:
+            place = alone[2][0]
+        if place is not None:
+            out = [place]
             if rule.gradients_per_step == 1:  # only the first gradient of a batch moves them
                 names = program.objective.model.running
                 statistics = {n: out[0][n].detach().copy_(work.params[n]) for n in names}
@@ -114,11 +127,11 @@ class Sequential:
             work = work._replace(params=all_.map(_moved_into, work.params))
         return local.finish(rule, context, work, subtract=subtract)
 
-    def _place(self, params: Tree) -> Place | None:
-        """Make memory for the model of a client, if it is to be trained in place."""
+    def _places(self, params: Tree, number: int) -> Places | None:
+        """Make memory for models of clients, if they are to be trained in place."""
         program, types = self.program, {leaf.dtype for leaf in params.values()}
         large = num_bytes(params) > LARGE and program.device.type == "cpu" and len(types) == 1
-        return row_like(params) if large and takes_out(program.rule) else None
+        return rows_like(params, number) if large and takes_out(program.rule) else None
 
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
