@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -84,6 +83,7 @@ def _inductor(graph: Any, inputs: Any) -> Any:
         return compile_fx(graph, inputs)
 
 
+APART = 16  # the parts of a plan begin at multiples of so many bytes
 WARM_UPS = 2  # runs before a capture: libraries set themselves up, the compiler compiles
 MOST_LOSSES = 16
 _LOSSES: dict[Any, Callable[..., tuple[Tensor, Tree]]] = {}
@@ -132,6 +132,8 @@ class _Buffers:
 
     state: ClientState
     plan: Plan
+    block: Tensor  # bytes of the plan, which one copy fills
+    empty: Padded  # the plan's form on the host
     time: Tensor
     steps: dict[int, Callable[[], None]] = field(default_factory=dict)  # by number of rows
 
@@ -157,6 +159,11 @@ class StepGraphs:
             rows = -(-rows // 2)
         return rows
 
+    def state(self, clients: int) -> ClientState | None:
+        """Return the buffers of so many clients, if there are any."""
+        buffers = self._buffers.get(clients)
+        return None if buffers is None else buffers.state
+
     def load(
         self, padded: Padded, state: ClientState, widths: Iterable[int]
     ) -> tuple[ClientState, Plan]:
@@ -168,9 +175,13 @@ class StepGraphs:
         for width in widths:
             if width not in buffers.steps:
                 buffers.steps[width] = self._capture(buffers, width)
-        copy_all(leaves(buffers.state), leaves(state))
-        for target, part in zip(buffers.plan, padded, strict=True):
-            _upload(part, target[:, :steps] if part.ndim > 1 else target)
+        if state is not buffers.state:
+            copy_all(leaves(buffers.state), leaves(state))
+        cuda = buffers.block.is_cuda  # which copies page-locked memory without waiting
+        host = torch.empty(len(buffers.block), dtype=torch.uint8, pin_memory=cuda)
+        for target, part in zip(_parts(host.numpy(), buffers.empty), padded, strict=True):
+            (target[:, :steps] if part.ndim > 1 else target)[...] = part
+        buffers.block.copy_(host, non_blocking=True)
         buffers.time.zero_()
         return buffers.state, buffers.plan
 
@@ -204,12 +215,16 @@ class StepGraphs:
         steps = max(steps, self._program.longest)
         shape = clients, steps, batch
         empty = Padded._make(np.zeros(shape[: part.ndim], part.dtype) for part in padded)
-        plan = Plan.of(self._program, empty)
+        if self._program.dtype != torch.float64:
+            empty = empty._replace(weights=empty.weights.astype(np.float32))
+        size, device = sum(-(-part.nbytes // APART) * APART for part in empty), self._program.device
+        block = torch.zeros(size, dtype=torch.uint8, device=device)
+        plan = Plan(*_parts(block, [torch.from_numpy(part) for part in empty]))
         own: ClientState = tree_map(
             lambda leaf: torch.empty_like(leaf, memory_format=torch.contiguous_format).copy_(leaf),
             state,
         )
-        return _Buffers(own, plan, plan.lengths.new_zeros(()))
+        return _Buffers(own, plan, block, empty, plan.lengths.new_zeros(()))
 
     def _capture(self, buffers: _Buffers, width: int) -> Callable[[], None]:
         state, plan = row(buffers.state, slice(width)), row(buffers.plan, slice(width))
@@ -254,10 +269,13 @@ class StepGraphs:
         return _Code(loss, compile_apart(plain.next_point), compile_apart(plain.advance))
 
 
-def _upload(array: npt.NDArray[Any], target: Tensor) -> None:
-    """Copy to the device without waiting for it, which takes page-locked memory of that type."""
-    new = torch.from_numpy(array).to(target.dtype)
-    target.copy_(new.pin_memory() if target.is_cuda else new, non_blocking=True)
+def _parts(block: Any, like: Iterable[Any]) -> list[Any]:
+    """Return arrays or tensors of these forms in a block of bytes."""
+    found, first = [], 0
+    for part in like:
+        found.append(block[first : first + part.nbytes].view(part.dtype).reshape(part.shape))
+        first += -(-part.nbytes // APART) * APART
+    return found
 
 
 def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: Tensor) -> None:
@@ -303,7 +321,7 @@ def _code(program: Program) -> _Code:
     ) -> tuple[Tensor, Tree]:
         at = time.reshape(1)
         indices = plan.indices.index_select(1, at).squeeze(1)
-        weights = plan.weights.index_select(1, at).squeeze(1)
+        weights = plan.weights.index_select(1, at).squeeze(1).to(dtype)
         key = plan.keys.index_select(1, at).squeeze(1) if keyed else ()
         real = weights > 0 if dependent else ()
         batch = Batch(prepare(row(x, indices), dtype), y[indices], weights, key, real)

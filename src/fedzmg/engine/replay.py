@@ -29,36 +29,38 @@ class Replayed:
 
     The first call with a form (``fixed``, shapes and types) runs the function as it is, the second
     captures it. ``fixed`` is everything that the function does not read from tensors. The next call
-    overwrites the results. A CPU calls the function on the same buffers instead.
+    overwrites the results. Tensors of ``still``, the last argument if given, are read and written
+    where they are; a graph belongs to their places. A CPU calls the function on the same buffers.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._graphs: dict[Any, _Graph | None] = {}
 
-    def __call__(self, fixed: Hashable, *arguments: Any) -> Any:
+    def __call__(self, fixed: Hashable, *arguments: Any, still: Any = None) -> Any:
         """Return what the function returns."""
-        values = leaves(arguments)
-        form = fixed, tuple((value.shape, value.dtype) for value in values)
+        values, last = leaves(arguments), () if still is None else (still,)
+        places = tuple(value.data_ptr() for value in leaves(last))
+        form = fixed, places, tuple((value.shape, value.dtype) for value in values)
         if form not in self._graphs:
-            if len(self._graphs) < MOST_GRAPHS and num_bytes(values) <= MOST_BYTES:
+            if len(self._graphs) < MOST_GRAPHS and num_bytes((values, last)) <= MOST_BYTES:
                 self._graphs[form] = None
-            return self._function(fixed, *arguments)
+            return self._function(fixed, *arguments, *last)
         graph = self._graphs[form]
         if graph is None:
-            graph = self._graphs[form] = self._capture(fixed, arguments)
+            graph = self._graphs[form] = self._capture(fixed, arguments, last)
         copy_all(graph.arguments, values)
         return graph.run()
 
-    def _capture(self, fixed: Hashable, arguments: Any) -> _Graph:
+    def _capture(self, fixed: Hashable, arguments: Any, last: Any) -> _Graph:
         own = copied(arguments)
-        called = _Graph(leaves(own), lambda: self._function(fixed, *own))
-        if not called.arguments[0].is_cuda:
+        called = _Graph(leaves(own), lambda: self._function(fixed, *own, *last))
+        if not (called.arguments or leaves(last))[0].is_cuda:
             return called
         graph = torch.cuda.CUDAGraph()
         try:
             with capturing(graph):
-                results = self._function(fixed, *own)
+                results = self._function(fixed, *own, *last)
         except RuntimeError:  # a user's rule that waits for the device, or too little memory
             return called
 

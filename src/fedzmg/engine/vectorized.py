@@ -19,14 +19,14 @@ from fedzmg.data.plan import ClientBatch, full_pass, pad
 from fedzmg.engine import local
 from fedzmg.engine.cuda_graph import ClientState, Plan, StepGraphs, compile_apart
 from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, Work
-from fedzmg.engine.replay import Replayed
+from fedzmg.engine.replay import Replayed, copy_all
 from fedzmg.engine.sequential import Sequential, common_origin
 from fedzmg.errors import CannotMap, InputError
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, flatten_rows, row, tree_map, vmap
+from fedzmg.tree import State, Tree, flatten_rows, leaves, row, tree_map, vmap
 
 MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4
@@ -106,7 +106,8 @@ class Vectorized:
         facts = torch.tensor([[b.trial for b in batches], *program.facts(batches)])
         known = facts.to(program.device, non_blocking=True)
         if program.rule.full_pass == "never":
-            state = self._begin((), broadcast, memory, known)
+            still = self.graphs.state(len(batches)) if self.graphs is not None else None
+            state = self._begin((), broadcast, memory, known, still=still)
         else:
             numbers, context = self._context(broadcast, memory, known)
             begin = self._map(lambda rule, own: rule.start(own), numbers, context)
@@ -115,7 +116,8 @@ class Vectorized:
         work = (self._replay if self.cuda_graph else self._run)(batches, state)
         if not subtract:
             return local.finish(program.rule, state.context, work, subtract=False)
-        out: Outcome = self._finish((), state._replace(work=work))
+        state = state._replace(work=work)
+        out: Outcome = self._finish((), still=state) if self.cuda_graph else self._finish((), state)
         return out
 
     def _context(
@@ -127,9 +129,15 @@ class Vectorized:
 
     @functools.cached_property
     def _begin(self) -> Callable[..., ClientState]:
-        def begin(_: Any, *known: Any) -> ClientState:
-            numbers, context = self._context(*known)
-            return ClientState(numbers, context, self._map(local.start, numbers, context, ()))
+        def begin(
+            _: Any, broadcast: Broadcast, memory: State, known: Tensor,
+            still: ClientState | None = None,
+        ) -> ClientState:  # fmt: skip
+            numbers, context = self._context(broadcast, memory, known)
+            made = ClientState(numbers, context, self._map(local.start, numbers, context, ()))
+            if still is not None:  # where the steps work
+                copy_all(leaves(still), leaves(made))
+            return still or made
 
         return Replayed(begin) if self.cuda_graph else begin
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from fedzmg.contract import ClientRule
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger, Tables
-from fedzmg.engine.local import Broadcast, Chunk, Outcome
+from fedzmg.engine.local import Broadcast, Chunk
 from fedzmg.engine.replay import Replayed, copied
-from fedzmg.simulation.records import Message, RoundFacts, message_sizes
+from fedzmg.simulation.records import EXAMPLE_COUNT, Message, RoundFacts, message_size
 from fedzmg.simulation.server import ServerSide, Snapshot
 from fedzmg.tree import leaves, row
 from fedzmg.wrappers.parts import travelling
@@ -31,6 +31,7 @@ class Closing:
     def __init__(self, side: ServerSide, client_rules: Sequence[ClientRule]) -> None:
         self._side, self._client_rules = side, client_rules
         self._replayed = Replayed(self._end_whole)
+        self._known_sizes: dict[tuple[int, int, int], tuple[Message, Message]] = {}
 
     def close(
         self, round_: int, sent: list[ClientBatch], broadcast: Broadcast, before: Snapshot,
@@ -52,12 +53,14 @@ class Closing:
         else:
             trials, *tables = planned
             bounds = trials.start, trials.stop
-            after, numbers = copied(self._replayed(bounds, whole.outcomes, *tables, *known))
+            ended = self._replayed(bounds, *tables, *known, still=whole.outcomes)
+            after, numbers = copied(ended)
         return Closed(after, numbers, sizes)
 
     def _end_whole(
-        self, bounds: tuple[int, int], outcomes: Outcome, tables: Tables, table: Tensor, *known: Any
+        self, bounds: tuple[int, int], tables: Tables, table: Tensor, *rest: Any
     ) -> tuple[Snapshot, Tensor]:
+        *known, outcomes = rest
         merger = self._side.merger([], known[-1])
         merger.add_rows(Chunk([], [], outcomes, 0), slice(*bounds), tables)
         merger.finish(table)
@@ -75,8 +78,33 @@ class Closing:
     def _sizes(
         self, sent: list[ClientBatch], broadcast: Broadcast, merger: Merger
     ) -> list[tuple[Message, Message]]:
-        rule, one = self._side.rule.rule, row(merger.upload, 0)
-        travels = broadcast._replace(params=travelling(rule, broadcast.params))
-        uploads = [own.wire(one) for own in self._client_rules]
-        counts = self._side.by_examples and not isinstance(merger.upload.weight, Tensor)
-        return message_sizes(sent, travels, uploads, counts=counts, wire=rule.wire)
+        """Measure each trial's messages: down to all of its clients, and up from one client."""
+        steps, clients = [0] * len(self._client_rules), [0] * len(self._client_rules)
+        for batch in sent:
+            steps[batch.trial] = max(steps[batch.trial], len(batch.stream))
+            clients[batch.trial] += 1
+        found = []
+        for own, longest, number in zip(self._client_rules, steps, clients, strict=True):
+            key = id(own), longest, number
+            sizes = self._known_sizes.get(key)
+            if sizes is None:
+                sizes, fixed = self._measure(own, longest, number, broadcast, merger)
+                if fixed:
+                    self._known_sizes[key] = sizes
+            found.append(sizes)
+        return found
+
+    def _measure(
+        self, own: ClientRule, steps: int, clients: int, broadcast: Broadcast, merger: Merger
+    ) -> tuple[tuple[Message, Message], bool]:
+        """Measure the messages of one trial; also tell whether they follow from shapes."""
+        rule, upload = self._side.rule.rule, own.wire(row(merger.upload, 0))
+        if isinstance(upload, int):
+            up = Message(upload, 0, upload)
+        else:
+            up = message_size(row(upload, None), steps)
+        sent = rule.wire(travelling(rule, broadcast.params), clients), broadcast.shared
+        down = message_size(sent, steps).times(clients)
+        if self._side.by_examples and not isinstance(merger.upload.weight, Tensor):
+            up = up._replace(scalars=up.scalars + EXAMPLE_COUNT)
+        return (down, up), not isinstance(upload, int)

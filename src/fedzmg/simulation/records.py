@@ -6,22 +6,19 @@ type that holds the round's longest stream of local steps. The number of bits th
 given beside it as a lower bound.
 """
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
-from fedzmg.engine.local import Broadcast
 from fedzmg.engine.sums import OUTLIER, ratios_to_median
 from fedzmg.models.kernels.precision import timer
 from fedzmg.simulation.history import Record
 from fedzmg.tasks.task import Task
-from fedzmg.tree import State, Tree, leaves, tree_map
+from fedzmg.tree import leaves
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)  # shares of a cohort whose training losses are recorded
 EXAMPLE_COUNT = 8  # bytes of the example count that weights a client's upload
@@ -52,36 +49,6 @@ def message_size(stacked: Any, longest: int) -> Message:
             arrays += size * (each if is_real else whole)
             bits += size * (8 * each if is_real else math.ceil(math.log2(2 * longest + 1)))
     return Message(arrays, scalars, math.ceil(bits / 8))
-
-
-def message_sizes(
-    batches: list[ClientBatch],
-    broadcast: Broadcast,
-    uploads: Sequence[Any],
-    *,
-    counts: bool,
-    wire: Callable[[Tree, int], State] = lambda params, _: params,
-) -> list[tuple[Message, Message]]:
-    """Measure each trial's messages: down to all of its clients, and up from one client."""
-    longest, sent = [0] * len(broadcast.round), [0] * len(broadcast.round)
-    for batch in batches:
-        longest[batch.trial] = max(longest[batch.trial], len(batch.stream))
-        sent[batch.trial] += 1
-
-    by_id = {id(upload): upload for upload in uploads}  # usually the same for all trials
-
-    @functools.cache
-    def sizes(steps: int, clients: int, which: int) -> tuple[Message, Message]:
-        own = by_id[which]
-        if isinstance(own, int):
-            up = Message(own, 0, own)
-        else:
-            up = message_size(tree_map(lambda leaf: leaf[None], own), steps)
-        sent = wire(broadcast.params, clients), broadcast.shared
-        down = message_size(sent, steps).times(clients)
-        return down, up._replace(scalars=up.scalars + EXAMPLE_COUNT * counts)
-
-    return [sizes(*trial) for trial in zip(longest, sent, map(id, uploads), strict=True)]
 
 
 def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:

@@ -40,7 +40,7 @@ from fedzmg.simulation.shards import (
 )
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.task import Task
-from fedzmg.tree import State, Tree, row, stack, tree_map
+from fedzmg.tree import State, Tree, leaves, row, stack, tree_map
 from fedzmg.wrappers.parts import fit
 
 PROBED_ROUNDS = 100  # rounds that are searched for one with clients
@@ -113,6 +113,7 @@ class Simulation:
         )
         check_stages(shards, self.server_side)
         self._closing = Closing(self.server_side, self._client_rules)
+        self._silent: State = None  # what servers send besides models, if it has no tensors
         self.round = 0
         self.snapshot, self.memory = self._begin(restored)
         self._computed, self._useful = 0, 0
@@ -201,7 +202,11 @@ class Simulation:
     def broadcast(self, round_: int, now: Snapshot) -> Broadcast:
         """Make the message of every server to its clients."""
         params = now.params
-        shared = self._servers.map(lambda rule, s, _: rule.share(s), now.state, now.lost)
+        shared = self._silent
+        if shared is None:
+            shared = self._servers.map(lambda rule, s, _: rule.share(s), now.state, now.lost)
+            if not leaves(shared):
+                self._silent = shared
         if self.server_side.sends_own:
             params = self._servers.map(lambda rule, *own: rule.send(*own), params, now.state)
         stamp = torch.full((len(self.trials),), round_, dtype=torch.int64, device=self.device)
