@@ -8,15 +8,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from fedzmg.models.kernels import MappedLayers, convolution, precision, rounding
+from fedzmg.models.kernels import MappedLayers, convolution, lstm, precision, rounding
 from fedzmg.models.kernels.precision import milliseconds
-from fedzmg.models.recurrent import scan
+from fedzmg.models.recurrent import LSTM, scan
 
 
 @pytest.mark.skipif(
@@ -152,3 +154,41 @@ def test_recurrence_against_the_fused_layer(mapped: bool) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     for a, e in zip(mine, slopes, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4 * float(e.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.float64),
+        pytest.param("cuda", torch.float32, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.float64, marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"num_layers": 2, "bidirectional": True}])
+def test_the_lstm_of_many_clients_is_torchs(
+    device: str, dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lstm, "available", lambda _: True)
+    torch.manual_seed(0)
+    clients = [nn.LSTM(3, 5, batch_first=True, **options).to(device, dtype) for _ in range(3)]
+    own = LSTM(3, 5, batch_first=True, **options).to(device, dtype)
+    x = torch.randn(3, 4, 6, 3, device=device, dtype=dtype)
+
+    def loss(out: Tensor, ends: tuple[Tensor, Tensor]) -> Tensor:
+        return out.square().sum() + ends[0].sum() + ends[1].sin().sum()
+
+    weights = {
+        name: torch.stack([dict(one.named_parameters())[name].detach() for one in clients])
+        for name, _ in own.named_parameters()
+    }
+    tracked = [x.requires_grad_(), *(leaf.requires_grad_() for leaf in weights.values())]
+    losses = torch.vmap(lambda w, x: loss(*functional_call(own, w, (x,))))(weights, x)
+    of_x, *found = torch.autograd.grad(losses.sum(), tracked)
+    grads = dict(zip(weights, found, strict=True))
+    for i, one in enumerate(clients):
+        given = x[i].detach().requires_grad_()
+        loss(*one(given)).backward()  # type: ignore[no-untyped-call]
+        assert given.grad is not None
+        torch.testing.assert_close(of_x[i], given.grad, rtol=1e-4, atol=1e-5)
+        for name, weight in one.named_parameters():
+            torch.testing.assert_close(grads[name][i], weight.grad, rtol=1e-4, atol=1e-4)

@@ -191,13 +191,8 @@ class Vectorized:
         return state.work
 
     def _widths(self, batches: list[ClientBatch]) -> list[int]:
-        """Count the rows of each step; compiled steps round up to a ladder of few widths."""
-        lengths = np.array([len(b.stream) for b in batches])
-        alive = (lengths[:, None] > np.arange(lengths.max(initial=0))).sum(0).tolist()
-        if not self.compiled and not self.cuda_graph:
-            return [max(count, MIN_WIDTH) for count in alive]
-        ladder = {max(MIN_WIDTH, -(-len(batches) >> k)) for k in range(MAX_COMPILED_WIDTHS)}
-        return [min(width for width in ladder if width >= count) for count in alive]
+        few = self.compiled or self.cuda_graph
+        return step_widths(tuple(len(b.stream) for b in batches), few)
 
     def _map(self, function: Callable[..., Any], numbers: dict[str, Tensor], *args: Any) -> Any:
         with torch.no_grad():
@@ -239,6 +234,17 @@ class Vectorized:
         none = torch.zeros(len(batches), dtype=program.dtype, device=program.device)
         with MappedLayers():
             return local.add_full_pass(losses, params, parts, none, program.rule.full_pass)
+
+
+@functools.lru_cache(256)  # mostly the same from round to round
+def step_widths(lengths: tuple[int, ...], few: bool) -> list[int]:
+    """Count the rows of each step of streams; or round them up to a ladder of few widths."""
+    steps = np.arange(max(lengths, default=0))
+    alive = (np.array(lengths)[:, None] > steps).sum(0).tolist()
+    if not few:
+        return [max(count, MIN_WIDTH) for count in alive]
+    ladder = {max(MIN_WIDTH, -(-len(lengths) >> k)) for k in range(MAX_COMPILED_WIDTHS)}
+    return [min(width for width in ladder if width >= count) for count in alive]
 
 
 def cannot_map(cause: Exception | str) -> CannotMap:

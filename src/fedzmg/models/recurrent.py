@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import _VF, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from fedzmg.models.kernels import layers
+from fedzmg.models.kernels import layers, lstm
 from fedzmg.models.kernels.layers import mapped
 
 States = tuple[Tensor, ...]  # hidden state, and the cell of an LSTM
@@ -55,6 +55,10 @@ def scan(
             bias = own.new_zeros(len(own)) if bias is None else bias
             out = layers.gru_states(from_input, own, bias)
             return out, (out[:, -1],)
+        if kind == "LSTM" and not projection and lstm.available(from_input):
+            bias = own.new_zeros(len(own)) if bias is None else bias
+            out, cell = lstm.states(from_input, own, bias)
+            return out, (out[:, -1], cell)
         widths = (own.shape[-1], len(own) // 4) if kind == "LSTM" else (own.shape[-1],)
         states = tuple(x.new_zeros(x.shape[0], width) for width in widths)
     found = []
