@@ -28,7 +28,8 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any  # nested trees, tuples and tensors of constant structure, shapes and dtypes
-BLOCK = 1 << 16  # values of a tensor that stay in the cache of a CPU, beside those of others
+ALIGNED = 16  # values that a CPU reads at once from a multiple of their size in memory
+BLOCK = 1 << 17  # values of a tensor that stay in the cache of a CPU, beside those of others
 Inputs: TypeAlias = Any  # a tensor, or tensors by argument of the model; first axis examples
 
 
@@ -291,7 +292,8 @@ def flat_parts(params: Tree) -> list[Tensor]:
 def rows_like(params: Tree, number: int) -> tuple[Tensor, Tree, list[Tree]]:
     """Make rows for tensors of one type, as one tree, and as leaves of autograd row by row."""
     form, like = flat_form(row(params, None)), next(iter(params.values()))
-    flat = like.new_empty(number, sum(shape.numel() for shape in form.shapes))
+    width = sum(shape.numel() for shape in form.shapes)
+    flat = like.new_empty(number, -(-width // ALIGNED) * ALIGNED)[:, :width]
     all_: Tree = unflatten_rows(flat, form)
     # Views of one tensor count changes together; ``data`` counts its own.
     return flat, all_, [all_.map(lambda t, i=i: t[i].data.requires_grad_()) for i in range(number)]
