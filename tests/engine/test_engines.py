@@ -154,17 +154,14 @@ def test_compiling_must_save_more_than_it_takes(
     assert choose.choose_on_cpu(built.program, built.probe(), 10**2).path == "vectorized"
 
 
-@pytest.mark.parametrize("default", [True, False])
-def test_a_network_of_long_steps_is_not_tried_out(
-    passes: Any, monkeypatch: pytest.MonkeyPatch, default: bool
-) -> None:
-    """The first round would come seconds later; one step tells whether oneDNN helps on ARM."""
-    monkeypatch.setattr(choose, "ONEDNN_BY_DEFAULT", default)
+@pytest.mark.parametrize("without", [0.3, 0.6])
+def test_a_network_of_long_steps_is_not_tried_out(passes: Any, without: float) -> None:
+    """The first round would come seconds later; two steps tell whether oneDNN helps."""
     built, costs = simulation("sequential"), product(("sequential", "vectorized"), (True, False))
-    spent = passes({(path, on): (0.5 if on else 0.3) / MILLISECOND for path, on in costs})
+    spent = passes({(path, on): (0.5 if on else without) / MILLISECOND for path, on in costs})
     choice = choose.choose_on_cpu(built.program, built.probe(), 10**5)
-    assert (choice.path, choice.onednn) == ("sequential", default)
-    assert sum(spent) <= 1.3 / MILLISECOND
+    assert (choice.path, choice.onednn) == ("sequential", without > 0.5)
+    assert len(spent) <= 4
 
 
 def test_unknown_engine_and_device_are_rejected() -> None:

@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedzmg.models.kernels import MappedLayers, convolution, lstm, precision, rounding
+from fedzmg.models.kernels import (
+    MappedLayers,
+    convolution,
+    lstm,
+    onednn,
+    patches,
+    precision,
+    rounding,
+)
 from fedzmg.models.kernels.precision import milliseconds
 from fedzmg.models.recurrent import LSTM, scan
 
@@ -193,3 +201,38 @@ def test_the_lstm_of_many_clients_is_torchs(
             torch.testing.assert_close(of_x[i], given.grad, rtol=1e-4, atol=1e-5)
             for name, weight in one.named_parameters():
                 torch.testing.assert_close(grads[name][i], weight.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (None, 0), (0, None)])
+@pytest.mark.parametrize("most", [patches.MOST_BYTES, 1])
+@pytest.mark.parametrize(
+    "options", [{}, {"stride": 2, "padding": 1}, {"stride": (1, 2), "padding": (2, 0)}]
+)
+def test_convolutions_of_patches_are_torchs(
+    options: dict[str, Any], most: int, dims: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patches, "MOST_BYTES", most)
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 5, 4, 9, 8).double(), torch.randn(3, 6, 4, 3, 3).double()
+    given = [t if d == 0 else t[0] for t, d in zip((x, w), dims, strict=True)]
+    given = [t.requires_grad_() for t in given]
+    used: list[None] = []
+    apply = patches.Patches.apply
+    monkeypatch.setattr(patches.Patches, "apply", lambda *a: (used.append(None), apply(*a))[1])
+
+    def one(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w, **options)
+
+    with onednn(False), MappedLayers():
+        out = torch.vmap(one, in_dims=dims)(*given)
+    assert used
+    each = [[t[i] if d == 0 else t for t, d in zip(given, dims, strict=True)] for i in range(3)]
+    expected = torch.stack([one(*pair) for pair in each])
+    torch.testing.assert_close(out, expected)
+    signal = torch.randn_like(out)
+    for found, wanted in zip(
+        torch.autograd.grad(out, given, signal),
+        torch.autograd.grad(expected, given, signal),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, wanted)

@@ -31,7 +31,7 @@ EngineName = Literal["auto", PathName]
 CHOOSING_SHARE = 0.04  # share of a training on a CPU for timing its paths; in all, below 0.05
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 MAPPED_SPEEDUP = 1.1  # speed-up over the loop that mapping on a CPU needs; it takes memory
-CLEAR_SPEEDUP = 1.25  # speed-up without oneDNN that is needed to turn it off
+CLEAR_SPEEDUP = 1.1  # speed-up of the loop without oneDNN that is needed to turn it off
 CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
 IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
 TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
@@ -192,12 +192,12 @@ class _Timings:
         self.best: dict[tuple[PathName, bool], float] = {}
         self.spent = 0.0
 
-    def warm_up(self, path: PathName, enabled: bool = True) -> float:
-        """Run a step; return its seconds per client."""
+    def warm_up(self, path: PathName, enabled: bool) -> float:
+        """Run a step with oneDNN or without; return its seconds per client."""
         self._warm.add((path, enabled))
         return self._run(path, self.parts[path].first_steps(1), enabled)
 
-    def time(self, path: PathName, enabled: bool = True) -> float:
+    def time(self, path: PathName, enabled: bool) -> float:
         """Time a pass after a warm-up; return the least seconds so far."""
         if (path, enabled) not in self._warm:
             self.warm_up(path, enabled)
@@ -211,9 +211,9 @@ class _Timings:
         self.spent += seconds
         return seconds / part.client_steps
 
-    def cost(self, path: PathName) -> float:
+    def cost(self, path: PathName, enabled: bool) -> float:
         """Return the seconds of a pass."""
-        return self.best[path, True] * self.parts[path].client_steps
+        return self.best[path, enabled] * self.parts[path].client_steps
 
     def __str__(self) -> str:
         times = (
@@ -232,54 +232,54 @@ def choose_on_cpu(
     planned = rounds_left * probe.client_steps
     budget = CHOOSING_SHARE * planned
     clients = min(len(probe.batches), chunk or len(probe.batches))
-    # A step to warm up and PROBE_STEPS timed ones, of the loop's client and of the mapped ones, in
-    # half of the share: mapping may halve the time of the training.
-    most_wide = int(budget / 2 / (1 + PROBE_STEPS)) - 1
+    # A step to warm up and PROBE_STEPS timed ones, of the loop's client with oneDNN and without and
+    # of the mapped ones, in half of the share: mapping may halve the time of the training.
+    most_wide = int(budget / 2 / (1 + PROBE_STEPS)) - 2
     if min(clients, most_wide) < MIN_WIDTH:
         few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
         return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
     timings = _Timings(program, chunk)
     timings.parts["sequential"] = probe.longest(1)
     # The first step of a process loads libraries.
-    first = min(timings.warm_up("sequential") for _ in range(2))
+    first = min(timings.warm_up("sequential", True) for _ in range(2))
     steps_in_time = int(CHOOSING_SECONDS / max(first, 1e-9))
-    width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 1)
+    width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 2)
     if width < MIN_WIDTH:
         long = f"{first:.2g} s a step: too long to try other paths"
-        without = first if ONEDNN_BY_DEFAULT else timings.warm_up("sequential", False)
+        without = min(timings.warm_up("sequential", False) for _ in range(2))
         return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
-    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (1 + width)) - 1)
+    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 + width)) - 1)
     short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)
     timings.parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
-    loop = timings.time("sequential")
+    for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
+        loop, without = (timings.time("sequential", kind) for kind in (True, False))
+        enabled = loop <= CLEAR_SPEEDUP * without
+        if enabled:
+            break
+    loop = timings.best["sequential", enabled]
     budget = min(budget * loop, CHOOSING_SECONDS)
     try:
-        first = timings.warm_up("vectorized")
+        first = timings.warm_up("vectorized", enabled)
         ends = timings.spent + first * timings.parts["vectorized"].client_steps
         if first > IMPLAUSIBLE * loop and ends > budget:
-            return EngineChoice("sequential", f"{timings}, vectorized {1e3 * first:.3g} ms", True)
-        mapped = timings.time("vectorized")
+            reason = f"{timings}, vectorized {1e3 * first:.3g} ms"
+            return EngineChoice("sequential", reason, enabled)
+        mapped = timings.time("vectorized", enabled)
     except CannotMap as error:
         return unmapped(error)
     except torch.OutOfMemoryError:
         if clients > MIN_WIDTH:
             raise  # a smaller chunk follows
-        return EngineChoice("sequential", "the memory does not suffice for two clients", True)
+        return EngineChoice("sequential", "the memory does not suffice for two clients", enabled)
     budget = budget * min(loop, mapped) / loop
-    each = timings.cost("sequential") + timings.cost("vectorized")
+    each = timings.cost("sequential", enabled) + timings.cost("vectorized", enabled)
     # Paths alternate, so that a busy moment of the machine slows both of them down.
     for _ in range(TIMED_PASSES - 1):
         tie = loop / mapped / MAPPED_SPEEDUP
         if max(tie, 1 / tie) > CLEAR_RATIO or timings.spent + each > budget:
             break
-        loop, mapped = timings.time("sequential"), timings.time("vectorized")
+        loop, mapped = (timings.time(name, enabled) for name in get_args(PathName)[:2])
     path: PathName = "vectorized" if loop > MAPPED_SPEEDUP * mapped else "sequential"
-    for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
-        enabled = timings.spent + 3 * timings.cost(path) > budget or (
-            timings.time(path) <= CLEAR_SPEEDUP * timings.time(path, False)
-        )
-        if enabled:
-            break
     if path == "vectorized" and can_compile(program.device):
         part, steps = timings.parts[path], probe.steps * rounds_left
         saved = _compile_saves(program, part, mapped * len(part.batches), steps, enabled)

@@ -123,7 +123,8 @@ class Conv2d(nn.Conv2d):
     """``nn.Conv2d`` that the compiler, too, computes with the kernels for clients on a GPU."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if torch.compiler.is_compiling() and input.is_cuda and self.padding_mode == "zeros":
+        compiling, zeros = torch.compiler.is_compiling(), self.padding_mode == "zeros"
+        if zeros and (input.is_cuda if compiling else layers.uses_patches(input, weight)):
             form = self.stride, self.padding, self.dilation, self.groups
             return layers.conv2d(input, weight, bias, *form)
         return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]

@@ -24,9 +24,10 @@ from torch.backends.mkldnn import set_flags
 from torch.library import custom_op
 from torch.overrides import TorchFunctionMode
 
-from fedzmg.models.kernels import convolution
+from fedzmg.models.kernels import convolution, patches
 from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, precision
 
+LARGE_PRODUCT = 1 << 22  # multiplications, with stride one, at which patches pay for one client
 MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
 # Each constant is below 2^31, so that a product with a 32-bit value stays inside a signed 64-bit
 # lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.
@@ -74,15 +75,17 @@ def conv2d(
     plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str)
     if plain and input.ndim == 4 and input.is_cuda and _pair(stride) == (1, 1):
         return _on_gpu(input, weight, bias, *_pair(padding))
-    if not plain or input.ndim != 4 or input.is_cuda or torch.backends.mkldnn.enabled:
+    if not plain or not uses_patches(input, weight):
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    (down, across), (high, wide) = _pair(stride), _pair(padding)
-    outputs, _, tall, broad = weight.shape
-    patches = F.pad(input, (wide, wide, high, high)).unfold(2, tall, down).unfold(3, broad, across)
-    examples, _, rows, columns = patches.shape[:4]
-    flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(examples * rows * columns, -1)
-    out = linear(flat, weight.reshape(outputs, -1), bias)
-    return out.reshape(examples, rows, columns, outputs).permute(0, 3, 1, 2)
+    out = patches.conv2d(input, weight, _pair(stride), _pair(padding))
+    return out if bias is None else out + bias[:, None, None]
+
+
+def uses_patches(input: Tensor, weight: Tensor) -> bool:
+    """Tell whether a convolution is a product of patches: without oneDNN, mapped or large."""
+    if input.ndim != 4 or input.device.type != "cpu" or torch.backends.mkldnn.enabled:
+        return False
+    return mapped() or input[:, 0].numel() * weight.numel() > LARGE_PRODUCT
 
 
 def _on_gpu(input: Tensor, weight: Tensor, bias: Tensor | None, rows: int, columns: int) -> Tensor:
