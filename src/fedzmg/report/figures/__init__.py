@@ -21,8 +21,8 @@ __all__ = [
 # By the stem of their files; each is None where there is nothing to draw.
 STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
     "curves": curves, "differences": runs.differences, "seeds": runs.seeds, "traffic": traffic,
-    "refused-uploads": runs.dropped, "diverged": runs.diverged, "clients": runs.clients,
-    "clients-by-round": runs.clients_by_round, "client-loss": runs.client_loss,
+    "clients": runs.clients, "clients-by-round": runs.clients_by_round,
+    "client-loss": runs.client_loss,
 }  # fmt: skip
 
 

@@ -1,17 +1,14 @@
-"""Final values and differences of runs, spread over single clients, and failures by round."""
+"""Final values and differences of runs, and their spread over single clients."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, usual_range, wrapped
 from fedzmg.results import scores
 from fedzmg.results.formatting import is_share, p_text, value_text
-from fedzmg.results.runs import Run
 from fedzmg.results.scores import SHARES, Bands, band_around, client_tables
 from fedzmg.results.study_result import StudyResult
 
@@ -199,53 +196,4 @@ def _banded(
     if limits is not None:
         panels[0].set_ylim(*limits)
         chart.caption += " Values that leave the axis are cut."
-    return chart
-
-
-@styled
-def dropped(result: StudyResult) -> Chart | None:
-    """Draw how many uploads were refused in each round; None if there are none."""
-
-    def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
-        totals: Counter[int] = Counter()
-        for run in runs:
-            totals.update(run.dropped)
-        return sorted(totals.items())
-
-    title = f"{result.study.name}: uploads refused in each round"
-    caption = "An upload is refused when it is not finite, or an outlier under federation.guard. "
-    caption += "Algorithms without any are left out."
-    return _counts(result, title, caption, "uploads, all seeds", count)
-
-
-@styled
-def diverged(result: StudyResult) -> Chart | None:
-    """Draw how many runs have diverged by round; None if there are none."""
-
-    def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
-        ends = sorted(run.diverged for run in runs if run.diverged is not None)
-        last = max(run.asked or run.done for run in runs)
-        return [*((end, i) for i, end in enumerate([0, *ends])), (last, len(ends))]
-
-    title = f"{result.study.name}: runs that have diverged"
-    return _counts(result, title, "Algorithms without diverged runs are left out.", "runs", count)
-
-
-def _counts(
-    result: StudyResult, title: str, caption: str, ylabel: str,
-    count: Callable[[Sequence[Run]], list[tuple[int, int]]],
-) -> Chart | None:  # fmt: skip
-    counted = {label: count(runs) for label, runs in result.study.members.items()}
-    found = {label: pairs for label, pairs in counted.items() if any(y for _, y in pairs)}
-    if not found:
-        return None
-    chart = Chart(title, caption, (6.4, 3.6))
-    axes = chart.panel("round", ylabel)
-    for label, pairs in found.items():
-        x, y = zip(*pairs, strict=True)
-        position = list(result.study.members).index(label)
-        chart.curve(axes, x, y, label, position, drawstyle="steps-post")
-    axes.set_xlim(left=0.0)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    chart.name_series(axes.get_lines(), list(found))
     return chart
