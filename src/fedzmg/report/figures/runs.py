@@ -1,7 +1,7 @@
 """Final values and differences of runs, and their spread over single clients."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 
@@ -56,10 +56,16 @@ def differences(result: StudyResult) -> Chart | None:
     notes = [f"p = {p_text(score.adjusted)}" for score, _, _ in rows]
     chart, axes = _row_chart(title, caption, [score.label for score, _, _ in rows], notes)
     for y, (score, test, colour) in enumerate(rows):
-        ends = (test.mean_difference, test.ci_low, test.ci_high)
+        centre, low, high = ends = (test.mean_difference, test.ci_low, test.ci_high)
+        if math.isfinite(low) and math.isfinite(high):
+            spread = [[centre - low], [high - centre]]
+            axes.errorbar([centre], [y], xerr=spread, color=colour, capsize=3, linewidth=1.6)
+        (mark,) = axes.plot(
+            [centre], [y], "o", color=colour, markersize=7, markeredgewidth=1.6, zorder=3,
+            markerfacecolor=colour if score.significant else style.PAPER,
+        )  # fmt: skip
         texts = [value_text(end, study.metric, signed=True) for end in ends]
-        face = colour if score.significant else style.PAPER
-        _interval(chart, axes, y, score.label, ends, texts, colour, face)
+        chart.tag(mark, score.label, ["{} ({} to {})".format(*texts)])
     format_axis(axes, study.metric, vertical=False, signed=True)
     limits = usual_range(end for _, test, _ in rows for end in (0.0, test.ci_low, test.ci_high))
     if limits is not None:
@@ -69,21 +75,6 @@ def differences(result: StudyResult) -> Chart | None:
     unit = ", in points" if is_share(study.metric) else ""
     axes.set_xlabel(f"difference of final {study.metric}{unit}")
     return chart
-
-
-def _interval(
-    chart: Chart, axes: Axes, y: int, label: str, ends: Sequence[float], texts: Sequence[str],
-    colour: str, face: str,
-) -> None:  # fmt: skip
-    centre, low, high = ends
-    if math.isfinite(low) and math.isfinite(high):
-        spread = [[centre - low], [high - centre]]
-        axes.errorbar([centre], [y], xerr=spread, color=colour, capsize=3, linewidth=1.6)
-    (mark,) = axes.plot(
-        [centre], [y], "o", color=colour, markersize=7, markeredgewidth=1.6, zorder=3,
-        markerfacecolor=face,
-    )  # fmt: skip
-    chart.tag(mark, label, ["{} ({} to {})".format(*texts)])
 
 
 def _row_chart(title: str, caption: str, labels: list[str], notes: list[str]) -> tuple[Chart, Axes]:
@@ -104,7 +95,7 @@ def _row_chart(title: str, caption: str, labels: list[str], notes: list[str]) ->
 
 @styled
 def clients(result: StudyResult) -> Chart | None:
-    """Draw the metric of every client, worst first, or one interval per algorithm if many."""
+    """Draw the metric of every client, worst first."""
     study, higher, found = result.study, result.study.higher_is_better, {}
     for label, own in client_tables(study).items():
         if own:
@@ -113,29 +104,14 @@ def clients(result: StudyResult) -> Chart | None:
             if len(curves) > 1:
                 low, high = band_around(mean, curves.std(axis=0, ddof=1), study.metric)
             found[label] = Bands(100.0 * SHARES, low, mean, high)
-    if len(found) > style.MOST_IN_ONE_PANEL:
-        # Sorted from worst to best: of losses, the high end comes first.
-        middles = {label: bands.middle[[50, 10, 90]].tolist() for label, bands in found.items()}
-        rows = sorted(middles.items(), key=lambda row: row[1][0], reverse=higher)
-        texts = [[value_text(end, study.metric) for end in own] for _, own in rows]
-        caption = "The median client (its value at the right), and 10 to 90 % of the clients."
-        title, labels = f"{study.name}: {study.metric} over clients", [label for label, _ in rows]
-        chart, axes = _row_chart(title, caption, labels, [own[0] for own in texts])
-        for y, (label, (middle, *ends)) in enumerate(rows):
-            colour = style.COLOURS[0]
-            _interval(chart, axes, y, label, (middle, *sorted(ends)), texts[y], colour, colour)
-        axes.set_xlabel(f"{study.metric} on own examples")
-        format_axis(axes, study.metric, vertical=False)
-        return chart
     title = f"{study.name}: {study.metric} of every client, worst first"
     caption = f"The flatter and the {'higher' if higher else 'lower'}, the fairer"
     if len(study.seeds) > 1:
         caption += "; mean over seeds with one standard deviation"
     xlabel = "share of the clients, in percent"
     drawn = _banded(result, found, title, f"{caption}.", study.metric, xlabel)
-    if drawn is not None:
+    for axes in [] if drawn is None else drawn.body.axes:
         for level in study.thresholds:
-            axes = drawn.body.axes[0]
             axes.axhline(level, color=style.QUIET_INK, linestyle=style.DOTTED, linewidth=1.0)
     return drawn
 
