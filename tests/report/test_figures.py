@@ -58,7 +58,7 @@ def outcome(
             rounds = tuple(range(1, every * len(values) + 1))
             lost = np.flatnonzero(~np.isfinite(values))
             log = (
-                dict.fromkeys(rounds, 0), every * int(lost[0]) + 1 if len(lost) else None,
+                rounds[-1], 0, every * int(lost[0]) + 1 if len(lost) else None,
                 dict(zip(rounds[::every], values.tolist(), strict=True)),
                 {r: r for r in rounds[::every]}, {"total": 1}, 1.0,
             )  # fmt: skip

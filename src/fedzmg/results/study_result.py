@@ -242,7 +242,7 @@ def _score(
         evidence=next((one for one in tests if (one.first, one.second) == pair), None),
         traffic={key: statistics.fmean(r.traffic[key] for r in longest) for key in runs[0].traffic},
         seconds=statistics.fmean(run.seconds for run in longest),
-        dropped=sum(sum(run.dropped.values()) for run in runs),
+        dropped=sum(run.dropped for run in runs),
         diverged=sum(run.complete and run.seed not in ends for run in runs),
         unfinished=sum(not run.complete for run in runs),
         curve=scores.drawn_curve(runs),
