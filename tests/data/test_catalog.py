@@ -22,7 +22,6 @@ from test_column_store import ALONE
 from test_fetch import Recorder
 
 from fedzmg.data import catalog
-from fedzmg.data.catalog import Dataset
 from fedzmg.data.sources import SOURCES, Remote, Source
 from fedzmg.errors import InputError
 
@@ -450,25 +449,6 @@ def test_damage_is_reported_and_repaired(mirror: Path, pair: list[Path], tmp_pat
                 catalog.stored("tiny", cache)
         assert again().fingerprint == made.fingerprint
         assert catalog.load("tiny", cache).fingerprint == made.fingerprint
-
-
-def test_a_reader_follows_a_set_that_is_replaced_meanwhile(
-    tiny: Source, pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = tmp_path / "cache"
-    catalog.import_files("tiny", pair, cache)
-    real, replaced = catalog._open, []
-
-    def late(found: Dataset) -> Dataset:
-        if not replaced:
-            replaced.append(True)
-            monkeypatch.setattr(catalog, "_open", real)
-            catalog.import_files("tiny", make_pair(tmp_path / "other", seed=1), cache)
-        return real(found)
-
-    monkeypatch.setattr(catalog, "_open", late)
-    loaded = catalog.load("tiny", cache)
-    assert loaded.fingerprint == catalog.load("tiny", cache).fingerprint
 
 
 TWO = (

@@ -58,7 +58,7 @@ def outcome(
             rounds = tuple(range(1, every * len(values) + 1))
             lost = np.flatnonzero(~np.isfinite(values))
             log = (
-                dict.fromkeys(rounds, 0), every * int(lost[0]) + 1 if len(lost) else None,
+                rounds[-1], 0, every * int(lost[0]) + 1 if len(lost) else None,
                 dict(zip(rounds[::every], values.tolist(), strict=True)),
                 {r: r for r in rounds[::every]}, {"total": 1}, 1.0,
             )  # fmt: skip
@@ -240,9 +240,11 @@ def test_figures_of_a_study(study: Path) -> None:
 def test_many_algorithms_of_a_study(write_run: Any, tmp_path: Path, log_line: Any) -> None:
     for i in range(12):
         lines = [log_line(r, 0.04 * i, client_loss=[0.0, 1.0, 2.0, 3.0, 4.0]) for r in (1, 2, 3)]
-        write_run(f"many/a{i}", f"a{i}", 0, [], lines=lines)
+        path = write_run(f"many/a{i}", f"a{i}", 0, [], lines=lines)
+        two = np.arange(2), np.arange(2), np.array([0.2, 0.9]), np.array([1.0, 2.0])
+        RunDirectory(path).save_clients([ClientMetrics(3, "test", 2, *two)])
     result = study_result(read([tmp_path / "many"]).studies[0])
-    for name in ("traffic", "client-loss"):
+    for name in ("traffic", "client-loss", "clients"):
         chart = figures.STUDY_FIGURES[name](result)
         assert chart is not None
         assert {one.label for one in chart.series.values()} == {f"a{i}" for i in range(12)}

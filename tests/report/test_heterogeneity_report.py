@@ -149,19 +149,6 @@ def test_odd_characters_are_shown() -> None:
     assert shown == ["␣", "↵", "⇥", "$", "[", r"\x00", "é", *letters]
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_distances_by_volume_or_in_order(same: bool) -> None:
-    data = describe([[2, 2], [4 if same else 5, 0], [3, 1]], ["a", "b", "c"], name="mine")
-    chart = figures.distances(data)
-    assert chart is not None
-    [dots] = chart.axes[0].lines
-    assert list(np.asarray(dots.get_xdata())) == ([1, 2, 3] if same else [4, 5, 4])
-    [series] = chart.series.values()
-    shown = sorted(text.split(":")[0] for text in series.points)
-    assert shown == ["a", "b", "c"]
-    assert figures.distances({**data, "clients": data["clients"][:1]}) is None
-
-
 def test_a_table_without_the_paper_or_deviations() -> None:
     data = describe(np.array([[3, 1]]), ["[bold]me[/bold]"], name="[red]mine")
     text = printed(description(data, None, 200))
@@ -186,7 +173,7 @@ def test_files_hold_everything_and_a_report_draws_the_same_figure(tmp_path: Path
     assert [float(row["kl"]) for row in rows] == [row["kl"] for row in data["clients"]]
     assert json.loads((tmp_path / "new" / "heterogeneity.json").read_text()) == data
     charts = figures.draw(read([tmp_path]), [])
-    assert set(charts) == {"heterogeneity", "client-distances"}
+    assert set(charts) == {"heterogeneity"}
     kept = (tmp_path / "new" / "heterogeneity.svg").read_bytes()
     assert figures.rendered(charts["heterogeneity"], "svg") == kept
 

@@ -101,7 +101,7 @@ class Packs(Remote):
                     label, path, trials = name, folders[name].absolute(), spec.trials(name)
                     if pack is not None:
                         label, trials = f"{name}, trials from {pack[0]}", len(pack)
-                        path = search.pack_path(path, pack)
+                        path = path / search.PACKS / f"{pack[0]}-{pack[-1]}"
                     work = worker.train_search, (spec, name, pack, path, seconds)
                     needed = pack_bytes(task, trials, spec)
                     jobs.append(Job(label, name, *work, (path,), "seconds", needed))

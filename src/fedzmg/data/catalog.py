@@ -53,14 +53,7 @@ def load(name: str, cache: Path | None = None) -> Dataset:
         own = f"'fedzmg data import {name} FILE...' with files you have"
         ways = [f"'fedzmg data get {name}'", own] if source(name).remotes else [own]
         raise InputError(f"data set {name!r} is not here: run {', or '.join(ways)}")
-    try:
-        return _open(found)
-    except InputError:
-        # Another process may just have replaced it.
-        newer = stored(name, cache)
-        if newer is None or newer.path == found.path:
-            raise
-        return _open(newer)
+    return _open(found)
 
 
 def _open(found: Dataset) -> Dataset:

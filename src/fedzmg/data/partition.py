@@ -23,8 +23,6 @@ Owners = Ids
 Floats = npt.NDArray[np.float64]
 UNUSED = -1
 
-# Beyond these a Dirichlet is a single label, or uniform, to every digit of a double.
-_LEAST_LOG, _LARGEST_SHAPE = -1e300, 1e300
 _MOST_DRAWS = 100
 
 
@@ -203,12 +201,9 @@ def _fill(rng: Any, left: Ids, above: Ids, wanted: int, root: float, leaf: float
 
 def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> Floats:
     """Draw logarithms of gamma variates, which do not underflow; normalised they are Dirichlet."""
-    shape = min(shape, _LARGEST_SHAPE)
-    with np.errstate(over="ignore"):
-        # Gamma(a) is Gamma(a + 1) U^(1 / a), and -log U is exponential.
-        logs = np.log(rng.standard_gamma(shape + 1.0, size))
-        logs -= rng.standard_exponential(size) / shape
-    return np.maximum(logs, _LEAST_LOG)
+    # Gamma(a) is Gamma(a + 1) U^(1 / a), and -log U is exponential.
+    logs = np.log(rng.standard_gamma(shape + 1.0, size))
+    return logs - rng.standard_exponential(size) / shape
 
 
 def _softmax(logs: Floats, group: Ids | None = None) -> Floats:

@@ -9,7 +9,6 @@ checkpoints, no client memory and no locks, and its logs are compressed::
 Everything that reads results also reads a copy; training does not continue in one.
 """
 
-import ctypes
 import glob
 import gzip
 import os
@@ -46,7 +45,7 @@ class Kept(NamedTuple):
 
 
 def keep(source: Path, to: Path) -> Kept:
-    """Copy results; an earlier copy of the same at ``to`` is replaced, in one step on Linux."""
+    """Copy results; an earlier copy of the same at ``to`` is replaced."""
     found = list(_files(source))
     files = [path for path in found if path.relative_to(source).parts[0] != _REPORT]
     wanted = [
@@ -78,29 +77,11 @@ def keep(source: Path, to: Path) -> Kept:
             fresh = Path(temporary) / "fresh"
             size = sum(_copy(path, fresh / path.relative_to(source)) for path in wanted)
             write_json(fresh / lock.KEPT, {"format": FORMAT, "from": source.as_posix()})
-            _swap(fresh, target)
+            if target.exists():
+                os.replace(target, fresh.with_name("old"))
+            os.replace(fresh, target)
+            sync_directory(target.parent)
     return Kept(to, len(wanted), size, sum(path.stat().st_size for path in files))
-
-
-def _swap(fresh: Path, target: Path) -> None:
-    """Put a directory in the place of another, in one step where the system can."""
-    if not target.exists():
-        os.replace(fresh, target)
-    elif not _exchange(fresh, target):
-        # A reader finds no target for the time between two renames.
-        os.replace(target, fresh.with_name("old"))
-        os.replace(fresh, target)
-    sync_directory(target.parent)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two paths in one step; return False if the system cannot."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):  # not Linux
-        return False
-    here = -100  # relative to the working directory
-    return bool(rename(here, os.fsencode(first), here, os.fsencode(second), 2) == 0)
 
 
 def _remove_leftovers(directory: Path, prefix: str) -> None:

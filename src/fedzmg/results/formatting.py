@@ -90,11 +90,6 @@ def options_text(options: Mapping[str, float], digits: int = 4) -> str:
     return ", ".join(f"{key} {value:.{digits}g}" for key, value in options.items())
 
 
-def few_text(names: Sequence[str]) -> str:
-    """List the first three names."""
-    return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-
-
 def slug(name: str) -> str:
     """Make a name for files and anchors."""
     return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-")

@@ -63,7 +63,8 @@ class Run:
     path: str  # the directory relative to the working directory; empty in memory
     spec: Mapping[str, Any]
     manifest: Mapping[str, Any]
-    dropped: Mapping[int, int]
+    done: int  # number of rounds in the log
+    dropped: int
     diverged: int | None
     metrics: Mapping[int, float]
     moved: Mapping[int, int]  # bytes moved until each evaluation, both ways, with scalars
@@ -90,11 +91,6 @@ class Run:
         """Number of rounds in the specification."""
         rounds = self.spec.get("protocol", {}).get("rounds")
         return None if rounds is None else int(rounds)
-
-    @property
-    def done(self) -> int:
-        """Number of rounds in the log."""
-        return max(self.dropped, default=0)
 
     @property
     def complete(self) -> bool:
@@ -171,7 +167,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
         notes.append(f"{shown} has no manifest.json and is left out")
         return None
     manifest, log = read_manifest(directory, FORMAT), read_log(directory / "metrics.jsonl")
-    if not log["dropped"]:
+    if not log["done"]:
         notes.append(f"{shown} has no finished round yet")
         return None
     clients = read_clients(directory)
@@ -196,7 +192,8 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sizes = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
     unusual = ((r, o.get("rejected", ()), o.get("flagged", ())) for r, o in by_round.items())
     return {
-        "dropped": {r: int(one["dropped"]) for r, one in by_round.items()},
+        "done": max(by_round, default=0),
+        "dropped": sum([int(one["dropped"]) for one in records]),
         "diverged": next((r for r, one in by_round.items() if one.get("diverged")), None),
         "metrics": {r: one["metric"] for r, one in evaluated.items()},
         "moved": {r: moved[r] for r in evaluated},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedzmg.errors import InputError
 from fedzmg.plain_text import plain, printable
 from fedzmg.results import scores
-from fedzmg.results.formatting import MIB, aligned, count_text, few_text, value_text
+from fedzmg.results.formatting import MIB, aligned, count_text, value_text
 from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import FINAL_RULES, RULES, Curve, ThresholdRule, arrivals
@@ -242,7 +242,7 @@ def _score(
         evidence=next((one for one in tests if (one.first, one.second) == pair), None),
         traffic={key: statistics.fmean(r.traffic[key] for r in longest) for key in runs[0].traffic},
         seconds=statistics.fmean(run.seconds for run in longest),
-        dropped=sum(sum(run.dropped.values()) for run in runs),
+        dropped=sum(run.dropped for run in runs),
         diverged=sum(run.complete and run.seed not in ends for run in runs),
         unfinished=sum(not run.complete for run in runs),
         curve=scores.drawn_curve(runs),
@@ -267,7 +267,8 @@ def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[st
             yield f"{label}: {which} and are left out of means and tests."
         if unusual := sorted({client.name for run in runs for client in run.unusual}):
             clients = f"{count_text(len(unusual), 'client')} were rejected or flagged"
-            yield f"{label}: uploads of {clients} ({few_text(unusual)})."
+            names = ", ".join(unusual[:3]) + ", ..." * (len(unusual) > 3)
+            yield f"{label}: uploads of {clients} ({names})."
         left = [run for run in runs if not run.complete]
         if left:
             states = [f"seed {one.seed} at round {one.done} of {one.asked or '?'}" for one in left]

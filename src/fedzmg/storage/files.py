@@ -18,7 +18,6 @@ from fedzmg.storage.reading import read_file, read_gzip
 BLOCK = 1 << 20
 UNSEALED = {"sha256": "0" * 64}  # field of a safetensors header, replaced by the hash
 LEFTOVER_SECONDS = 60.0  # age at which a temporary file surely has no writer any more
-_FIGURE = re.compile(r"\.(png|svg)\.")
 fences: list[Callable[[Path], None]] = []  # checks before every write; an error forbids it
 
 
@@ -167,9 +166,7 @@ def remove_leftovers(directory: Path, *names: str, seconds: float = 0.0) -> None
     pattern = re.compile(rf"\.({written})\.[0-9a-f]{{8}}{own}")
     with contextlib.suppress(OSError):
         for found in filter(lambda path: pattern.fullmatch(path.name), directory.iterdir()):
-            # Figures are drawn without a lock: those of the last minute may be in use.
-            least = max(seconds, 60.0) if _FIGURE.search(found.name) else seconds
-            if time.time() - found.lstat().st_mtime >= least:
+            if time.time() - found.lstat().st_mtime >= seconds:
                 found.unlink()
 
 

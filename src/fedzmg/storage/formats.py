@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fedzmg.errors import InputError
 from fedzmg.storage.fields import check_fields
 from fedzmg.storage.files import append, changed_log, log_bytes, write_atomic
-from fedzmg.storage.reading import bounded, parse_lines, read_file, split_lines, strict_json
+from fedzmg.storage.reading import parse_lines, read_file, split_lines, strict_json
 
 T = TypeVar("T")
 
@@ -175,7 +175,7 @@ json_nulls: Callable[[Any], Any] = partial(_strict, instead=lambda _: None)
 def _parsed(path: Path, parse: Callable[[str], T], kind: str, remedy: str, *, typed: bool) -> T:
     try:
         # Editors may add a BOM.
-        return bounded(parse(read_file(path, typed=typed).decode("utf-8-sig")))
+        return parse(read_file(path, typed=typed).decode("utf-8-sig"))
     except OSError as error:
         reason = f"{error.strerror}; check that it exists and is readable"
         raise InputError(f"cannot read {path}: {reason}") from None

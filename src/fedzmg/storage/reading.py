@@ -9,11 +9,9 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn
 
 from fedzmg.errors import InputError
-
-T = TypeVar("T")
 
 MIB = 2**20
 LIMITS = {".toml": 4 * MIB, ".json": 64 * MIB, ".jsonl": 256 * MIB, ".gz": 256 * MIB}
@@ -22,7 +20,6 @@ OTHER_LIMIT = 512 * MIB  # largest size of other files, such as figures and tabl
 MOST_LINES = 1_000_000  # largest number of lines in a log, and of rounds and trials
 MOST_PLANNED = MOST_LINES // 2  # of a plan: a resumed training writes some lines twice
 LONGEST_LINE, MOST_TABLES = 128 * 1024, 10 * MOST_LINES  # of a log; tables: and lists
-LARGEST = 10**100  # largest integer in a file
 MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32  # of a folder of results
 SKIPPED = ("tracking",)  # directories of other programs, which may hold links
 
@@ -76,8 +73,6 @@ def _opened(path: Path, limit: int, *, typed: bool = False) -> Iterator[BinaryIO
         raise
     with open(handle, "rb") as file:
         state = os.fstat(handle)
-        if stat.S_ISDIR(state.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not typed and not stat.S_ISREG(state.st_mode):
             raise _refused(path, is_link=False)
         if state.st_size > limit:
@@ -118,19 +113,6 @@ def strict_json(text: bytes | str) -> Any:
 
 def _not_json(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
-
-
-def bounded(values: T) -> T:
-    """Return the content of a file; ``ValueError`` if it is too deep or has a huge integer."""
-    level: list[Any] = [values]
-    for _ in range(MOST_LEVELS + 1):
-        if any(type(one) is int and abs(one) >= LARGEST for one in level):
-            raise ValueError(f"an integer has more than {len(str(LARGEST)) - 1} digits")
-        tables = [one for one in level if isinstance(one, dict | list)]
-        level = [one for t in tables for one in (t.values() if isinstance(t, dict) else t)]
-        if not level:
-            return values
-    raise ValueError(f"it is nested more than {MOST_LEVELS} times")
 
 
 def split_lines(content: bytes, path: Path) -> list[bytes]:

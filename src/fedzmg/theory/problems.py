@@ -62,13 +62,10 @@ class Quadratics:
             return torch.baddbmm(constant, models, self.curvature)
         return constant + models @ self.curvature
 
-    def client_values(self, models: Tensor) -> Tensor:
-        """Compute ``F_k(w_k)`` of one model per client, ``[..., clients, d]``."""
-        off = models - self.centre
-        return 0.5 * (off * times(self.curvature, off)).sum(-1)
-
     def value(self, model: Tensor) -> Tensor:
-        return (self.share * self.client_values(model[..., None, :])).sum(-1)
+        off = model[..., None, :] - self.centre
+        losses = 0.5 * (off * times(self.curvature, off)).sum(-1)
+        return (self.share * losses).sum(-1)
 
     def gap(self, model: Tensor) -> Tensor:
         """Compute ``F(w) - F*``."""

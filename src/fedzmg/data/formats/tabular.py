@@ -120,17 +120,12 @@ def _parquet(path: Path, needed: list[str]) -> Any:
         groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
         claimed = max(8 * metadata.num_rows * len(needed), sum(g.total_byte_size for g in groups))
         common.refuse_bomb(str(path), claimed, stored)
-        # A long string is stored once however often it occurs: keep batches small.
-        rows = max(1, min(4096, 2**26 // max(1, claimed)))
-        fields = [file.schema_arrow.field(name) for name in needed]
-        types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in fields]
-        schema = pa.schema(list(zip(needed, types, strict=True)))
-        parts, held = [schema.empty_table()], 0
-        for batch in file.iter_batches(rows, columns=needed, use_threads=False):
-            parts.append(pa.Table.from_batches([batch]).select(needed).cast(schema))
-            held += parts[-1].nbytes
-            common.refuse_bomb(str(path), held, stored)
-    return pa.concat_tables(parts)
+        table = file.read(needed, use_threads=False).select(needed)
+    types = [t.value_type if pa.types.is_dictionary(t) else t for t in table.schema.types]
+    table = table.cast(pa.schema(list(zip(needed, types, strict=True))))
+    # A long string is stored once however often it occurs.
+    common.refuse_bomb(str(path), table.nbytes, stored)
+    return table
 
 
 def _arrow_values(column: Any) -> Array | list[Any]:

@@ -27,7 +27,7 @@ from fedzmg.tree import tree_map
 
 LOGS = ("metrics.jsonl", "stopped.jsonl")
 CHECKPOINT = "checkpoint.safetensors"
-PACKS = "packs"  # packs that other processes train; each has logs and a checkpoint of its own
+PACKS = "packs"  # has directories of packs that other processes train, with logs and a checkpoint
 
 
 class GridTrial(NamedTuple):
@@ -264,11 +264,6 @@ class Search(training.TrainingStorage):
         fact = {"chunk": simulation.chunk} if name == "chunk_changes" else {"trials": left}
         change = {"pack": self._pack[0], "round": simulation.round, **fact}
         run_directory.note_change(self.path, name, change)
-
-
-def pack_path(directory: Path, pack: Sequence[int]) -> Path:
-    """Return the directory of a pack that another process trains."""
-    return directory / PACKS / f"{pack[0]}-{pack[-1]}"
 
 
 def unfinished_packs(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from fedzmg.report.figures import runs
 from fedzmg.report.figures.curves import curves, traffic
-from fedzmg.report.figures.data import distances, examples, heterogeneity
+from fedzmg.report.figures.data import examples, heterogeneity
 from fedzmg.report.figures.grids import heat_maps
 from fedzmg.report.figures.style import FORMATS, Chart, rendered, save
 from fedzmg.report.figures.theory import diagnosis, theory
@@ -14,15 +14,15 @@ from fedzmg.results.reading import Material
 from fedzmg.results.study_result import StudyResult
 
 __all__ = [
-    "FORMATS", "STUDY_FIGURES", "Chart", "by_prefix", "curves", "diagnosis", "distances", "draw",
-    "examples", "heat_maps", "heterogeneity", "rendered", "save", "theory",
+    "FORMATS", "STUDY_FIGURES", "Chart", "by_prefix", "curves", "diagnosis", "draw", "examples",
+    "heat_maps", "heterogeneity", "rendered", "save", "theory",
 ]  # fmt: skip
 
 # By the stem of their files; each is None where there is nothing to draw.
 STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
     "curves": curves, "differences": runs.differences, "seeds": runs.seeds, "traffic": traffic,
-    "refused-uploads": runs.dropped, "diverged": runs.diverged, "clients": runs.clients,
-    "clients-by-round": runs.clients_by_round, "client-loss": runs.client_loss,
+    "clients": runs.clients, "clients-by-round": runs.clients_by_round,
+    "client-loss": runs.client_loss,
 }  # fmt: skip
 
 
@@ -38,7 +38,6 @@ def draw(material: Material, results: Sequence[StudyResult]) -> dict[str, Chart]
         if report.get("clients") and report.get("counts"):
             printed = paper.described(str(report["name"]))
             found[f"heterogeneity{suffix}"] = heterogeneity(report, printed)
-        found[f"client-distances{suffix}"] = distances(report)
     return {stem: chart for stem, chart in found.items() if chart is not None}
 
 

@@ -1,6 +1,5 @@
 """Test curves by round or by traffic: one panel, or one per family of algorithms."""
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +11,14 @@ from matplotlib.ticker import MaxNLocator
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, styled, wrapped
-from fedzmg.results.formatting import MIB, count_text, goal_text, spread_text
+from fedzmg.results.formatting import count_text, goal_text, spread_text
 from fedzmg.results.reading import Study
 from fedzmg.results.scores import Curve, band_around
 from fedzmg.results.study_result import StudyResult
 
 MOST_POINTS = 300  # vertices of a drawn curve; longer curves are thinned
 _STEPS = [1, 2, 2.5, 5, 10]
-_MOVED = "MiB moved, all clients, both ways"
+_XLABELS = {"rounds": "round", "mib": "MiB moved, all clients, both ways"}
 
 
 def _shown(result: StudyResult) -> dict[str, Curve]:
@@ -36,50 +35,32 @@ def _shown(result: StudyResult) -> dict[str, Curve]:
 
 @styled
 def curves(result: StudyResult) -> Chart | None:
-    """Draw the mean test curve of every algorithm; None if nothing was evaluated."""
+    """Draw the mean test curve of every algorithm by round; None if nothing was evaluated."""
     study, shown = result.study, _shown(result)
-    if not shown:
-        return None
     title = f"{study.name}, {count_text(len(study.seeds), 'seed')}: test {study.metric} by round"
-    caption = _caption(result, shown)
-    if len(shown) > style.MOST_IN_ONE_PANEL:
-        return _panels(shown, title, caption, study)
-    chart = Chart(title, caption, (9.0, 4.8))
-    _one_panel(chart, shown, study, "rounds").set_xlabel("round")
-    return chart
+    caption = _caption(result, shown) if shown else ""
+    return _chart(shown, study, "rounds", title, caption, (9.0, 4.8))
 
 
 @styled
 def traffic(result: StudyResult) -> Chart | None:
-    """Draw the metric against traffic: curves, or final values of many algorithms."""
-    study, shown = result.study, _shown(result)
+    """Draw the mean test curve of every algorithm by traffic; None if nothing was evaluated."""
+    title = f"{result.study.name}: test {result.study.metric} by traffic"
+    caption = "The further left, the cheaper."
+    return _chart(_shown(result), result.study, "mib", title, caption, (6.4, 4.0))
+
+
+def _chart(
+    shown: Mapping[str, Curve], study: Study, by: str, title: str, caption: str,
+    size: tuple[float, float],
+) -> Chart | None:  # fmt: skip
+    """Draw curves by rounds or MiB: in one panel, or in one per family of many algorithms."""
     if not shown:
         return None
-    if len(shown) <= style.MOST_IN_ONE_PANEL:
-        title = f"{study.name}: test {study.metric} by traffic"
-        chart = Chart(title, "The further left, the cheaper.")
-        axes = _one_panel(chart, shown, study, "mib")
-        axes.set_xlabel(_MOVED)
-        axes.xaxis.set_major_formatter("{x:,.10g}")
-        return chart
-    title = f"{study.name}: final {study.metric} by traffic"
-    chart = Chart(title, "Each mark is an algorithm: high and left is good.", (8.5, 4.8))
-    axes = chart.panel(f"{_MOVED}, one run", f"final {study.metric}", study.metric)
-    found = [score for score in result.ranked if math.isfinite(score.mean or 0.0)]
-    for i, score in enumerate(found):
-        x = score.traffic["total"] / MIB
-        (mark,) = axes.plot(
-            [x], [score.mean or 0.0], linestyle="none", markersize=6.0,
-            marker=style.MARKERS[1 + i // 7 % 6], color=style.COLOURS[i % len(style.COLOURS)],
-        )  # fmt: skip
-        text = f"{x:,.0f} MiB: {spread_text(score.mean, score.sd, study.metric)}"
-        chart.tag(mark, score.label, [text])
-    chart.name_series(axes.get_lines(), [score.label for score in found])
-    return chart
-
-
-def _one_panel(chart: Chart, shown: Mapping[str, Curve], study: Study, by: str) -> Axes:
-    axes = chart.panel("", f"test {study.metric}", study.metric)
+    if len(shown) > style.MOST_IN_ONE_PANEL:
+        return _panels(shown, study, by, title, caption)
+    chart = Chart(title, caption, size)
+    axes = chart.panel(_XLABELS[by], f"test {study.metric}", study.metric)
     handles: dict[str, Line2D] = {}
     for i, (label, curve) in enumerate(shown.items()):
         order = 3.0 - 0.5 * i / len(shown)
@@ -90,10 +71,10 @@ def _one_panel(chart: Chart, shown: Mapping[str, Curve], study: Study, by: str) 
     labels = sorted(shown, key=lambda label: -shown[label].mean[-1])
     names = [f"threshold {goal_text(level, study.metric)}" for level in study.thresholds]
     chart.name_series([*map(handles.__getitem__, labels), *levels], [*labels, *names])
-    return axes
+    return chart
 
 
-def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) -> Chart:
+def _panels(shown: Mapping[str, Curve], study: Study, by: str, title: str, caption: str) -> Chart:
     """Draw a panel per family over all other curves in grey, the reference in every panel."""
     families: dict[str, list[str]] = {}
     for label in shown:  # variants have a colon or a remark
@@ -104,20 +85,21 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
     height = 1.9 + 0.14 * max(lines)
     size = (2.5 * style.COLUMNS, -(-len(families) // style.COLUMNS) * height + 0.8)
     chart = Chart(title, f"{caption} Grey: all other algorithms.", size)
-    panels = chart.small_panels(list(families), "round", f"test {study.metric}", study.metric)
+    ylabel = f"test {study.metric}"
+    panels = chart.small_panels(list(families), _XLABELS[by], ylabel, study.metric)
     gap = np.array([np.nan])  # all curves in one line with gaps
-    x = np.concatenate([part for curve in shown.values() for part in (curve.rounds, gap)])
+    x = np.concatenate([part for curve in shown.values() for part in (getattr(curve, by), gap)])
     y = np.concatenate([part for curve in shown.values() for part in (curve.mean, gap)])
     for axes, members in zip(panels, families.values(), strict=True):
         axes.plot(x, y, color=style.GHOST, linewidth=0.6, zorder=1)
         handles = []
         for i, label in enumerate(members):
-            own = (label, shown[label], i, study.metric, "rounds")
+            own = (label, shown[label], i, study.metric, by)
             handles.append(_draw(chart, axes, *own, zorder=4.0, linewidth=1.4))
         labels = list(members)
         if reference not in members:
             quiet: dict[str, Any] = {"color": style.QUIET_INK, "linestyle": style.DASHES[3]}
-            handles += axes.plot(first.rounds, first.mean, linewidth=1.0, **quiet)
+            handles += axes.plot(getattr(first, by), first.mean, linewidth=1.0, **quiet)
             labels.append(reference)
         _draw_levels(axes, study)
         legend = axes.legend(
@@ -126,7 +108,7 @@ def _panels(shown: Mapping[str, Curve], title: str, caption: str, study: Study) 
             borderaxespad=0.0,
         )  # fmt: skip
         chart.tag_legend(legend, labels)
-    _limit(panels[0], shown, "rounds")
+    _limit(panels[0], shown, by)
     return chart
 
 
@@ -161,7 +143,11 @@ def _limit(axes: Axes, shown: Mapping[str, Curve], by: str) -> None:
     """Start at zero and end with the longest curve."""
     axes.set_xlim(0.0, max(float(getattr(curve, by)[-1]) for curve in shown.values()) or 1.0)
     axes.margins(y=0.04)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=_STEPS, min_n_ticks=1))
+    ticks = 8
+    if by == "mib":  # has longer numbers
+        ticks = 5
+        axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=_STEPS, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=_STEPS))
 
 

@@ -16,7 +16,6 @@ from fedzmg.report.figures.style import Chart, styled, use_log_scale, wrapped
 from fedzmg.report.tables.heterogeneity import divisor, origin, spread_text, visible, who
 
 MOST_ROWS = 500  # rows of the heat map; more clients are averaged in groups of neighbours
-MOST_SCATTERED = 4000
 FEW_CLASSES = 5  # classes up to which shares are drawn on a linear scale
 _NAMED_ROWS = 30
 _NAMED_CHARACTERS = 80
@@ -35,28 +34,6 @@ def heterogeneity(report: Mapping[str, Any], paper: Mapping[str, Any] | None = N
     _draw_classes(chart, chart.body.add_subplot(grid[:, 0]), report)
     _draw_volume(chart.body.add_subplot(grid[0, 1]), report)
     _draw_distance(chart.body.add_subplot(grid[1, 1]), report, paper)
-    return chart
-
-
-@styled
-def distances(report: Mapping[str, Any]) -> Chart | None:
-    """Draw how far every client is from the whole, by volume if that differs."""
-    clients = report.get("clients", [])
-    if not 1 < len(clients) <= MOST_SCATTERED:
-        return None
-    kl, volume = _column(report, "kl"), _column(report, "volume")
-    names = [str(one["client"]) for one in clients]
-    title = "how far clients are from the whole"
-    xlabel = f"volume in {report.get('unit', 'examples')}"
-    if len(set(volume.tolist())) == 1:
-        order = np.argsort(kl, kind="stable")
-        names, kl = [names[i] for i in order], kl[order]
-        volume, xlabel = np.arange(1.0, len(kl) + 1.0), "clients, nearest first"
-    chart = Chart(f"{report['name']}: {title}", "A dot is a client.", (6.4, 3.6))
-    axes = chart.panel(xlabel, "KL divergence (nats)")
-    (dots,) = axes.plot(volume, kl, "o", color=style.COLOURS[0], alpha=0.6, markersize=3.5)
-    texts = [f"{name}: KL {k:.3f}" for name, k in zip(names, kl.tolist(), strict=True)]
-    chart.tag(dots, "client", texts)
     return chart
 
 

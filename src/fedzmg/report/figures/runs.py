@@ -1,17 +1,14 @@
-"""Final values and differences of runs, spread over single clients, and failures by round."""
+"""Final values and differences of runs, and their spread over single clients."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, usual_range, wrapped
 from fedzmg.results import scores
 from fedzmg.results.formatting import is_share, p_text, value_text
-from fedzmg.results.runs import Run
 from fedzmg.results.scores import SHARES, Bands, band_around, client_tables
 from fedzmg.results.study_result import StudyResult
 
@@ -59,10 +56,16 @@ def differences(result: StudyResult) -> Chart | None:
     notes = [f"p = {p_text(score.adjusted)}" for score, _, _ in rows]
     chart, axes = _row_chart(title, caption, [score.label for score, _, _ in rows], notes)
     for y, (score, test, colour) in enumerate(rows):
-        ends = (test.mean_difference, test.ci_low, test.ci_high)
+        centre, low, high = ends = (test.mean_difference, test.ci_low, test.ci_high)
+        if math.isfinite(low) and math.isfinite(high):
+            spread = [[centre - low], [high - centre]]
+            axes.errorbar([centre], [y], xerr=spread, color=colour, capsize=3, linewidth=1.6)
+        (mark,) = axes.plot(
+            [centre], [y], "o", color=colour, markersize=7, markeredgewidth=1.6, zorder=3,
+            markerfacecolor=colour if score.significant else style.PAPER,
+        )  # fmt: skip
         texts = [value_text(end, study.metric, signed=True) for end in ends]
-        face = colour if score.significant else style.PAPER
-        _interval(chart, axes, y, score.label, ends, texts, colour, face)
+        chart.tag(mark, score.label, ["{} ({} to {})".format(*texts)])
     format_axis(axes, study.metric, vertical=False, signed=True)
     limits = usual_range(end for _, test, _ in rows for end in (0.0, test.ci_low, test.ci_high))
     if limits is not None:
@@ -72,21 +75,6 @@ def differences(result: StudyResult) -> Chart | None:
     unit = ", in points" if is_share(study.metric) else ""
     axes.set_xlabel(f"difference of final {study.metric}{unit}")
     return chart
-
-
-def _interval(
-    chart: Chart, axes: Axes, y: int, label: str, ends: Sequence[float], texts: Sequence[str],
-    colour: str, face: str,
-) -> None:  # fmt: skip
-    centre, low, high = ends
-    if math.isfinite(low) and math.isfinite(high):
-        spread = [[centre - low], [high - centre]]
-        axes.errorbar([centre], [y], xerr=spread, color=colour, capsize=3, linewidth=1.6)
-    (mark,) = axes.plot(
-        [centre], [y], "o", color=colour, markersize=7, markeredgewidth=1.6, zorder=3,
-        markerfacecolor=face,
-    )  # fmt: skip
-    chart.tag(mark, label, ["{} ({} to {})".format(*texts)])
 
 
 def _row_chart(title: str, caption: str, labels: list[str], notes: list[str]) -> tuple[Chart, Axes]:
@@ -107,7 +95,7 @@ def _row_chart(title: str, caption: str, labels: list[str], notes: list[str]) ->
 
 @styled
 def clients(result: StudyResult) -> Chart | None:
-    """Draw the metric of every client, worst first, or one interval per algorithm if many."""
+    """Draw the metric of every client, worst first."""
     study, higher, found = result.study, result.study.higher_is_better, {}
     for label, own in client_tables(study).items():
         if own:
@@ -116,29 +104,14 @@ def clients(result: StudyResult) -> Chart | None:
             if len(curves) > 1:
                 low, high = band_around(mean, curves.std(axis=0, ddof=1), study.metric)
             found[label] = Bands(100.0 * SHARES, low, mean, high)
-    if len(found) > style.MOST_IN_ONE_PANEL:
-        # Sorted from worst to best: of losses, the high end comes first.
-        middles = {label: bands.middle[[50, 10, 90]].tolist() for label, bands in found.items()}
-        rows = sorted(middles.items(), key=lambda row: row[1][0], reverse=higher)
-        texts = [[value_text(end, study.metric) for end in own] for _, own in rows]
-        caption = "The median client (its value at the right), and 10 to 90 % of the clients."
-        title, labels = f"{study.name}: {study.metric} over clients", [label for label, _ in rows]
-        chart, axes = _row_chart(title, caption, labels, [own[0] for own in texts])
-        for y, (label, (middle, *ends)) in enumerate(rows):
-            colour = style.COLOURS[0]
-            _interval(chart, axes, y, label, (middle, *sorted(ends)), texts[y], colour, colour)
-        axes.set_xlabel(f"{study.metric} on own examples")
-        format_axis(axes, study.metric, vertical=False)
-        return chart
     title = f"{study.name}: {study.metric} of every client, worst first"
     caption = f"The flatter and the {'higher' if higher else 'lower'}, the fairer"
     if len(study.seeds) > 1:
         caption += "; mean over seeds with one standard deviation"
     xlabel = "share of the clients, in percent"
     drawn = _banded(result, found, title, f"{caption}.", study.metric, xlabel)
-    if drawn is not None:
+    for axes in [] if drawn is None else drawn.body.axes:
         for level in study.thresholds:
-            axes = drawn.body.axes[0]
             axes.axhline(level, color=style.QUIET_INK, linestyle=style.DOTTED, linewidth=1.0)
     return drawn
 
@@ -199,53 +172,4 @@ def _banded(
     if limits is not None:
         panels[0].set_ylim(*limits)
         chart.caption += " Values that leave the axis are cut."
-    return chart
-
-
-@styled
-def dropped(result: StudyResult) -> Chart | None:
-    """Draw how many uploads were refused in each round; None if there are none."""
-
-    def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
-        totals: Counter[int] = Counter()
-        for run in runs:
-            totals.update(run.dropped)
-        return sorted(totals.items())
-
-    title = f"{result.study.name}: uploads refused in each round"
-    caption = "An upload is refused when it is not finite, or an outlier under federation.guard. "
-    caption += "Algorithms without any are left out."
-    return _counts(result, title, caption, "uploads, all seeds", count)
-
-
-@styled
-def diverged(result: StudyResult) -> Chart | None:
-    """Draw how many runs have diverged by round; None if there are none."""
-
-    def count(runs: Sequence[Run]) -> list[tuple[int, int]]:
-        ends = sorted(run.diverged for run in runs if run.diverged is not None)
-        last = max(run.asked or run.done for run in runs)
-        return [*((end, i) for i, end in enumerate([0, *ends])), (last, len(ends))]
-
-    title = f"{result.study.name}: runs that have diverged"
-    return _counts(result, title, "Algorithms without diverged runs are left out.", "runs", count)
-
-
-def _counts(
-    result: StudyResult, title: str, caption: str, ylabel: str,
-    count: Callable[[Sequence[Run]], list[tuple[int, int]]],
-) -> Chart | None:  # fmt: skip
-    counted = {label: count(runs) for label, runs in result.study.members.items()}
-    found = {label: pairs for label, pairs in counted.items() if any(y for _, y in pairs)}
-    if not found:
-        return None
-    chart = Chart(title, caption, (6.4, 3.6))
-    axes = chart.panel("round", ylabel)
-    for label, pairs in found.items():
-        x, y = zip(*pairs, strict=True)
-        position = list(result.study.members).index(label)
-        chart.curve(axes, x, y, label, position, drawstyle="steps-post")
-    axes.set_xlim(left=0.0)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    chart.name_series(axes.get_lines(), list(found))
     return chart

@@ -171,10 +171,10 @@ def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator
         return
     blocks = [Block("table", side_by_side([*reports.values()]))] if len(reports) > 1 else []
     for suffix, report in reports.items():
-        stems = (f"heterogeneity{suffix}", f"client-distances{suffix}")
+        stem = f"heterogeneity{suffix}"
         blocks += [
             Block("table", heterogeneity(report), paper.shown(str(report["name"]))),
-            Block("pictures", [drawn[stem] for stem in stems if stem in drawn]),
+            Block("pictures", [drawn[stem]] if stem in drawn else []),
             Block("table", client_by_client(report) if report.get("clients") else None),
         ]
     yield Section("heterogeneity", "Heterogeneity", "", blocks)
