@@ -115,12 +115,9 @@ class Tree(Mapping[str, Tensor]):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
+        cls, func: Callable[..., Any], types: tuple[type, ...], args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Let ``tensor * tree`` reach ``Tree``, in eager mode and under ``torch.compile``."""
         op = _REFLECTED.get(getattr(func, "__name__", ""))
         if op is None or kwargs or len(args) != 2:

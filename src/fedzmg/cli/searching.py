@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 
 
 def grid(
-    file: training.File,
-    set_: training.Settings = None,
-    out: training.FileOut = None,
-    max_minutes: training.Minutes = None,
-    on: training.On = None,
-    track: training.Track = None,
+    file: training.File, set_: training.Settings = None, out: training.FileOut = None,
+    max_minutes: training.Minutes = None, on: training.On = None, track: training.Track = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
     from fedzmg.experiment.grids.grid import warnings
     from fedzmg.report import figures

@@ -139,15 +139,11 @@ def describe(
     part = table[chosen]
     largest, share = dominant(part)
     measured: dict[str, npt.NDArray[Any]] = {
-        "client": np.array(names, dtype=object)[chosen],
-        "volume": part.sum(axis=1),
-        "distinct": distinct(part),
-        "entropy": _entropy(part, entropy),
-        "gini": gini(part),
+        "client": np.array(names, dtype=object)[chosen], "volume": part.sum(axis=1),
+        "distinct": distinct(part), "entropy": _entropy(part, entropy), "gini": gini(part),
         "kl": kl(part, (part if reference == "pooled" else table).sum(axis=0)),
-        "dominant_class": np.array(classes, dtype=object)[largest],
-        "dominant_share": share,
-    }
+        "dominant_class": np.array(classes, dtype=object)[largest], "dominant_share": share,
+    }  # fmt: skip
     values = zip(*(column.tolist() for column in measured.values()), strict=True)
     summary: dict[str, Any] = {}
     for measure in MEASURES:

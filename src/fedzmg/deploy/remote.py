@@ -128,12 +128,9 @@ class Remote:
             time.sleep(TICK)
 
     def exchange(
-        self,
-        down: Down,
-        round_: int,
-        planned: dict[int, list[ClientBatch]],
+        self, down: Down, round_: int, planned: dict[int, list[ClientBatch]],
         about: Mapping[int, Mapping[str, Any]],
-    ) -> dict[int, list[Outcome]]:
+    ) -> dict[int, list[Outcome]]:  # fmt: skip
         """Send a round to its clients and collect their answers until the deadline.
 
         With too few answers, the round is sent again to the clients that have not answered.

@@ -102,13 +102,9 @@ class EnginePlanner:
     remote = False  # clients are on other machines, with their examples and memories
 
     def __init__(
-        self,
-        engine: EngineName | EngineChoice = "auto",
-        *,
-        chunk: int | None = None,
-        trainings: int = 1,
-        backend: str = "inductor",
-    ) -> None:
+        self, engine: EngineName | EngineChoice = "auto", *, chunk: int | None = None,
+        trainings: int = 1, backend: str = "inductor",
+    ) -> None:  # fmt: skip
         self.engine, self.chunk = engine, chunk
         self.trainings, self.backend = trainings, backend
 
@@ -160,13 +156,9 @@ class EnginePlanner:
             return Sequential(program, subtracts=False)
         graph = path.endswith("cuda_graph")
         return Vectorized(
-            program,
-            chunk=self.chunk,
-            compiled=path.startswith("compiled"),
-            cuda_graph=graph,
-            backend=self.backend,
-            subtracts=graph or program.device.type != "cpu",
-        )
+            program, chunk=self.chunk, compiled=path.startswith("compiled"), cuda_graph=graph,
+            backend=self.backend, subtracts=graph or program.device.type != "cpu",
+        )  # fmt: skip
 
     def halve(self, clients: int, device: torch.device) -> None:
         """Train half as many clients at once, after a chunk did not fit on the device."""

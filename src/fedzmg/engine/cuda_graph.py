@@ -44,12 +44,9 @@ def compile_apart(
     """
     assert isinstance(function, types.FunctionType)
     twin = types.FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
         function.__closure__,
-    )
+    )  # fmt: skip
     torch._dynamo.config.allow_rnn = True  # ours are of matrix products, which it can trace
     compiled: Callable[P, T] | None = torch.compile(
         twin, fullgraph=True, dynamic=False, backend=_inductor if backend == "inductor" else backend

@@ -55,12 +55,9 @@ def eager_gradient(
 
 
 def add_full_pass(
-    loss: Callable[[Tree, BatchT], Tensor],
-    params: Tree,
-    batches: Iterable[BatchT],
-    start: Tensor,
+    loss: Callable[[Tree, BatchT], Tensor], params: Tree, batches: Iterable[BatchT], start: Tensor,
     timing: FullPassTiming,
-) -> FullPass:
+) -> FullPass:  # fmt: skip
     """Add losses to ``start``, and gradients unless the rule needs the loss alone."""
     grad = params.zeros() if timing == "start" else Tree({})
     for batch in batches:

@@ -74,21 +74,13 @@ def estimate(spec: Spec) -> dict[str, Any]:
         else:
             after += state + n * rounds * LINE_BYTES["run"]
     found: dict[str, Any] = {
-        "kind": getattr(spec, "kind", "run"),
-        "task": spec.task,
-        "algorithms": len(counts),
-        "trials": sum(n for _, n, _ in counts),
-        "rounds": rounds,
-        "trial_rounds": sum(trained for _, _, trained in counts),
-        "evaluations": evaluations,
-        "bytes_down": round(down),
-        "bytes_up": round(up),
-        "disk_bytes": round(during + after),
-        "disk_bytes_after": round(after),
-        "guard_bytes": round(guarded),
-        "missing": preset.missing,
+        "kind": getattr(spec, "kind", "run"), "task": spec.task, "algorithms": len(counts),
+        "trials": sum(n for _, n, _ in counts), "rounds": rounds,
+        "trial_rounds": sum(trained for _, _, trained in counts), "evaluations": evaluations,
+        "bytes_down": round(down), "bytes_up": round(up), "disk_bytes": round(during + after),
+        "disk_bytes_after": round(after), "guard_bytes": round(guarded), "missing": preset.missing,
         **dict.fromkeys(("steps", "seconds", "device", "engine", "probe", "extrapolated")),
-    }
+    }  # fmt: skip
     if task is None:
         return found
     own = LocalWork(participation, protocol.batching, first.algorithm.client.extra_epochs)
@@ -143,12 +135,9 @@ def _timed(
     evaluate(simulation.snapshot.params, test, objective, task.metric, task.prepare)
     example = (_clock(device) - began) / len(simulation.trials) / test.size
     return {
-        "seconds": steps * step + evaluated * example,
-        "device": device.type,
-        "engine": simulation.choice.path,
-        "probe": probe,
-        "extrapolated": extrapolated,
-    }
+        "seconds": steps * step + evaluated * example, "device": device.type,
+        "engine": simulation.choice.path, "probe": probe, "extrapolated": extrapolated,
+    }  # fmt: skip
 
 
 def _time_steps(

@@ -67,13 +67,9 @@ def _origins() -> dict[str, Origin]:
 
 
 def say_changed(
-    trained: Iterable[tuple[str, Algorithm, Path]],
-    task: Task,
-    federation: Federation,
-    out: Path,
-    say: Callable[[str], None],
-    remedy: str = "choose another --out",
-) -> None:
+    trained: Iterable[tuple[str, Algorithm, Path]], task: Task, federation: Federation, out: Path,
+    say: Callable[[str], None], remedy: str = "choose another --out",
+) -> None:  # fmt: skip
     """Report algorithms whose rules, or plugin file, changed since a directory's training."""
     changed, files = [], []
     for name, algorithm, directory in trained:

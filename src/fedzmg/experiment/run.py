@@ -197,16 +197,12 @@ class RunStorage(training.TrainingStorage):
         self.clients = [list(job.clients) for job in jobs]
         chunks = (first.facts or {}).get("chunk_changes")
         self.simulation = training.build_simulation(
-            task,
-            [job.run.trial for job in jobs],
-            first.run.spec,
-            [directory.path for directory in self._directories.values()],
-            facts=first.facts,
+            task, [job.run.trial for job in jobs], first.run.spec,
+            [directory.path for directory in self._directories.values()], facts=first.facts,
             chunk=chunks[-1]["chunk"] if chunks else None,
             restored=[job.position.checkpoint for job in jobs if job.position is not None],
-            shards=shards,
-            engines=engines,
-        )
+            shards=shards, engines=engines,
+        )  # fmt: skip
         self._saved_round = self.simulation.round
         # Also protect what the checkpoint before needs, in case the newest gets damaged.
         self.simulation.memory.commit(first.before, self._saved_round)

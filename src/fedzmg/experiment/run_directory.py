@@ -197,34 +197,20 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
     projects = any(hasattr(rule, "axes") for side in sides for rule in chain(side))
     unprojected = not_projected(task.model.layout) if projects else ""
     return {
-        "format": FORMAT,
-        **provenance(),
-        "started": timestamp(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "device": device.type,
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-        "dtype": str(simulation.dtype).removeprefix("torch."),
-        "precision": simulation.precision,
-        "deterministic": simulation.deterministic,
-        "engine": simulation.choice.path,
-        "onednn": simulation.choice.onednn,
-        "engine_reason": simulation.choice.reason,
-        "chunk": simulation.chunk,
-        "pack": member_names(simulation),
-        **({"not_projected": unprojected} if unprojected else {}),
-        "metric": task.metric.name,
-        "higher_is_better": task.metric.higher_is_better,
-        "preset": dict(task.preset),
-        "clients": len(task.train),
-        "examples": task.train.examples.size,
-        "data_sha256": task.train.fingerprint(),
+        "format": FORMAT, **provenance(), "started": timestamp(),
+        "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
+        "platform": platform.platform(), "device": device.type, "device_name": name,
+        "threads": torch.get_num_threads(), "dtype": str(simulation.dtype).removeprefix("torch."),
+        "precision": simulation.precision, "deterministic": simulation.deterministic,
+        "engine": simulation.choice.path, "onednn": simulation.choice.onednn,
+        "engine_reason": simulation.choice.reason, "chunk": simulation.chunk,
+        "pack": member_names(simulation), **({"not_projected": unprojected} if unprojected else {}),
+        "metric": task.metric.name, "higher_is_better": task.metric.higher_is_better,
+        "preset": dict(task.preset), "clients": len(task.train),
+        "examples": task.train.examples.size, "data_sha256": task.train.fingerprint(),
         "task_sha256": task.fingerprint(),
         **code_facts(task, (t.algorithm for t in simulation.trials), simulation.federation),
-    }
+    }  # fmt: skip
 
 
 def timestamp() -> str:

@@ -286,16 +286,9 @@ def build_simulation(
     if facts:
         engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"])
     return Simulation(
-        task,
-        trials,
-        rounds=task.protocol.rounds,
-        device=device,
-        dtype=DTYPES[spec.dtype],
+        task, trials, rounds=task.protocol.rounds, device=device, dtype=DTYPES[spec.dtype],
         engine=engines or EnginePlanner(engine, chunk=chunk, trainings=trainings),
-        precision=spec.precision,
-        deterministic=spec.deterministic,
-        federation=spec.federation.build(),
-        restored=restored or None,
-        memory_places=memory or None,
+        precision=spec.precision, deterministic=spec.deterministic,
+        federation=spec.federation.build(), restored=restored or None, memory_places=memory or None,
         shards=shards,
-    )
+    )  # fmt: skip

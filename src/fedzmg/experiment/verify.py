@@ -99,13 +99,9 @@ class _Kept(NamedTuple):
 
 
 def verify(
-    path: Path | str,
-    *,
-    rounds: int = ROUNDS,
-    runs: int | None = None,
-    task: Task | None = None,
+    path: Path | str, *, rounds: int = ROUNDS, runs: int | None = None, task: Task | None = None,
     say: Callable[[str], None] | None = None,
-) -> list[Verdict]:
+) -> list[Verdict]:  # fmt: skip
     """Train the first rounds of runs again and compare every number with the log.
 
     ``path`` is a run directory, a directory that holds some, or a grid. The first ``runs`` are

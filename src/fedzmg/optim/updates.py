@@ -232,15 +232,8 @@ def fused_on_cpu(weights: Weights, options: Options) -> bool:
         sign = -1 if options["maximize"] else 1
         here.velocities[i].sub_(total, alpha=sign / (momentum * count))
     torch._fused_sgd_(
-        here.params,
-        [with_strides_of(g, p) for g, p in zip(here.grads, here.params, strict=True)],
-        here.velocities,
-        weight_decay=0.0,
-        momentum=momentum,
-        lr=float(options["lr"]),
-        dampening=0.0,
-        nesterov=False,
-        maximize=options["maximize"],
-        is_first_step=False,
-    )
+        here.params, [with_strides_of(g, p) for g, p in zip(here.grads, here.params, strict=True)],
+        here.velocities, weight_decay=0.0, momentum=momentum, lr=float(options["lr"]),
+        dampening=0.0, nesterov=False, maximize=options["maximize"], is_first_step=False,
+    )  # fmt: skip
     return True

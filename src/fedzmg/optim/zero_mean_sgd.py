@@ -158,12 +158,9 @@ class ZeroMeanSGD(Optimizer):
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def _init_group(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor],
         velocities: list[Tensor],
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         """Fill the lists with all that has a gradient; True if nothing is sparse or sharded."""
         # On a fast device this loop is most of a step's time: it does little per tensor.
         state, moving, plain = self.state, bool(group["momentum"]), True

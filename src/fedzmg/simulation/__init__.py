@@ -13,20 +13,7 @@ from fedzmg.simulation.training import Device, Observer, resolve_device, simulat
 from fedzmg.simulation.trial import Trial, packs
 
 __all__ = [
-    "Checkpoint",
-    "ClientMetrics",
-    "Device",
-    "EngineName",
-    "EnginePlanner",
-    "History",
-    "Observer",
-    "Record",
-    "RoundPlanner",
-    "RoundReport",
-    "Simulation",
-    "Snapshot",
-    "Trial",
-    "packs",
-    "resolve_device",
-    "simulate",
-]
+    "Checkpoint", "ClientMetrics", "Device", "EngineName", "EnginePlanner", "History", "Observer",
+    "Record", "RoundPlanner", "RoundReport", "Simulation", "Snapshot", "Trial", "packs",
+    "resolve_device", "simulate",
+]  # fmt: skip

@@ -16,12 +16,9 @@ class RoundPlanner:
     """Plans the rounds of trials; trials of one seed share cohorts and batches."""
 
     def __init__(
-        self,
-        task: Task,
-        seeds: Sequence[int],
-        participation: Participation | None = None,
+        self, task: Task, seeds: Sequence[int], participation: Participation | None = None,
         extra_epochs: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         protocol, self._task, self._seeds = task.protocol, task, list(seeds)
         chosen = participation or Participation()
         self._sampler = Sampler(

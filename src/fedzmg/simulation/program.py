@@ -15,26 +15,18 @@ from fedzmg.tree import row, tree_map
 
 
 def build_program(
-    task: Task,
-    rule: ClientRule,
-    dtype: torch.dtype,
-    device: torch.device,
-    precision: Precision = "float32",
-    longest: int = 0,
-) -> Program:
+    task: Task, rule: ClientRule, dtype: torch.dtype, device: torch.device,
+    precision: Precision = "float32", longest: int = 0,
+) -> Program:  # fmt: skip
     """Build what engines need to train clients of a task by a rule."""
     labels = label_counts(task, rule, device)  # first: it may split the head off the model
     half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
     return Program(
         rule=rule,
         objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
-        data=task.train.to(device, dtype),
-        prepare=task.prepare,
-        dtype=dtype,
-        device=device,
-        longest=longest,
-        label_counts=labels,
-    )
+        data=task.train.to(device, dtype), prepare=task.prepare, dtype=dtype, device=device,
+        longest=longest, label_counts=labels,
+    )  # fmt: skip
 
 
 def label_counts(task: Task, rule: ClientRule, device: torch.device) -> Tensor | tuple[()]:

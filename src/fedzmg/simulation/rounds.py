@@ -126,13 +126,9 @@ class Simulation:
         self._examples_at_once = task.examples_at_once
         with self.numerics():
             self.engines.plan(
-                self.program,
-                self.probe,
-                trials=len(self.trials),
-                rounds_left=rounds - self.round,
-                clients=-(-self.planner.most_clients // parts),
-                rows=self.server_side.kept_rows,
-            )
+                self.program, self.probe, trials=len(self.trials), rounds_left=rounds - self.round,
+                clients=-(-self.planner.most_clients // parts), rows=self.server_side.kept_rows,
+            )  # fmt: skip
         self.engine = self.engines.build(self.program)
 
     def _begin(self, restored: Sequence[Checkpoint] | None) -> tuple[Snapshot, MemoryStore]:

@@ -68,14 +68,9 @@ class ServerSide(NamedTuple):
             shared = replace(first, aggregator=structure(first.aggregator))
             packed = PackedRule.of("aggregator", shared, algorithms, dtype, device)
         return cls(
-            rule,
-            packed,
-            first.weights == "examples",
-            federation.guard,
-            [trial.seed for trial in trials],
-            len(task.train),
-            _sends_own(rule.rule),
-        )
+            rule, packed, first.weights == "examples", federation.guard,
+            [trial.seed for trial in trials], len(task.train), _sends_own(rule.rule),
+        )  # fmt: skip
 
     @property
     def kept_rows(self) -> int:
@@ -107,14 +102,10 @@ class ServerSide(NamedTuple):
             return _by_cohort(self.rule, one, merger, (clients, weights), old.state)
 
         merger = Merger(
-            batches,
-            len(self.seeds),
-            by_examples=self.by_examples,
-            guard=self.guard,
-            weigh=weigh if self.rule.rule.own_weights else None,
-            fewest=self.fewest,
+            batches, len(self.seeds), by_examples=self.by_examples, guard=self.guard,
+            weigh=weigh if self.rule.rule.own_weights else None, fewest=self.fewest,
             by_client="client" in self.rule.rule.needs,
-        )
+        )  # fmt: skip
         return merger
 
     @property
@@ -159,13 +150,10 @@ class ServerSide(NamedTuple):
         uploaded = sums.clients + sums.dropped >= max(self.fewest, 1)
         lost = torch.where((sums.clients == 0) & uploaded, old.lost + 1, torch.zeros_like(old.lost))
         return Snapshot(
-            tree_map(pick, params, old.params),
-            tree_map(pick, state, old.state),
-            old.alive & (lost < DIVERGED_AFTER),
-            lost,
-            old.traffic,
+            tree_map(pick, params, old.params), tree_map(pick, state, old.state),
+            old.alive & (lost < DIVERGED_AFTER), lost, old.traffic,
             tree_map(pick, merging, old.aggregator) if self.aggregator else (),
-        )
+        )  # fmt: skip
 
 
 def _sends_own(rule: Rule) -> bool:

@@ -66,16 +66,10 @@ def simulate(
         raise InputError(f"chunk = {chunk!r}: expected a whole number of at least 1")
     total = task.protocol.rounds if rounds is None else rounds
     simulation = Simulation(
-        replace(task, protocol=replace(task.protocol, rounds=total)),
-        trials,
-        rounds=total,
-        device=resolve_device(device),
-        dtype=dtype,
-        engine=EnginePlanner(engine, chunk=chunk),
-        precision=precision,
-        deterministic=deterministic,
-        federation=federation,
-    )
+        replace(task, protocol=replace(task.protocol, rounds=total)), trials, rounds=total,
+        device=resolve_device(device), dtype=dtype, engine=EnginePlanner(engine, chunk=chunk),
+        precision=precision, deterministic=deterministic, federation=federation,
+    )  # fmt: skip
     records: list[list[Record]] = [[] for _ in trials]
     while simulation.round < total:
         report = simulation.run_round()

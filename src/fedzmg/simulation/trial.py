@@ -39,12 +39,9 @@ class Trial:
 
     @classmethod
     def of(
-        cls,
-        algorithm: str | Algorithm | AlgorithmInfo,
-        seed: int = 0,
-        task: Task | None = None,
+        cls, algorithm: str | Algorithm | AlgorithmInfo, seed: int = 0, task: Task | None = None,
         **options: Any,
-    ) -> "Trial":
+    ) -> "Trial":  # fmt: skip
         """Make a trial of an algorithm with some options changed.
 
         Args:
@@ -75,13 +72,9 @@ class PackedRule(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        side: str,
-        shared: Algorithm,
-        fitted: Sequence[Algorithm],
-        dtype: torch.dtype,
+        cls, side: str, shared: Algorithm, fitted: Sequence[Algorithm], dtype: torch.dtype,
         device: torch.device,
-    ) -> "PackedRule":
+    ) -> "PackedRule":  # fmt: skip
         """Pack one side, client or server, of algorithms that share everything but numbers."""
         values = [numbers(getattr(algorithm, side)) for algorithm in fitted]
         stacked = {

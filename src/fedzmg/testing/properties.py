@@ -210,16 +210,11 @@ def _step_compiles_as_one_graph(case: Case) -> str:
 
 
 PROPERTIES: dict[str, Callable[[Case], str]] = {
-    "pure rules": _rules_are_pure,
-    "zero gradients": _zero_gradients_are_finite,
-    "options": _options_make_the_same_algorithm,
-    "numbers": _numbers_can_be_packed,
-    "engines agree": _engines_agree,
-    "packed = alone": _packed_equals_alone,
-    "resumed = whole": _resumed_equals_whole,
-    "one client": _one_client_suffices,
-    "useless uploads": _useless_uploads_change_nothing,
-    "lost round": _lost_round_changes_nothing,
+    "pure rules": _rules_are_pure, "zero gradients": _zero_gradients_are_finite,
+    "options": _options_make_the_same_algorithm, "numbers": _numbers_can_be_packed,
+    "engines agree": _engines_agree, "packed = alone": _packed_equals_alone,
+    "resumed = whole": _resumed_equals_whole, "one client": _one_client_suffices,
+    "useless uploads": _useless_uploads_change_nothing, "lost round": _lost_round_changes_nothing,
     "bytes as declared": _traffic_and_state_are_as_declared,
     "compiled step": _step_compiles_as_one_graph,
-}
+}  # fmt: skip

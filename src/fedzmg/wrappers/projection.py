@@ -11,16 +11,9 @@ from fedzmg.models.layout import warn_of_unknown
 from fedzmg.tree import Tree
 
 Project = Literal[
-    "all",
-    "no_embedding",
-    "conv_only",
-    "dense_only",
-    "first_layer",
-    "all_but_first",
-    "all_but_last",
-    "whole",
-    "none",
-]
+    "all", "no_embedding", "conv_only", "dense_only", "first_layer", "all_but_first",
+    "all_but_last", "whole", "none",
+]  # fmt: skip
 EmbeddingAxis = Literal["vocab", "dim"]
 Biases = Literal["free", "centred"]
 Axes: TypeAlias = Mapping[str, tuple[int, ...]]

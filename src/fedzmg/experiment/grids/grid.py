@@ -115,24 +115,14 @@ def choosing(task: Task, spec: GridSpec) -> Task:
 def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: found[name] for name in spec.algorithms if name in found}
     return {
-        "format": FORMAT,
-        "task": task.name,
-        "label": spec.label,
-        "metric": task.metric.name,
-        "higher_is_better": task.metric.higher_is_better,
-        "selection": spec.selection,
-        **({"also_by_test": True} if spec.also_by_test else {}),
-        "examples": task.test.size,
-        "rounds": spec.rounds,
-        "last": spec.last,
-        "seeds": spec.seeds,
-        "preset": dict(task.preset),
-        "precision": spec.precision,
-        "complete": len(found) == len(spec.algorithms),
+        "format": FORMAT, "task": task.name, "label": spec.label, "metric": task.metric.name,
+        "higher_is_better": task.metric.higher_is_better, "selection": spec.selection,
+        **({"also_by_test": True} if spec.also_by_test else {}), "examples": task.test.size,
+        "rounds": spec.rounds, "last": spec.last, "seeds": spec.seeds, "preset": dict(task.preset),
+        "precision": spec.precision, "complete": len(found) == len(spec.algorithms),
         **({"stop": spec.stop.model_dump()} if spec.stop.diverged else {}),
-        **({"halving": spec.search.halving} if spec.search.halving else {}),
-        "algorithms": found,
-    }
+        **({"halving": spec.search.halving} if spec.search.halving else {}), "algorithms": found,
+    }  # fmt: skip
 
 
 def chosen_options(

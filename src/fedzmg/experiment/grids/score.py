@@ -82,15 +82,11 @@ def score(
         if any(t in stops for t in trials):
             listed[-1]["stopped"] = [stops[t]._asdict() if t in stops else None for t in trials]
     found = {
-        "format": FORMAT,
-        "algorithm": spec.base(name),
-        "label": spec.shown(name),
-        "fixed": spec.fixed(name),
-        "weights": spec.algorithms[name].weights,
-        "axes": axes,
+        "format": FORMAT, "algorithm": spec.base(name), "label": spec.shown(name),
+        "fixed": spec.fixed(name), "weights": spec.algorithms[name].weights, "axes": axes,
         "points": [p for i, p in enumerate(listed) if i in tried or spec.search.method == "grid"],
         "best": best("score"),
-    }
+    }  # fmt: skip
     if spec.also_by_test:
         found["best_by_test"] = best("test_score")
     if spec.thresholds:
@@ -106,12 +102,9 @@ def score(
 
 
 def choose_best(
-    shape: Sequence[int],
-    scores: Sequence[float | None],
-    diverged: Sequence[int],
-    *,
+    shape: Sequence[int], scores: Sequence[float | None], diverged: Sequence[int], *,
     higher: bool = True,
-) -> int | None:
+) -> int | None:  # fmt: skip
     """Return the best point with a score, of equals that with better neighbours, or None."""
     sign = 1 if higher else -1
     known = {i: score for i, score in enumerate(scores) if score is not None}

@@ -39,17 +39,11 @@ class GridTrial(NamedTuple):
     def line(self, number: int, record: Record, by_test: float | None = None) -> dict[str, Any]:
         """Return the log line of an evaluated round."""
         return {
-            "trial": number,
-            "round": record.round,
-            "seed": self.seed,
-            **self.options,
-            "metric": record.metric,
-            **({} if by_test is None else {"test_metric": by_test}),
-            "loss": record.loss,
-            "train_loss": record.train_loss,
-            "diverged": record.diverged,
+            "trial": number, "round": record.round, "seed": self.seed, **self.options,
+            "metric": record.metric, **({} if by_test is None else {"test_metric": by_test}),
+            "loss": record.loss, "train_loss": record.train_loss, "diverged": record.diverged,
             "seconds": record.seconds,
-        }
+        }  # fmt: skip
 
 
 def trials_of(spec: GridSpec, name: str) -> list[GridTrial]:
@@ -171,14 +165,11 @@ class Search(training.TrainingStorage):
             facts = known_facts(self.path, self.task)
             trials = [self._trials[i] for i in self._active]
             simulation = training.build_simulation(
-                self.task,
-                built(self.spec, self.name, self.task, trials),
-                self.spec,
-                [memory[i] for i in self._active],
-                facts=facts,
+                self.task, built(self.spec, self.name, self.task, trials), self.spec,
+                [memory[i] for i in self._active], facts=facts,
                 trainings=sum(self.spec.packs().values()),
                 restored=kept and [Checkpoint(done, dict(kept.tensors[i])) for i in self._active],
-            )
+            )  # fmt: skip
             if not facts:
                 facts = run_directory.describe_training(simulation)
                 self.path.mkdir(parents=True, exist_ok=True)

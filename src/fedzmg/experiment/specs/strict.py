@@ -17,21 +17,13 @@ Setting: TypeAlias = Value | list[Value] | list[list[Value]]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WORDS = {
-    "bool_type": "true or false",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "literal_error": "{expected}",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "too_short": "at least {min_length}",
-    "too_long": "at most {max_length}",
-    "finite_number": "a finite number",
+    "bool_type": "true or false", "int_type": "a whole number", "float_type": "a number",
+    "string_type": "text", "list_type": "a list", "dict_type": "a table", "model_type": "a table",
+    "literal_error": "{expected}", "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}", "too_short": "at least {min_length}",
+    "too_long": "at most {max_length}", "finite_number": "a finite number",
     "int_parsing_size": "a smaller number",
-}
+}  # fmt: skip
 """Expected values by pydantic's type of error."""
 _UNION = "a number, true, false or text"
 

@@ -77,15 +77,11 @@ def run_study(
         for label in labels:
             names = together[label]
             found = run_pack(
-                task,
-                [run for name in names for run in runs[name]],
-                [path for name in names for path in paths[name]],
-                progress=progress,
-                stop=training.newly_diverged if spec.stop.diverged else None,
-                end=end,
-                label=label,
+                task, [run for name in names for run in runs[name]],
+                [path for name in names for path in paths[name]], progress=progress,
+                stop=training.newly_diverged if spec.stop.diverged else None, end=end, label=label,
                 models=models,
-            )
+            )  # fmt: skip
             for name in names:
                 own, found = found[: len(runs[name])], found[len(runs[name]) :]
                 # Kept models would fill the device.

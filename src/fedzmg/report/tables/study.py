@@ -200,16 +200,13 @@ def traffic(result: StudyResult) -> Table:
         return Column(head, key, lambda s: sum(s.traffic[name] for name in names), fmt.bytes_text)
 
     columns = [
-        Column("algorithm", "algorithm", "label"),
-        Column("", "seconds", "seconds"),
-        size("arrays down", "down", "bytes_down"),
-        size("arrays up", "up", "bytes_up"),
+        Column("algorithm", "algorithm", "label"), Column("", "seconds", "seconds"),
+        size("arrays down", "down", "bytes_down"), size("arrays up", "up", "bytes_up"),
         size("up, packed", "up_packed", "bytes_up_bound"),
         size("scalars", "scalars", "scalar_bytes_down", "scalar_bytes_up"),
-        size("kept per client", "kept", "kept"),
-        size("total", "total", "total"),
+        size("kept per client", "kept", "kept"), size("total", "total", "total"),
         Column("seconds", "", "seconds", "{:,.1f}".format),
-    ]
+    ]  # fmt: skip
     caption = "Mean over runs, all rounds and clients; packed: if whole numbers used no more bits "
     caption += "than they need; seconds: training time of a run's share of its pack."
     title = f"Traffic of one run on {result.study.name}"
