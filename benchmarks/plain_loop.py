@@ -35,7 +35,7 @@ from fedzmg import tasks
 from fedzmg.bench import NEVER, WORKLOADS, environment, wait
 from fedzmg.data.plan import ClientBatch
 from fedzmg.models import networks
-from fedzmg.models.kernels import rounding
+from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.objective import cross_entropy
 from fedzmg.simulation import EnginePlanner, RoundPlanner, Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
@@ -43,6 +43,7 @@ from fedzmg.tasks.task import Task
 Batch = tuple[torch.Tensor, torch.Tensor]
 CPU = torch.device("cpu")
 FEWEST_TURNS = 3
+WITHOUT = "plain without oneDNN"
 PEAK = 494e12  # operations per second of an H200 in TF32
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -158,7 +159,7 @@ def compare(
         precision: rounding of layers on a GPU.
 
     Returns:
-        Values for JSON by path, ``plain`` among them: ``first_s`` (all up to the end of the first
+        Values for JSON by path, ``plain`` among them, on a CPU also without oneDNN: ``first_s`` (all up to the end of the first
         round), ``round_ms`` and ``cpu_ms`` (medians), ``speed`` and ``cpu_speed`` (median ratios to
         the loop's turns, above 1 is faster), and ``peak_share``, what the loop's products use of
         an H200's peak. Of engines also ``choosing_s``, its share of the
@@ -168,13 +169,14 @@ def compare(
     own = {"client_lr": lr} | ({"client_momentum": momentum} if momentum else {})
     chosen = trial or Trial.of("fedavg", 0, **own)
     plan = RoundPlanner(quiet, [chosen.seed])
-    found: dict[str, dict[str, Any]] = {path: {} for path in ("plain", *engines)}
+    own_loops = ("plain", WITHOUT) if device.type == "cpu" else ("plain",)
+    found: dict[str, dict[str, Any]] = {path: {} for path in (*own_loops, *engines)}
     rounds_of: dict[str, Callable[[list[ClientBatch]], object]] = {}
 
     def first(path: str) -> None:
-        if path == "plain":
+        if path in own_loops:
             loop = PlainLoop(quiet, device, precision, lr=lr, momentum=momentum)
-            rounds_of[path] = loop.run_round
+            rounds_of[path] = loop.run_round if path == "plain" else onednn(False)(loop.run_round)
         else:
             planner = TimedPlanner(path)  # type: ignore[arg-type]
             made = Simulation(
@@ -206,7 +208,7 @@ def compare(
         own_times = np.array(times[path][1:])  # the first turn is a warm-up
         facts["round_ms"], facts["cpu_ms"] = (1e3 * np.median(own_times, 0)).tolist()
         facts["speed"], facts["cpu_speed"] = np.median(plain / own_times, 0).tolist()
-        if path != "plain":
+        if path in engines:
             facts["choosing_share"] = facts["choosing_s"] / (rounds * facts["round_ms"] / 1e3)
     operations = counter.get_total_flops() / found["plain"]["round_ms"] * 1e3
     found["plain"]["peak_share"] = operations / PEAK

@@ -5,7 +5,8 @@
 
 Every model is small or starts from a small configuration, with random weights, on random data of
 eight clients. A row says whether the model trains, the path that ``auto`` chose, its time per round
-and its speed relative to the loop (:mod:`plain_loop`; above 1 is faster). A model whose package is
+and its speed relative to the loop (:mod:`plain_loop`; above 1 is faster); on a CPU, last, also that
+of the loop without oneDNN. A model whose package is
 not installed, or that fails, has a row that says so. On a GPU the last column is the share of an
 H200's peak that the loop uses; its precision is that of ours.
 
@@ -327,6 +328,8 @@ def row(name: str, facts: dict[str, Any]) -> str:
     loop = facts.get("sequential", {}).get("speed")
     later = facts["first_s"] - facts["plain"]["first_s"]
     times += f" | {'' if loop is None else f'{loop:.2f}'} | {later:.1f}"
+    if "plain without oneDNN" in facts:
+        times += f" | {facts['plain without oneDNN']['speed']:.2f}"
     if facts["path"].endswith("graph"):
         times += f" | {facts['plain']['peak_share']:.2%}"
     return f"| {name} | {package} | {facts['parameters']:,} | {facts['path']} | {times} |"
