@@ -159,11 +159,11 @@ def compare(
         precision: rounding of layers on a GPU.
 
     Returns:
-        Values for JSON by path, ``plain`` among them, on a CPU also without oneDNN: ``first_s`` (all up to the end of the first
-        round), ``round_ms`` and ``cpu_ms`` (medians), ``speed`` and ``cpu_speed`` (median ratios to
-        the loop's turns, above 1 is faster), and ``peak_share``, what the loop's products use of
-        an H200's peak. Of engines also ``choosing_s``, its share of the
-        planned training, ``path``, ``onednn`` and ``reason``.
+        Values for JSON by path, ``plain`` among them, on a CPU also without oneDNN: ``first_s``
+        (all up to the end of the first round), ``round_ms`` and ``cpu_ms`` (medians), ``speed`` and
+        ``cpu_speed`` (median ratios to the loop's turns, above 1 is faster), and ``peak_share``,
+        what the loop's products use of an H200's peak. Of engines also ``choosing_s``, its share of
+        the planned training, ``path``, ``onednn`` and ``reason``.
     """
     quiet = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     own = {"client_lr": lr} | ({"client_momentum": momentum} if momentum else {})

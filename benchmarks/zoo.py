@@ -40,8 +40,7 @@ from torch import Tensor, nn
 from fedzmg import Metric, Task
 
 CLASSES, VOCABULARY, LENGTH, PIXELS = 10, 200, 32, 32
-EXAMPLES = 128
-"""Examples of all clients together."""
+EXAMPLES = 128  # of all clients together
 
 
 def task_of(model: nn.Module, x: Any, y: Any, **options: Any) -> Task:
@@ -291,14 +290,12 @@ ZOO: dict[str, tuple[str, Callable[[], Task]]] = {
 """Package and builder of each task."""
 
 
+# Networks of plain_loop in the benchmarks' CPU table.
 NETWORKS = (
     "logistic", "mlp", "digits", "gru", "transformer", "small-resnet", "emnist-cnn", "wide-mlp",
 )  # fmt: skip
-"""Networks of :mod:`plain_loop` in the benchmarks' CPU table."""
-GOALS = {"auto": 0.97, "sequential": 0.9}
-"""Least speeds relative to the loop on a CPU."""
-LATEST = 2.0
-"""Most seconds from the end of the loop's first round to the end of ours."""
+GOALS = {"auto": 0.97, "sequential": 0.9}  # least speeds relative to the loop on a CPU
+LATEST = 2.0  # most seconds from the end of the loop's first round to the end of ours
 
 
 def measure(name: str, engines: list[str], device: torch.device, **options: Any) -> dict[str, Any]:
@@ -325,11 +322,10 @@ def row(name: str, facts: dict[str, Any]) -> str:
         return f"| {name} | {package} | {facts['works']} | | | | | | | |"
     times = f"{facts['plain']['round_ms']:.0f} | {facts['round_ms']:.0f} | {facts['speed']:.2f}"
     times += f" | {facts['cpu_speed']:.2f}"
-    loop = facts.get("sequential", {}).get("speed")
     later = facts["first_s"] - facts["plain"]["first_s"]
-    times += f" | {'' if loop is None else f'{loop:.2f}'} | {later:.1f}"
-    if "plain without oneDNN" in facts:
-        times += f" | {facts['plain without oneDNN']['speed']:.2f}"
+    loops = [facts.get(path, {}).get("speed") for path in ("sequential", "plain without oneDNN")]
+    loop, without = ("" if speed is None else f"{speed:.2f}" for speed in loops)
+    times += f" | {loop} | {later:.1f} | {without}"
     if facts["path"].endswith("graph"):
         times += f" | {facts['plain']['peak_share']:.2%}"
     return f"| {name} | {package} | {facts['parameters']:,} | {facts['path']} | {times} |"

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from fedzmg.models.kernels import convolution, patches
 from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, precision
 
-LARGE_PRODUCT = 1 << 22  # multiplications, with stride one, at which patches pay for one client
+WIDE = 1 << 16  # weights of a convolution from which on patches pay for one client
 MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
 # Each constant is below 2^31, so that a product with a 32-bit value stays inside a signed 64-bit
 # lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.
@@ -82,10 +82,10 @@ def conv2d(
 
 
 def uses_patches(input: Tensor, weight: Tensor) -> bool:
-    """Tell whether a convolution is a product of patches: without oneDNN, mapped or large."""
+    """Tell whether a convolution is a product of patches: without oneDNN, mapped or wide."""
     if input.ndim != 4 or input.device.type != "cpu" or torch.backends.mkldnn.enabled:
         return False
-    return mapped() or input[:, 0].numel() * weight.numel() > LARGE_PRODUCT
+    return mapped() or weight.numel() >= WIDE
 
 
 def _on_gpu(input: Tensor, weight: Tensor, bias: Tensor | None, rows: int, columns: int) -> Tensor:
