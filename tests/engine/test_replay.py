@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedzmg import Task, Trial, algorithms
+from fedzmg import Federation, Participation, Task, Trial, algorithms, simulate
 from fedzmg.algorithms.fedavg import SGD, Average
 from fedzmg.contract import Algorithm, rule_class
 from fedzmg.engine import replay
+from fedzmg.engine.cuda_graph import StepGraphs
 from fedzmg.engine.replay import Replayed, copied
 from fedzmg.messages import ClientContext, Cohort, Upload
 from fedzmg.simulation import Simulation
@@ -91,7 +92,7 @@ def test_rounds_are_the_same_whether_replayed_or_called(
         monkeypatch.setattr(replay, "MOST_BYTES", most)
         trials = [Trial.of(algorithm, seed) for seed in range(2)]
         simulation = Simulation(
-            task(), trials, rounds=4, device=torch.device(device), dtype=torch.float32,
+            task(), trials, rounds=6, device=torch.device(device), dtype=torch.float32,
             engine="cuda_graph", deterministic=True,
         )  # fmt: skip
         records.append([])
@@ -105,3 +106,31 @@ def test_rounds_are_the_same_whether_replayed_or_called(
     assert records[0] == records[1]
     for a, b in zip(leaves(called.snapshot), leaves(replayed.snapshot), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_new_width_is_captured_without_a_trace(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = StepGraphs._capture
+
+    def warmed_up(self: StepGraphs, buffers: Any, width: int) -> Any:
+        run = capture(self, buffers, width)
+        for _ in range(3 * (device == "cpu")):  # as before a capture on a GPU
+            buffers.time.zero_()
+            run()
+        return run
+
+    monkeypatch.setattr(StepGraphs, "_capture", warmed_up)
+    # Clients of equal length first: their buffers then meet a second width.
+    work = Participation(steps=lambda client, round_, *_: 3 if round_ == 1 else 1 + client)
+    called, replayed = (
+        simulate(
+            task(), Trial.of("fedavg", 0), rounds=5, engine=engine, device=device,
+            federation=Federation(participation=work), precision="float32",
+        )[0]
+        for engine in ("vectorized", "cuda_graph")
+    )  # fmt: skip
+    assert [r.steps for r in called.records] == [r.steps for r in replayed.records]
+    for name, leaf in called.params.items():
+        torch.testing.assert_close(replayed.params[name], leaf, rtol=1e-4, atol=1e-5)

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from fedzmg.models.kernels import (
     MappedLayers,
     convolution,
+    layers,
     lstm,
     onednn,
     patches,
@@ -26,6 +27,7 @@ from fedzmg.models.kernels import (
     rounding,
 )
 from fedzmg.models.kernels.precision import milliseconds
+from fedzmg.models.layers import swap_layers
 from fedzmg.models.recurrent import LSTM, scan
 
 
@@ -236,3 +238,33 @@ def test_convolutions_of_patches_are_torchs(
         strict=True,
     ):
         torch.testing.assert_close(found, wanted)
+
+
+class _PreActivation(nn.Module):
+    """A block that changes the output of a convolution in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.two(F.relu(self.one(x), inplace=True))
+        out += x
+        return out
+
+
+def test_models_may_change_and_view_the_outputs_of_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "WIDE", 0)
+    torch.manual_seed(0)
+    models, x = [_PreActivation() for _ in range(2)], torch.randn(2, 3, 4, 6, 6)
+    expected = torch.stack([model(own) for model, own in zip(models, x, strict=True)])
+    every = zip(*(dict(model.named_parameters()).items() for model in models), strict=True)
+    weights = {one[0]: torch.stack([one[1], two[1]]) for one, two in every}
+    for model in models:
+        swap_layers(model)
+    with onednn(False), MappedLayers():
+        looped = [model(own) for model, own in zip(models, x, strict=True)]
+        mapped = torch.vmap(lambda w, own: functional_call(models[0], w, (own,)))(weights, x)
+    torch.testing.assert_close(mapped, expected)
+    torch.testing.assert_close(torch.stack(looped), expected)
+    assert all(out.is_contiguous() for out in looped)

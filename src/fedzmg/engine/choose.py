@@ -258,7 +258,7 @@ def choose_on_cpu(
             return EngineChoice("sequential", reason, enabled)
         mapped = timings.time("vectorized", enabled)
     except CannotMap as error:
-        return unmapped(error)
+        return unmapped(error, enabled)
     except torch.OutOfMemoryError:
         if clients > MIN_WIDTH:
             raise  # a smaller chunk follows
@@ -323,11 +323,11 @@ def choose_on_gpu(
     return EngineChoice("cuda_graph", figures)
 
 
-def unmapped(problem: CannotMap | str) -> EngineChoice:
+def unmapped(problem: CannotMap | str, enabled: bool = True) -> EngineChoice:
     """Return the loop for a model that cannot be mapped over clients."""
     cost = "clients train one after another, at about the speed of a plain PyTorch loop"
     reason = f"{str(problem).partition(': use engine')[0]}; {cost}"
-    return EngineChoice("sequential", reason, True, fallback=True)
+    return EngineChoice("sequential", reason, enabled, fallback=True)
 
 
 def can_compile(device: torch.device) -> bool:

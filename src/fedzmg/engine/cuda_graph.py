@@ -21,7 +21,7 @@ from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
-from fedzmg.engine.replay import capturing, copy_all
+from fedzmg.engine.replay import capturing, copied, copy_all
 from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
@@ -169,13 +169,15 @@ class StepGraphs:
         buffers = self._buffers.get(clients)
         if buffers is None or steps > buffers.plan.indices.shape[1]:
             buffers = self._buffers[clients] = self._allocate(padded, state)
-        for width in widths:
-            if width not in buffers.steps:
-                buffers.steps[width] = self._capture(buffers, width)
+        missing = [width for width in widths if width not in buffers.steps]
+        if missing and state is buffers.state:
+            state = copied(state)  # captures take steps in the buffers
+        for width in missing:
+            buffers.steps[width] = self._capture(buffers, width)
         if state is not buffers.state:
             copy_all(leaves(buffers.state), leaves(state))
         cuda = buffers.block.is_cuda  # which copies page-locked memory without waiting
-        host = torch.empty(len(buffers.block), dtype=torch.uint8, pin_memory=cuda)
+        host = torch.zeros(len(buffers.block), dtype=torch.uint8, pin_memory=cuda)
         for target, part in zip(_parts(host.numpy(), buffers.empty), padded, strict=True):
             (target[:, :steps] if part.ndim > 1 else target)[...] = part
         buffers.block.copy_(host, non_blocking=True)

@@ -21,7 +21,7 @@ MOST_GRAPHS = 8  # of a function; a cohort that changes its size every round is 
 
 class _Graph(NamedTuple):
     arguments: list[Tensor]
-    run: Callable[[], Any]
+    run: Callable[[tuple[Any, ...]], Any]  # (what is still) -> results
 
 
 class Replayed:
@@ -40,21 +40,29 @@ class Replayed:
     def __call__(self, fixed: Hashable, *arguments: Any, still: Any = None) -> Any:
         """Return what the function returns."""
         values, last = leaves(arguments), () if still is None else (still,)
-        places = tuple(value.data_ptr() for value in leaves(last))
+        places = tuple(value.data_ptr() for value in leaves(last) if value.is_cuda)
         form = fixed, places, tuple((value.shape, value.dtype) for value in values)
         if form not in self._graphs:
-            if len(self._graphs) < MOST_GRAPHS and num_bytes((values, last)) <= MOST_BYTES:
-                self._graphs[form] = None
+            if num_bytes((values, last)) <= MOST_BYTES:
+                self._note(form)
             return self._function(fixed, *arguments, *last)
         graph = self._graphs[form]
         if graph is None:
             graph = self._graphs[form] = self._capture(fixed, arguments, last)
         copy_all(graph.arguments, values)
-        return graph.run()
+        return graph.run(last)
+
+    def _note(self, form: Any) -> None:
+        """Note a form that is to be captured when it comes again, in place of the oldest one."""
+        waiting = [known for known, graph in self._graphs.items() if graph is None]
+        if waiting and len(self._graphs) >= MOST_GRAPHS:
+            del self._graphs[waiting[0]]
+        if len(self._graphs) < MOST_GRAPHS:
+            self._graphs[form] = None
 
     def _capture(self, fixed: Hashable, arguments: Any, last: Any) -> _Graph:
         own = copied(arguments)
-        called = _Graph(leaves(own), lambda: self._function(fixed, *own, *last))
+        called = _Graph(leaves(own), lambda still: self._function(fixed, *own, *still))
         if not (called.arguments or leaves(last))[0].is_cuda:
             return called
         graph = torch.cuda.CUDAGraph()
@@ -64,7 +72,7 @@ class Replayed:
         except RuntimeError:  # a user's rule that waits for the device, or too little memory
             return called
 
-        def run() -> Any:
+        def run(_: tuple[Any, ...]) -> Any:
             graph.replay()
             return results
 

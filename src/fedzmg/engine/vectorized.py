@@ -116,8 +116,10 @@ class Vectorized:
         work = (self._replay if self.cuda_graph else self._run)(batches, state)
         if not subtract:
             return local.finish(program.rule, state.context, work, subtract=False)
-        state = state._replace(work=work)
-        out: Outcome = self._finish((), still=state) if self.cuda_graph else self._finish((), state)
+        if self.graphs is None:
+            out: Outcome = self._finish((), state._replace(work=work))
+        else:  # the buffers, whose places do not change
+            out = self._finish((), still=self.graphs.state(len(batches)))
         return out
 
     def _context(

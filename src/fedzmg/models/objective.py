@@ -82,8 +82,9 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     if mapped():  # where torch's own needs more operations
         losses = outputs.logsumexp(-1) - outputs.gather(-1, targets[..., None]).squeeze(-1)
     else:
-        flat = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
-        losses = flat.reshape(targets.shape)
+        wanted, flat = targets.expand(outputs.shape[:-1]), outputs.flatten(0, -2)
+        options: Any = {"reduction": "none", "ignore_index": -(1 << 60)}  # ignore none
+        losses = F.cross_entropy(flat, wanted.flatten(), **options).reshape(targets.shape)
     return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 

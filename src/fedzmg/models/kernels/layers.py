@@ -78,6 +78,8 @@ def conv2d(
     if not plain or not uses_patches(input, weight):
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     out = patches.conv2d(input, weight, _pair(stride), _pair(padding))
+    if not mapped():
+        out = out.contiguous()  # as models expect it
     return out if bias is None else out + bias[:, None, None]
 
 

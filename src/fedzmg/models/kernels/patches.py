@@ -22,7 +22,8 @@ Pair = tuple[int, int]
 def conv2d(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """Convolve the images of one client, or of mapped ones."""
     found: Tensor = Patches.apply(x[None], w[None], stride, padding)  # type: ignore[no-untyped-call]
-    return found.squeeze(0)  # its gradient is a view, that of an index is a copy
+    # The gradient of a squeeze is a view, that of an index is a copy.
+    return found.squeeze(0).permute(3, 0, 1, 2)
 
 
 class _Form:
@@ -50,13 +51,14 @@ class _Form:
         rows = self.channels * self.taps[0] * self.taps[1]
         each = len(x) * rows * outputs * x.element_size()
         size = max(1, MOST_BYTES // max(each, 1))
-        for first in range(0, self.batch, size):
+        for first in range(0, max(1, self.batch), size):
             some = x[:, first : first + size].permute(0, 2, 3, 4, 1)
             whole, inside = self.padded(some.shape[-1], some)
             inside.copy_(some)
             (down, across), (tall, broad) = self.stride, self.taps
             windows = whole.unfold(2, tall, down).unfold(3, broad, across)
-            patches = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(len(x), rows, -1)
+            columns = outputs * some.shape[-1]
+            patches = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(len(x), rows, columns)
             yield slice(first, first + size), patches.expand(self.clients, -1, -1)
 
     def images(self, patches: Tensor) -> Tensor:
@@ -72,18 +74,22 @@ class _Form:
 
 
 class Patches(Function):
-    """Convolution of ``[clients, batch, ...]`` images with own weights, stride and padding."""
+    """Convolution of ``[clients, batch, ...]`` images with own weights, stride and padding.
+
+    The outputs are ``[clients, outputs, height, width, batch]``, and no view: models may change
+    them in place.
+    """
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
         """Compute the outputs; without ``ctx``, so that it can be mapped."""
         form, flat = _Form(x, w, stride, padding), w.flatten(2)
+        shape = form.clients, flat.shape[1], *form.out
         found = [
-            torch.bmm(flat, patches).reshape(form.clients, -1, *form.out, len(x[0, images]))
+            torch.ops.aten._unsafe_view(torch.bmm(flat, patches), [*shape, len(x[0, images])])
             for images, patches in form.parts(x)
         ]
-        whole = found[0] if len(found) == 1 else torch.cat(found, -1)
-        return whole.permute(0, 4, 1, 2, 3)
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
@@ -98,7 +104,8 @@ class Patches(Function):
         form, flat = _Form(x, w, *ctx.rest), w.flatten(2)
         for_images, for_w = [], torch.zeros_like(flat)
         for images, patches in form.parts(x):
-            back = signal[:, images].permute(0, 2, 3, 4, 1).reshape(form.clients, flat.shape[1], -1)
+            some = signal[..., images]
+            back = some.reshape(form.clients, flat.shape[1], some[0, 0].numel())
             if ctx.needs_input_grad[1]:
                 for_w = torch.baddbmm(for_w, back, patches.mT)
             if ctx.needs_input_grad[0]:
