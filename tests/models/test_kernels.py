@@ -268,3 +268,21 @@ def test_models_may_change_and_view_the_outputs_of_patches(monkeypatch: pytest.M
     torch.testing.assert_close(mapped, expected)
     torch.testing.assert_close(torch.stack(looped), expected)
     assert all(out.is_contiguous() for out in looped)
+
+
+def test_patches_give_a_client_the_same_bits_alone_and_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever is cut into parts to save memory: a trial has the same bits alone and in a pack."""
+    monkeypatch.setattr(patches, "MOST_BYTES", 1 << 18)  # six images of one client
+    torch.manual_seed(0)
+    x, w = torch.randn(6, 7, 8, 12, 12), torch.randn(6, 16, 8, 3, 3)
+
+    def grads(clients: slice) -> tuple[Tensor, ...]:
+        given = [t[clients].clone().requires_grad_() for t in (x, w)]
+        with onednn(False), MappedLayers():
+            out = torch.vmap(lambda x, w: F.conv2d(x, w, padding=1))(*given)
+        return out, *torch.autograd.grad(out.square().sum(), given)
+
+    for alone, together in zip(grads(slice(2)), grads(slice(6)), strict=True):
+        assert torch.equal(alone, together[:2])

@@ -154,28 +154,15 @@ class RoundFacts:
             unusual = unusual_uploads(values[split:end], owners, task.train.names) if alive else ()
             rejected = [one for one in unusual if guard or math.isinf(one[1])]
             flagged = [one for one in unusual if one not in rejected]
-            records.append(
-                Record(
-                    round=round_,
-                    clients=clients,
-                    dropped=dropped,
-                    steps=steps,
-                    train_loss=values[3] / clients if clients else float("nan"),
-                    bytes_down=down.arrays,
-                    bytes_up=up.arrays,
-                    bytes_up_bound=up.bound,
-                    scalar_bytes_down=down.scalars,
-                    scalar_bytes_up=up.scalars,
-                    bytes_kept=kept,
-                    total_bytes_down=int(values[4]),
-                    total_bytes_up=int(values[5]),
-                    seconds=0.0,
-                    loss=score[0] if score else None,
-                    metric=(score[1] if alive else task.metric.worst) if score else None,
-                    diverged=not alive,
-                    client_loss=loss_quantiles(values[6:split]),
-                    rejected=_largest(rejected),
-                    flagged=_largest(flagged),
-                )
-            )
+            record = Record(
+                round=round_, clients=clients, dropped=dropped, steps=steps,
+                train_loss=values[3] / clients if clients else float("nan"), bytes_down=down.arrays,
+                bytes_up=up.arrays, bytes_up_bound=up.bound, scalar_bytes_down=down.scalars,
+                scalar_bytes_up=up.scalars, bytes_kept=kept, total_bytes_down=int(values[4]),
+                total_bytes_up=int(values[5]), seconds=0.0, loss=score[0] if score else None,
+                metric=(score[1] if alive else task.metric.worst) if score else None,
+                diverged=not alive, client_loss=loss_quantiles(values[6:split]),
+                rejected=_largest(rejected), flagged=_largest(flagged),
+            )  # fmt: skip
+            records.append(record)
         return records

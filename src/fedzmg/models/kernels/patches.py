@@ -6,6 +6,7 @@ the same layout, which later layers keep. Torch's own convolutions loop over ima
 as groups, with small products.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,11 @@ class _Form:
         self.inside = tuple(x.shape[-2:])
         sizes = zip(self.inside, self.taps, stride, padding, strict=True)
         self.out = tuple((size + 2 * p - taps) // s + 1 for size, taps, s, p in sizes)
+        self.rows, self.columns = self.channels * math.prod(self.taps), math.prod(self.out)
+        # Parts do not depend on other clients: a client has the same bits alone and beside them.
+        each = max(1, self.rows * self.columns * x.element_size())
+        self.images_at_once = max(1, MOST_BYTES // each)
+        self.clients_at_once = max(1, MOST_BYTES // (each * max(1, self.batch)))
 
     def padded(self, batch: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Make padded images of zeros, the batch last, and a view of what is inside."""
@@ -47,19 +53,16 @@ class _Form:
         """Yield some images and their patches: one row per channel and tap, one column each."""
         if x.stride(0) == 0:  # the same images for all
             x = x[:1]
-        outputs = self.out[0] * self.out[1]
-        rows = self.channels * self.taps[0] * self.taps[1]
-        each = len(x) * rows * outputs * x.element_size()
-        size = max(1, MOST_BYTES // max(each, 1))
-        for first in range(0, max(1, self.batch), size):
-            some = x[:, first : first + size].permute(0, 2, 3, 4, 1)
+        for first in range(0, max(1, self.batch), self.images_at_once):
+            images = slice(first, first + self.images_at_once)
+            some = x[:, images].permute(0, 2, 3, 4, 1)
             whole, inside = self.padded(some.shape[-1], some)
             inside.copy_(some)
             (down, across), (tall, broad) = self.stride, self.taps
             windows = whole.unfold(2, tall, down).unfold(3, broad, across)
-            columns = outputs * some.shape[-1]
-            patches = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(len(x), rows, columns)
-            yield slice(first, first + size), patches.expand(self.clients, -1, -1)
+            shape = len(x), self.rows, self.columns * some.shape[-1]
+            patches = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(shape)
+            yield images, patches.expand(self.clients, -1, -1)
 
     def images(self, patches: Tensor) -> Tensor:
         """Add patches up to images ``[clients, batch, channels, height, width]``."""
@@ -118,6 +121,9 @@ class Patches(Function):
         """Let mapped clients be clients."""
         size, pairs = info.batch_size, zip(inputs[:2], in_dims, strict=False)
         every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
-        flat = [t.squeeze(1) if t.shape[1] == 1 else t.flatten(0, 1) for t in every]
-        found: Tensor = Patches.apply(*flat, *inputs[2:])  # type: ignore[no-untyped-call]
+        x, w = (t.squeeze(1) if t.shape[1] == 1 else t.flatten(0, 1) for t in every)
+        few, form = _Form(x, w, *inputs[2:]).clients_at_once, inputs[2:]
+        parts = zip(x.split(few), w.split(few), strict=True)
+        outs = [Patches.apply(*part, *form) for part in parts]  # type: ignore[no-untyped-call]
+        found = outs[0] if len(outs) == 1 else torch.cat(outs)
         return found.reshape(size, -1, *found.shape[1:]), 0
