@@ -358,9 +358,9 @@ def test_compiled_code_is_kept_under_all_that_it_depends_on(
 
     compiled()
     compiled()
-    monkeypatch.setattr(convolution, "_chosen", {("some shape",): True})
+    monkeypatch.setattr(convolution, "_chosen", {("some shape",): "kernels"})
     compiled()
-    monkeypatch.setattr(convolution, "_chosen", {("some shape",): False})
+    monkeypatch.setattr(convolution, "_chosen", {("some shape",): "grouped"})
     compiled()
     with same_bits(True):
         compiled()

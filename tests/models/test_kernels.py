@@ -71,35 +71,43 @@ def test_models_on_the_same_images_and_one_model_on_many() -> None:
     x, w = torch.randn(4, 3, 9, 9), torch.randn(5, 6, 3, 3, 3)
 
     def one(x: Tensor, w: Tensor) -> Tensor:
-        return convolution.conv2d(x, w, 1, 0, "ieee")
+        return convolution.conv2d(x, w, [2, 1], [1, 0], "ieee")
 
     got = torch.vmap(one, in_dims=(None, 0))(x, w)
-    torch.testing.assert_close(got, torch.stack([F.conv2d(x, each, padding=(1, 0)) for each in w]))
+    torch.testing.assert_close(
+        got, torch.stack([F.conv2d(x, each, None, (2, 1), (1, 0)) for each in w])
+    )
     many = torch.randn(4, 2, 3, 9, 9)
     got = torch.vmap(one, in_dims=(1, None))(many, w[0])
-    want = torch.stack([F.conv2d(each, w[0], padding=(1, 0)) for each in many.unbind(1)])
+    want = torch.stack([F.conv2d(each, w[0], None, (2, 1), (1, 0)) for each in many.unbind(1)])
     torch.testing.assert_close(got, want)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("choice", [True, False], ids=["ours", "grouped"])
+@pytest.mark.parametrize("choice", ["kernels", "grouped", "patches", "measured"])
 @pytest.mark.parametrize(
-    ("channels", "filters", "size", "taps"),
-    [(3, 32, 32, 3), (32, 32, 32, 3), (32, 64, 16, 3), (64, 64, 16, 3), (1, 32, 28, 5),
-     (32, 64, 14, 5)],
+    ("channels", "filters", "size", "taps", "stride"),
+    [(3, 32, 32, 3, 1), (32, 32, 32, 3, 1), (32, 64, 16, 3, 1), (64, 64, 16, 3, 1),
+     (1, 32, 28, 5, 1), (32, 64, 14, 5, 1), (64, 128, 8, 3, 2), (256, 512, 2, 1, 2),
+     (256, 256, 4, 3, 1)],
 )  # fmt: skip
-def test_convolutions_of_the_papers_models(
-    channels: int, filters: int, size: int, taps: int, choice: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convolutions_of_the_papers_models_and_of_a_resnet(
+    channels: int, filters: int, size: int, taps: int, stride: int, choice: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if choice == "kernels" and max(stride, filters // convolution.MAX_CHANNELS) > 1:
+        pytest.skip("our kernels have no strides, and few channels")
     torch.manual_seed(0)
-    monkeypatch.setattr(convolution, "_ours_is_faster", lambda *_, **__: (choice, True))
+    if choice != "measured":
+        monkeypatch.setattr(convolution, "_fastest", lambda *_, **__: (choice, False))
     monkeypatch.setattr(convolution, "_chosen", {})
+    monkeypatch.setattr(precision, "cached_answer", lambda _, measure: measure()[0])
     pad = taps // 2
     x, w = clients(3, 4, channels, size, size), clients(3, filters, channels, taps, taps)
     b = clients(3, filters)
 
     def one(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return F.conv2d(x, w, b, padding=pad)
+        return F.conv2d(x, w, b, stride, pad)
 
     with rounding("float32"):
         with MappedLayers():

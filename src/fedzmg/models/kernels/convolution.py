@@ -1,77 +1,83 @@
 """Convolution of one client as an operator with a rule for mapping it over clients.
 
 Mapped over clients whose weights differ, torch turns a convolution into a grouped one, for which
-cuDNN has fast kernels for some shapes and very slow ones for others. Our own kernels are the
-alternative. The faster one is measured once per shape, and cached.
+cuDNN has fast kernels for some shapes and very slow ones for others. Our own kernels, and products
+of patches, are the alternatives. The fastest one is measured once per shape, and cached.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.library import custom_op
 
-from fedzmg.models.kernels import precision
+from fedzmg.models.kernels import patches, precision
 from fedzmg.models.kernels.precision import HAS_TRITON, clients_first
 
 MAX_CHANNELS = 128  # more do not fit in the tiles of our kernels
-_chosen: dict[tuple[Any, ...], bool] = {}  # True if ours were faster, by shape and precision
+_chosen: dict[tuple[Any, ...], str] = {}  # the fastest way by shape and precision
 
 
-def available(x: Tensor, w: Tensor) -> bool:
-    """Tell whether our kernels can compute this convolution."""
-    fits = x.dtype in (torch.float32, torch.bfloat16) and max(w.shape[-4:-2]) <= MAX_CHANNELS
-    return x.is_cuda and fits and HAS_TRITON
+def available(x: Tensor) -> bool:
+    """Tell whether there are other ways than torch's to compute a convolution."""
+    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and HAS_TRITON
 
 
 @custom_op("fedzmg::conv2d", mutates_args=())
-def conv2d(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:  # noqa: ARG001
-    """Convolve one client's images with stride one, ``rows`` and ``columns`` of padding."""
-    return F.conv2d(x, w, padding=(rows, columns))
+def conv2d(x: Tensor, w: Tensor, stride: list[int], padding: list[int], rounding: str) -> Tensor:  # noqa: ARG001
+    """Convolve the images of one client."""
+    return F.conv2d(x, w, None, stride, padding)
 
 
 @conv2d.register_fake
-def _(x: Tensor, w: Tensor, rows: int, columns: int, _rounding: str) -> Tensor:
-    return x.new_empty(*_shape(x, w, rows, columns))
-
-
-def _shape(x: Tensor, w: Tensor, rows: int, columns: int) -> tuple[int, ...]:
-    high = x.shape[-2] + 2 * rows - w.shape[-2] + 1
-    wide = x.shape[-1] + 2 * columns - w.shape[-1] + 1
-    return (*x.shape[:-3], w.shape[-4], high, wide)
+def _(x: Tensor, w: Tensor, stride: list[int], padding: list[int], _rounding: str) -> Tensor:
+    return x.new_empty(len(x), len(w), *patches.out_size(x, w, stride, padding))
 
 
 def _over_clients(
-    info: Any, in_dims: Any, x: Tensor, w: Tensor, rows: int, columns: int, rounding: str
-) -> tuple[Tensor, int]:
+    info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: list[int], padding: list[int],
+    rounding: str,
+) -> tuple[Tensor, int]:  # fmt: skip
     if in_dims[1] is None:  # one set of weights: clients are more examples
         many = clients_first(x, in_dims[0])
-        out = F.conv2d(many.flatten(0, 1), w, padding=(rows, columns))
+        out = F.conv2d(many.flatten(0, 1), w, None, stride, padding)
         return out.reshape(*many.shape[:2], *out.shape[1:]), 0
     w = clients_first(w, in_dims[1])
     if in_dims[0] is None:  # one set of images: clients are more filters
-        out = F.conv2d(x, w.flatten(0, 1), padding=(rows, columns))
+        out = F.conv2d(x, w.flatten(0, 1), None, stride, padding)
         return out.reshape(len(x), info.batch_size, -1, *out.shape[2:]).transpose(0, 1), 0
-    return _of_clients(clients_first(x, in_dims[0]), w, rows, columns, rounding), 0
+    return _of_clients(clients_first(x, in_dims[0]), w, stride, padding, rounding), 0
 
 
 conv2d.register_vmap(_over_clients)
 
 
-def _of_clients(x: Tensor, w: Tensor, rows: int, columns: int, rounding: str) -> Tensor:
+def _of_clients(
+    x: Tensor, w: Tensor, stride: list[int], padding: list[int], rounding: str
+) -> Tensor:
     # What is traced is trained; models are evaluated as they are.
     learns = torch.is_grad_enabled() or not _concrete(x)
-    key = (tuple(x.shape), tuple(w.shape), rows, columns, x.dtype, rounding, learns)
-    measured = not precision.bits_are_kept()
-    if measured and key not in _chosen and _concrete(x):
+    key = (tuple(x.shape), tuple(w.shape), *stride, *padding, x.dtype, rounding, learns)
+    form = stride, padding, rounding
+    ways = _ways(x, w, stride, padding)
+    if not precision.bits_are_kept() and key not in _chosen and _concrete(x):
         _chosen[key] = precision.cached_answer(
             f"{torch.cuda.get_device_name(x.device)} {key}",
-            lambda: _ours_is_faster(x, w, rows, columns, rounding, learns=learns),
+            lambda: _fastest({name: _WAYS[name] for name in ways}, x, w, form, learns=learns),
         )
-    if not measured or _chosen.get(key, True):
-        return clients_conv2d(_kernel_layout(x), w, rows, columns, rounding, False)  # type: ignore[no-any-return]
-    return grouped_conv2d(x, w, rows, columns)
+    chosen = ways[0] if precision.bits_are_kept() else _chosen.get(key, ways[0])
+    return _WAYS[chosen](x, w, *form)
+
+
+def _ways(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> list[str]:
+    """Name the ways to compute a convolution; the first one wherever bits must not move."""
+    if max(stride) > 1 or max(w.shape[1:3]) > MAX_CHANNELS:
+        return ["patches", "grouped"]
+    few = patches.are_few(x, w, stride, padding)
+    return ["kernels", "grouped", "patches"] if few else ["kernels", "grouped"]
 
 
 def choices() -> str:
@@ -84,42 +90,53 @@ def _concrete(x: Tensor) -> bool:
     return type(x) is Tensor and not torch.cuda.is_current_stream_capturing()
 
 
-def _ours_is_faster(
-    x: Tensor, w: Tensor, rows: int, columns: int, rounding: str, *, learns: bool
-) -> tuple[bool, bool]:
-    """Time the products of a step both ways, on tensors like these; and tell whether it is sure."""
-    x, w = x.detach(), w.detach()
-    clients, taps = len(x), list(w.shape[-2:])
-    arranged = _kernel_layout(x)
-    signal = _kernel_layout(torch.ones(_shape(x, w, rows, columns), dtype=x.dtype, device=x.device))
+def _fastest(
+    ways: dict[str, Callable[..., Tensor]], x: Tensor, w: Tensor, form: Any, *, learns: bool
+) -> tuple[str, bool]:
+    """Time every way on tensors like these; return the fastest, and whether it is sure."""
     # The first layer of a network has no inputs that need a gradient.
-    first = x.shape[2] <= 4
+    inner = learns and x.shape[2] > 4
 
-    def ours() -> None:
-        clients_conv2d(arranged, w, rows, columns, rounding, False)
-        if learns:
-            clients_conv2d_weight(arranged, signal, taps, rows, columns, rounding)
-        if learns and not first:
-            clients_conv2d(signal, w, rows, columns, rounding, True)
+    def timed(name: str) -> Callable[[], object]:
+        weights = torch.ones(w.shape, dtype=w.dtype, device=w.device).requires_grad_(learns)
+        images = torch.ones(x.shape, dtype=x.dtype, device=x.device)
+        images = (_kernel_layout(images) if name == "kernels" else images).requires_grad_(inner)
+        needed = [images, weights] if inner else [weights]
+        signal = torch.ones_like(ways[name](images, weights, *form))
 
-    def grouped() -> None:
-        grouped_conv2d(x, w, rows, columns)
-        if learns:
-            wide, back = (each.transpose(0, 1).flatten(1, 2) for each in (x, signal))
-            torch.ops.aten.convolution_backward(
-                back, wide, w.flatten(0, 1), None, [1, 1], [rows, columns], [1, 1], False, [0, 0],
-                clients, [not first, True, False],
-            )  # fmt: skip
+        def call() -> object:
+            out = ways[name](images, weights, *form)
+            return torch.autograd.grad(out, needed, signal) if learns else out
 
-    return precision.is_faster(ours, grouped)
+        return call
+
+    with temporarily_clear_interpreter_stack(), torch.set_grad_enabled(learns):
+        return precision.fastest({name: timed(name) for name in ways})
 
 
-def grouped_conv2d(x: Tensor, w: Tensor, rows: int, columns: int) -> Tensor:
+def by_kernels(
+    x: Tensor, w: Tensor, _stride: list[int], padding: list[int], rounding: str
+) -> Tensor:
+    """Convolve with our own kernels."""
+    return clients_conv2d(_kernel_layout(x), w, *padding, rounding, False)  # type: ignore[no-any-return]
+
+
+def by_groups(x: Tensor, w: Tensor, stride: list[int], padding: list[int], *_: object) -> Tensor:
     """Convolve as torch does: clients as groups of one wide convolution."""
     clients, batch = x.shape[:2]
     wide = x.transpose(0, 1).reshape(batch, -1, *x.shape[3:])
-    out = F.conv2d(wide, w.flatten(0, 1), padding=(rows, columns), groups=clients)
+    out = F.conv2d(wide, w.flatten(0, 1), None, stride, padding, groups=clients)
     return out.reshape(batch, clients, -1, *out.shape[2:]).transpose(0, 1)
+
+
+def by_patches(x: Tensor, w: Tensor, stride: list[int], padding: list[int], *_: object) -> Tensor:
+    """Convolve as products of matrices."""
+    return patches.of_clients(x, w, stride, padding).permute(0, 4, 1, 2, 3)
+
+
+_WAYS: dict[str, Callable[..., Tensor]] = {
+    "kernels": by_kernels, "grouped": by_groups, "patches": by_patches
+}  # fmt: skip
 
 
 def _kernel_layout(x: Tensor) -> Tensor:

@@ -73,8 +73,8 @@ def conv2d(
 ) -> Tensor:  # fmt: skip
     """Compute ``F.conv2d`` in the fast form for weights that differ between clients."""
     plain = groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str)
-    if plain and input.ndim == 4 and input.is_cuda and _pair(stride) == (1, 1):
-        return _on_gpu(input, weight, bias, *_pair(padding))
+    if plain and input.ndim == 4 and input.is_cuda:
+        return _on_gpu(input, weight, bias, list(_pair(stride)), list(_pair(padding)))
     if not plain or not uses_patches(input, weight):
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     out = patches.conv2d(input, weight, _pair(stride), _pair(padding))
@@ -90,14 +90,16 @@ def uses_patches(input: Tensor, weight: Tensor) -> bool:
     return mapped() or weight.numel() >= WIDE
 
 
-def _on_gpu(input: Tensor, weight: Tensor, bias: Tensor | None, rows: int, columns: int) -> Tensor:
+def _on_gpu(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int]
+) -> Tensor:
     if torch.is_autocast_enabled("cuda"):
         kind = torch.get_autocast_dtype("cuda")
         input, weight = input.to(kind), weight.to(kind)
         bias = None if bias is None else bias.to(kind)
-    if not convolution.available(input, weight):
-        return F.conv2d(input, weight, bias, 1, (rows, columns))
-    out: Tensor = convolution.conv2d(input, weight, rows, columns, precision())
+    if not convolution.available(input):
+        return F.conv2d(input, weight, bias, stride, padding)
+    out: Tensor = convolution.conv2d(input, weight, stride, padding, precision())
     return out if bias is None else out + bias[:, None, None]
 
 

@@ -1,4 +1,4 @@
-"""Convolutions on a CPU as products of matrices, for one client or for many with own weights.
+"""Convolutions as products of matrices, for one client or for many with own weights.
 
 A column of the second matrix is a patch of an image. The images of a batch lie next to each other
 in memory, after rows and columns of pixels, so that patches are copied in runs; the outputs come in
@@ -7,24 +7,44 @@ as groups, with small products.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.library import custom_op
 
 from fedzmg.models.kernels.precision import clients_first
 
 MOST_BYTES = 1 << 26  # of patches at a time
-Pair = tuple[int, int]
+FEW_BYTES = 1 << 22  # of all patches of a client
+Pair = Sequence[int]
 
 
 def conv2d(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """Convolve the images of one client, or of mapped ones."""
-    found: Tensor = Patches.apply(x[None], w[None], stride, padding)  # type: ignore[no-untyped-call]
     # The gradient of a squeeze is a view, that of an index is a copy.
-    return found.squeeze(0).permute(3, 0, 1, 2)
+    return clients_patches(x[None], w[None], stride, padding).squeeze(0).permute(3, 0, 1, 2)  # type: ignore[no-any-return]
+
+
+def of_clients(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    """Convolve ``[clients, batch, ...]`` images with own weights, some clients at a time."""
+    few = _Form(x, w, stride, padding).clients_at_once
+    parts = zip(torch.split(x, few), torch.split(w, few), strict=True)
+    outs = [clients_patches(*part, stride, padding) for part in parts]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def out_size(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Pair:
+    """Return height and width of the outputs."""
+    sizes = zip(x.shape[-2:], w.shape[-2:], stride, padding, strict=True)
+    return [(size + 2 * pad - taps) // step + 1 for size, taps, step, pad in sizes]
+
+
+def are_few(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> bool:
+    """Tell whether the patches of a client need little memory."""
+    columns = x.shape[1] * math.prod(out_size(x, w, stride, padding))
+    return columns * w[0, 0].numel() * x.element_size() <= FEW_BYTES
 
 
 class _Form:
@@ -33,9 +53,7 @@ class _Form:
     def __init__(self, x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> None:
         self.clients, self.batch, self.channels = len(w), *x.shape[1:3]
         self.taps, self.stride, self.padding = tuple(w.shape[-2:]), stride, padding
-        self.inside = tuple(x.shape[-2:])
-        sizes = zip(self.inside, self.taps, stride, padding, strict=True)
-        self.out = tuple((size + 2 * p - taps) // s + 1 for size, taps, s, p in sizes)
+        self.inside, self.out = tuple(x.shape[-2:]), out_size(x, w, stride, padding)
         self.rows, self.columns = self.channels * math.prod(self.taps), math.prod(self.out)
         # Parts do not depend on other clients: a client has the same bits alone and beside them.
         each = max(1, self.rows * self.columns * x.element_size())
@@ -64,66 +82,81 @@ class _Form:
             patches = windows.permute(0, 1, 5, 6, 2, 3, 4).reshape(shape)
             yield images, patches.expand(self.clients, -1, -1)
 
-    def images(self, patches: Tensor) -> Tensor:
-        """Add patches up to images ``[clients, batch, channels, height, width]``."""
+    def add(self, whole: Tensor, patches: Tensor) -> None:
+        """Add patches to padded images, each where it was cut."""
         (tall, broad), (down, across), (high, wide) = self.taps, self.stride, self.out
         each = patches.reshape(self.clients, self.channels, tall, broad, high, wide, -1)
-        whole, inside = self.padded(each.shape[-1], patches)
         for i in range(tall):
             for j in range(broad):
                 rows, columns = slice(i, i + down * high, down), slice(j, j + across * wide, across)
                 whole[:, :, rows, columns] += each[:, :, i, j]
-        return inside.permute(0, 4, 1, 2, 3)
 
 
-class Patches(Function):
-    """Convolution of ``[clients, batch, ...]`` images with own weights, stride and padding.
+@custom_op("fedzmg::clients_patches", mutates_args=())
+def clients_patches(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    """Convolve ``[clients, batch, ...]`` images with own weights.
 
     The outputs are ``[clients, outputs, height, width, batch]``, and no view: models may change
     them in place.
     """
+    form, flat = _Form(x, w, stride, padding), w.flatten(2)
+    shape = form.clients, flat.shape[1], *form.out
+    found = [
+        torch.bmm(flat, patches).view(*shape, len(x[0, images]))
+        for images, patches in form.parts(x)
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found, -1)
 
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
-        """Compute the outputs; without ``ctx``, so that it can be mapped."""
-        form, flat = _Form(x, w, stride, padding), w.flatten(2)
-        shape = form.clients, flat.shape[1], *form.out
-        found = [
-            torch.ops.aten._unsafe_view(torch.bmm(flat, patches), [*shape, len(x[0, images])])
-            for images, patches in form.parts(x)
-        ]
-        return found[0] if len(found) == 1 else torch.cat(found, -1)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        """Keep images and weights; patches are made again."""
-        ctx.save_for_backward(*inputs[:2])
-        ctx.rest = inputs[2:]
+@clients_patches.register_fake
+def _(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    return x.new_empty(*w.shape[:2], *out_size(x, w, stride, padding), x.shape[1])
 
-    @staticmethod
-    def backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of images and weights."""
-        x, w = ctx.saved_tensors
-        form, flat = _Form(x, w, *ctx.rest), w.flatten(2)
-        for_images, for_w = [], torch.zeros_like(flat)
-        for images, patches in form.parts(x):
-            some = signal[..., images]
-            back = some.reshape(form.clients, flat.shape[1], some[0, 0].numel())
-            if ctx.needs_input_grad[1]:
-                for_w = torch.baddbmm(for_w, back, patches.mT)
-            if ctx.needs_input_grad[0]:
-                for_images.append(form.images(torch.bmm(flat.mT, back)))
-        for_x = torch.cat(for_images, 1) if len(for_images) > 1 else (*for_images, None)[0]
-        return for_x, for_w.reshape(w.shape), None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-        """Let mapped clients be clients."""
-        size, pairs = info.batch_size, zip(inputs[:2], in_dims, strict=False)
-        every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
-        x, w = (t.squeeze(1) if t.shape[1] == 1 else t.flatten(0, 1) for t in every)
-        few, form = _Form(x, w, *inputs[2:]).clients_at_once, inputs[2:]
-        parts = zip(x.split(few), w.split(few), strict=True)
-        outs = [Patches.apply(*part, *form) for part in parts]  # type: ignore[no-untyped-call]
-        found = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return found.reshape(size, -1, *found.shape[1:]), 0
+@custom_op("fedzmg::clients_patches_backward", mutates_args=())
+def clients_patches_backward(
+    x: Tensor, w: Tensor, signal: Tensor, stride: list[int], padding: list[int], needed: list[bool]
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of images and weights that are needed; patches are made again."""
+    form, flat = _Form(x, w, stride, padding), w.flatten(2)
+    (whole, inside), for_w = form.padded(form.batch, w), flat.new_zeros(flat.shape)
+    for images, patches in form.parts(x):
+        some = signal[..., images]
+        back = some.reshape(form.clients, flat.shape[1], some[0, 0].numel())
+        if needed[1]:
+            for_w = torch.baddbmm(for_w, back, patches.mT)
+        if needed[0]:
+            form.add(whole[..., images], torch.bmm(flat.mT, back))
+    return inside.permute(0, 4, 1, 2, 3), for_w.reshape(w.shape)
+
+
+@clients_patches_backward.register_fake
+def _(
+    x: Tensor, w: Tensor, _: Tensor, stride: list[int], padding: list[int], _needed: list[bool]
+) -> tuple[Tensor, Tensor]:
+    form = _Form(x, w, stride, padding)
+    return form.padded(form.batch, w)[1].permute(0, 4, 1, 2, 3), w.new_empty(w.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    x, w, *ctx.form = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
+    needed = list(ctx.needs_input_grad[:2])
+    found = clients_patches_backward(*ctx.saved_tensors, signal, *ctx.form, needed)
+    return *(grad if need else None for grad, need in zip(found, needed, strict=True)), None, None
+
+
+clients_patches.register_autograd(_backward, setup_context=_setup_context)
+
+
+@clients_patches.register_vmap
+def _(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+    """Let mapped clients be clients."""
+    size, pairs = info.batch_size, zip(inputs[:2], in_dims, strict=False)
+    every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
+    x, w = (t.squeeze(1) if t.shape[1] == 1 else t.flatten(0, 1) for t in every)
+    found = of_clients(x, w, *inputs[2:])
+    return found.reshape(size, -1, *found.shape[1:]), 0
