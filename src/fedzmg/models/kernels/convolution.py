@@ -6,12 +6,12 @@ of patches, are the alternatives. The fastest one is measured once per shape, an
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.library import custom_op
 
 from fedzmg.models.kernels import patches, precision
@@ -110,8 +110,12 @@ def _fastest(
 
         return call
 
-    with temporarily_clear_interpreter_stack(), torch.set_grad_enabled(learns):
-        return precision.fastest({name: timed(name) for name in ways})
+    def fastest() -> tuple[str, bool]:
+        with torch.cuda.device(x.device), torch.set_grad_enabled(learns):
+            return precision.fastest({name: timed(name) for name in ways})
+
+    with ThreadPoolExecutor(1) as outside:  # of the map, which excludes autograd
+        return outside.submit(fastest).result()
 
 
 def by_kernels(
@@ -155,8 +159,7 @@ def clients_conv2d(
     """Convolve ``[clients, batch, ...]`` images with own weights; ``turned``: transposed."""
     from fedzmg.models.kernels.triton_convolution import convolve
 
-    out = convolve(_channels_last(x), w, (rows, columns), rounding, turned=turned)
-    return out.permute(0, 1, 4, 2, 3)
+    return convolve(_channels_last(x), w, (rows, columns), rounding, turned=turned)
 
 
 @clients_conv2d.register_fake

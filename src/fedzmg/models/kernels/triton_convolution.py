@@ -214,7 +214,10 @@ def _padded(size: int) -> int:
 def convolve(
     x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, turned: bool = False
 ) -> Tensor:
-    """Convolve to ``[clients, batch, height, width, FILTERS]``, from inputs of the same axes."""
+    """Convolve channels-last images to ``[clients, batch, FILTERS, ...]`` of the same layout.
+
+    They are no view: models may change them in place.
+    """
     clients, batch, height, width, channels = x.shape
     tap_rows, tap_columns = w.shape[-2:]
     rows, columns = padding
@@ -225,7 +228,8 @@ def convolve(
     flat = w.permute(0, 1, 3, 4, 2).contiguous()
     out_height = height + 2 * rows - tap_rows + 1
     out_width = width + 2 * columns - tap_columns + 1
-    out = x.new_empty(clients, batch, out_height, out_width, outputs)
+    shape = clients, batch, outputs, out_height, out_width
+    out = torch.empty_permuted(shape, (0, 1, 3, 4, 2), dtype=x.dtype, device=x.device)
 
     def grid(meta: dict[str, int]) -> tuple[int, int]:
         return triton.cdiv(batch * out_height * out_width, meta["PIXELS"]), clients
