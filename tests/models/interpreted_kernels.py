@@ -13,7 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedzmg.models.kernels import triton_convolution, triton_layers
+from fedzmg.models.kernels import (
+    patches,
+    triton_convolution,
+    triton_layers,
+    triton_norm,
+    triton_patches,
+)
 from fedzmg.models.kernels.layers import RANGE, random_bits
 
 CONVOLUTIONS = {
@@ -40,6 +46,20 @@ RECURRENCES = {
     "more units than a tile": (1, 3, 2, 70),
     "more rows than a tile": (2, 17, 3, 6),
     "one step": (1, 1, 1, 1),
+}
+NORMS = {
+    # clients, batch, channels, height, width; axes in the order of memory
+    "images": ((2, 5, 3, 4, 6), (0, 1, 2, 3, 4)),
+    "images, batch last": ((2, 9, 3, 8, 6), (0, 2, 3, 4, 1)),
+    "images, channels last": ((2, 4, 20, 3, 3), (0, 1, 3, 4, 2)),
+    "vectors": ((2, 6, 18, 1, 1), (0, 1, 2, 3, 4)),
+}
+PATCHES = {
+    # clients, channels, height, width, batch; taps, stride, padding
+    "padded": ((2, 4, 7, 6, 3), (3, 3), (1, 1), (1, 1)),
+    "unequal": ((2, 4, 7, 6, 3), (3, 2), (2, 1), (1, 0)),
+    "one tap": ((1, 3, 5, 5, 2), (1, 1), (2, 2), (0, 0)),
+    "wide strides": ((1, 3, 9, 9, 2), (3, 3), (3, 2), (2, 2)),
 }
 
 
@@ -101,6 +121,51 @@ def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
         )
 
 
+def normalisation(shape: tuple[int, ...], order: tuple[int, ...]) -> float:
+    """Two clients, of which the second has padded batches and the first may have none."""
+    clients, batch, channels = shape[:3]
+    x = torch.empty_permuted(shape, order).copy_(torch.randn(shape)).double().requires_grad_()
+    real = torch.arange(batch) < torch.tensor([[batch], [batch - 1]])
+    own = [torch.rand(clients, channels).double() + 0.5 for _ in range(4)]
+    weight, bias = own[0].requires_grad_(), own[1].requires_grad_()
+    expected, moved = [], []
+    for i in range(clients):
+        statistics = [part[i].detach().clone() for part in own[2:]]
+        some = x[i][real[i]]
+        expected.append(F.batch_norm(some, *statistics, weight[i], bias[i], training=True))
+        moved.append(torch.stack(statistics))
+    signals = [torch.randn_like(part) for part in expected]
+    slopes = torch.autograd.grad(expected, [x, weight, bias], signals)
+    signal = torch.zeros(*shape[:-1], shape[-1] + 1)[..., :-1]  # of another layout
+    for i in range(clients):
+        signal[i][real[i]] = signals[i].float()
+    with torch.no_grad():
+        single, flags = x.float(), real.view(torch.uint8)
+        out, *known, mean, var = triton_norm.forward(
+            single, flags, [part.float() for part in own], 0.1, 1e-5
+        )
+        found = triton_norm.backward(single, signal, flags, weight.float(), *known)
+        pairs = [(out[i][real[i]], expected[i]) for i in range(clients)]
+        stacked = torch.stack(moved, 1)
+        statistics = (mean, stacked[0]), (var, stacked[1])
+        return difference(*pairs, *zip(found, slopes, strict=True), *statistics)
+
+
+def cut_and_added(
+    shape: tuple[int, ...], taps: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int]
+) -> float:
+    """Compare with the form of a CPU."""
+    x = torch.randn(shape).permute(0, 4, 1, 2, 3)
+    form = patches._Form(x, torch.zeros(len(x), 5, shape[1], *taps), stride, pad)
+    [(_, expected)] = form.parts(x)
+    signal = torch.randn_like(expected)
+    whole, inside = form.padded(x.shape[1], x)
+    form.add(whole, signal)
+    images = torch.zeros(*inside.shape[:-1], 9)[..., 2 : 2 + x.shape[1]]
+    triton_patches.add(form, images, signal)
+    return difference((triton_patches.cut(form, x), expected), (images, inside))
+
+
 def draws(layer: int, call: int, places: int, share: float | None) -> float:
     """Count the places that differ."""
     keys = torch.randint(-(2**63), 2**63 - 1, (3,))
@@ -118,6 +183,8 @@ def main() -> None:
     # The interpreter cannot multiply bfloat16: halves stand for it.
     found["convolution, 16 bits"] = convolution(case, dtype=torch.float16)
     found |= {f"recurrence, {name}": recurrence(*case) for name, case in RECURRENCES.items()}
+    found |= {f"normalisation, {name}": normalisation(*case) for name, case in NORMS.items()}
+    found |= {f"patches, {name}": cut_and_added(*case) for name, case in PATCHES.items()}
     found |= {f"draws, {name}": draws(*case) for name, case in DRAWS.items()}
     json.dump(found, sys.stdout)
 

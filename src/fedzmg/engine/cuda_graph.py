@@ -348,6 +348,6 @@ def _advance(rule: ClientRule) -> Callable[..., None]:
             own = (context, work.params, *changed, grad, active, work.scratch)
         params, scratch = map_rule(rule, local.step, numbers, *own)
         after = local.count(work, loss, params, scratch, active)
-        tree_map(lambda old, new: old.copy_(new), work, after)
+        copy_all(leaves(work), leaves(after))
 
     return advance

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedzmg.errors import InputError, unknown
+from fedzmg.models.kernels import norm as fused
 from fedzmg.parts import BATCH_NORM
 from fedzmg.rule import Layout, ParamInfo, Role
 
@@ -36,6 +37,14 @@ class _Masked(_BatchNorm):
         if not len(self.real) and input.numel() > input.shape[1]:
             return _BatchNorm.forward(self, input)
         real = self.real if len(self.real) else input.new_ones(len(input), dtype=torch.bool)
+        own = [self.weight, self.bias, self.running_mean, self.running_var]
+        known = [part for part in own if part is not None]
+        if len(known) == len(own) and self.momentum is not None and fused.available(input):
+            out: Tensor
+            out, mean, var = fused.batch_norm(input, real, *known, self.momentum, self.eps)
+            known[2].copy_(mean.detach())
+            known[3].copy_(var.detach())
+            return out
         return self._masked(input, real.reshape(-1, *[1] * (input.ndim - 1))).to(input.dtype)
 
     def _masked(self, x: Tensor, real: Tensor) -> Tensor:

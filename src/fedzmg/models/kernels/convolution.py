@@ -74,10 +74,9 @@ def _of_clients(
 
 def _ways(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> list[str]:
     """Name the ways to compute a convolution; the first one wherever bits must not move."""
-    if max(stride) > 1 or max(w.shape[1:3]) > MAX_CHANNELS:
-        return ["patches", "grouped"]
-    few = patches.are_few(x, w, stride, padding)
-    return ["kernels", "grouped", "patches"] if few else ["kernels", "grouped"]
+    fits = max(stride) == 1 and max(w.shape[1:3]) <= MAX_CHANNELS
+    few = patches.are_few(x, w, stride, padding)  # our kernels would take longer to compile
+    return ["kernels" if fits and not few else "patches", "grouped"]
 
 
 def choices() -> str:

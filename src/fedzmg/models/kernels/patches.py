@@ -35,6 +35,13 @@ def of_clients(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
+def triton_patches() -> Any:
+    """Import our kernels, which need Triton."""
+    from fedzmg.models.kernels import triton_patches
+
+    return triton_patches
+
+
 def out_size(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Pair:
     """Return height and width of the outputs."""
     sizes = zip(x.shape[-2:], w.shape[-2:], stride, padding, strict=True)
@@ -61,10 +68,13 @@ class _Form:
         self.clients_at_once = max(1, MOST_BYTES // (each * max(1, self.batch)))
 
     def padded(self, batch: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Make padded images of zeros, the batch last, and a view of what is inside."""
-        (high, wide), (rows, columns) = self.inside, self.padding
+        """Make padded images of zeros, the batch last, and a view of what is inside.
+
+        On a GPU they are neither: our kernels pad images themselves, and write every pixel.
+        """
+        (high, wide), (rows, columns) = self.inside, (0, 0) if like.is_cuda else self.padding
         shape = len(like), self.channels, high + 2 * rows, wide + 2 * columns, batch
-        whole = like.new_zeros(shape)
+        whole = like.new_empty(shape) if like.is_cuda else like.new_zeros(shape)
         return whole, whole[:, :, rows : rows + high, columns : columns + wide]
 
     def parts(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -73,6 +83,9 @@ class _Form:
             x = x[:1]
         for first in range(0, max(1, self.batch), self.images_at_once):
             images = slice(first, first + self.images_at_once)
+            if x.is_cuda:
+                yield images, triton_patches().cut(self, x[:, images]).expand(self.clients, -1, -1)
+                continue
             some = x[:, images].permute(0, 2, 3, 4, 1)
             whole, inside = self.padded(some.shape[-1], some)
             inside.copy_(some)
@@ -84,6 +97,9 @@ class _Form:
 
     def add(self, whole: Tensor, patches: Tensor) -> None:
         """Add patches to padded images, each where it was cut."""
+        if whole.is_cuda:
+            triton_patches().add(self, whole, patches)
+            return
         (tall, broad), (down, across), (high, wide) = self.taps, self.stride, self.out
         each = patches.reshape(self.clients, self.channels, tall, broad, high, wide, -1)
         for i in range(tall):
@@ -119,12 +135,13 @@ def clients_patches_backward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of images and weights that are needed; patches are made again."""
     form, flat = _Form(x, w, stride, padding), w.flatten(2)
-    (whole, inside), for_w = form.padded(form.batch, w), flat.new_zeros(flat.shape)
+    (whole, inside), for_w = form.padded(form.batch, w), flat.new_empty(flat.shape)
     for images, patches in form.parts(x):
         some = signal[..., images]
         back = some.reshape(form.clients, flat.shape[1], some[0, 0].numel())
         if needed[1]:
-            for_w = torch.baddbmm(for_w, back, patches.mT)
+            part = torch.bmm(back, patches.mT)
+            for_w = for_w + part if images.start else part
         if needed[0]:
             form.add(whole[..., images], torch.bmm(flat.mT, back))
     return inside.permute(0, 4, 1, 2, 3), for_w.reshape(w.shape)
