@@ -132,7 +132,9 @@ class _Buffers:
     block: Tensor  # bytes of the plan, which one copy fills
     empty: Padded  # the plan's form on the host
     time: Tensor
-    steps: dict[int, Callable[[], None]] = field(default_factory=dict)  # by number of rows
+    even: bool = False  # whether all clients of the round train as many steps
+    # By number of rows, and whether they are even.
+    steps: dict[tuple[int, bool], Callable[[], None]] = field(default_factory=dict)
 
 
 class StepGraphs:
@@ -169,11 +171,14 @@ class StepGraphs:
         buffers = self._buffers.get(clients)
         if buffers is None or steps > buffers.plan.indices.shape[1]:
             buffers = self._buffers[clients] = self._allocate(padded, state)
-        missing = [width for width in widths if width not in buffers.steps]
+        # A mask is nearly free once compiled, and one graph per width is worth more.
+        ends = self._compiled or self._program.rule.uses_epoch_end
+        buffers.even = not ends and bool((padded.lengths == steps).all())
+        missing = [width for width in widths if (width, buffers.even) not in buffers.steps]
         if missing and state is buffers.state:
             state = copied(state)  # captures take steps in the buffers
         for width in missing:
-            buffers.steps[width] = self._capture(buffers, width)
+            buffers.steps[width, buffers.even] = self._capture(buffers, width)
         if state is not buffers.state:
             copy_all(leaves(buffers.state), leaves(state))
         cuda = buffers.block.is_cuda  # which copies page-locked memory without waiting
@@ -186,7 +191,8 @@ class StepGraphs:
 
     def replay(self, clients: int, width: int) -> None:
         """Run one step of the first ``width`` clients."""
-        self._buffers[clients].steps[width]()
+        buffers = self._buffers[clients]
+        buffers.steps[width, buffers.even]()
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -227,7 +233,7 @@ class StepGraphs:
 
     def _capture(self, buffers: _Buffers, width: int) -> Callable[[], None]:
         state, plan = row(buffers.state, slice(width)), row(buffers.plan, slice(width))
-        plain = _code(self._program)
+        plain = _code(self._program, masked=not buffers.even)
         if self._program.device.type != "cuda":  # the same step, called instead of replayed
             code = self._compile(plain, plan) if self._compiled else plain
             return lambda: _step(self._program, code, state, plan, buffers.time)
@@ -304,7 +310,7 @@ def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: T
         time.add_(1)
 
 
-def _code(program: Program) -> _Code:
+def _code(program: Program, *, masked: bool) -> _Code:
     """Build the parts of a step."""
     rule, objective, prepare, dtype = (
         program.rule,
@@ -312,7 +318,7 @@ def _code(program: Program) -> _Code:
         program.prepare,
         program.dtype,
     )
-    keyed, mapped = objective.model.needs_key, local.mapped_losses(program)
+    keyed, losses_of = objective.model.needs_key, local.mapped_losses(program)
     dependent = objective.model.norms.dependent
 
     def losses(
@@ -327,25 +333,27 @@ def _code(program: Program) -> _Code:
         # Compiled layers swap themselves: the compiler cannot trace all that the mode sees.
         swaps = contextlib.nullcontext() if torch.compiler.is_compiling() else MappedLayers()
         with swaps:
-            return mapped(Tree(params), batch, *own)
+            return losses_of(Tree(params), batch, *own)
 
     def next_point(numbers: Any, *own: Any) -> Any:
         return map_rule(rule, local.next_point, numbers, *own)
 
-    return _Code(losses, next_point, _advance(rule))
+    return _Code(losses, next_point, _advance(rule, masked=masked))
 
 
-def _advance(rule: ClientRule) -> Callable[..., None]:
+def _advance(rule: ClientRule, *, masked: bool) -> Callable[..., None]:
     """Build the second half of a step: the rule's update and the tallies, in place."""
 
     def advance(
         numbers: Any, context: ClientContext, work: Work, grad: Tree, loss: Tensor, lengths: Tensor,
         time: Any, *changed: State,
     ) -> None:  # fmt: skip
-        active = (lengths > time) & work.active
-        own: tuple[Any, ...] = (context, work.params, work.scratch, grad, active)
+        active = (lengths > time) & work.active if masked else None
+        flags = () if active is None else (active,)
+        own: tuple[Any, ...] = (context, work.params, work.scratch, grad, *flags)
         if changed:  # by the first gradients of the batch
-            own = (context, work.params, *changed, grad, active, work.scratch)
+            before = (*flags, work.scratch) if flags else ()
+            own = (context, work.params, *changed, grad, *before)
         params, scratch = map_rule(rule, local.step, numbers, *own)
         after = local.count(work, loss, params, scratch, active)
         copy_all(leaves(work), leaves(after))

@@ -109,14 +109,18 @@ def clients_lstm_back(
     clients, steps, batch, units = signal.shape
     # Time first, clients and batch together.
     each = [part.transpose(0, 1).flatten(1, 2).contiguous() for part in (signal, cells, gates)]
-    down, carried = each[0].new_zeros(clients * batch, units), of_cell.reshape(-1, units)
+    down, carried = each[0][-1], of_cell.reshape(-1, units)
     found = []
     for t in reversed(range(steps)):
         around = each[1][t], each[1][t + 1], each[2][t]
-        out, carried, _ = _back(each[0][t] + down, carried, *around)
+        out, carried, _ = _back(down, carried, *around)
         found.append(out)
-        by_client = out.reshape(clients, batch, -1).to(weights.dtype)
-        down = torch.bmm(by_client, weights).reshape(down.shape).to(down.dtype)
+        own = out.reshape(clients, batch, -1), weights
+        before = each[0][max(t - 1, 0)].reshape(clients, batch, units)
+        if weights.dtype == out.dtype:
+            down = torch.baddbmm(before, *own).flatten(0, 1)
+        else:
+            down = (before + torch.bmm(own[0].to(weights.dtype), weights)).flatten(0, 1)
     return _by_client(found[::-1], clients)
 
 
