@@ -356,6 +356,11 @@ def _advance(rule: ClientRule, *, masked: bool) -> Callable[..., None]:
             own = (context, work.params, *changed, grad, *before)
         params, scratch = map_rule(rule, local.step, numbers, *own)
         after = local.count(work, loss, params, scratch, active)
-        copy_all(leaves(work), leaves(after))
+        if masked:  # and so maybe compiled, which makes one kernel of all copies
+            tree_map(lambda old, new: old.copy_(new), work, after)
+            return
+        places = {leaf.data_ptr() for leaf in leaves(work)}  # a rule may keep its last model
+        new = [leaf.clone() if leaf.data_ptr() in places else leaf for leaf in leaves(after)]
+        copy_all(leaves(work), new)
 
     return advance

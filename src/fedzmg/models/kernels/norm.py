@@ -12,10 +12,10 @@ from fedzmg.models.kernels.precision import HAS_TRITON, clients_first
 
 def available(x: Tensor) -> bool:
     """Tell whether our kernels can normalise these images or vectors of mapped clients."""
+    if torch.compiler.is_compiling() or not x.is_cuda:
+        return False  # the compiler fuses single operations with their neighbours
     known = x.ndim in (2, 4) and x.dtype in (torch.float32, torch.bfloat16)
-    mapped = maybe_current_level() is not None
-    # The compiler fuses single operations with their neighbours.
-    return x.is_cuda and HAS_TRITON and known and mapped and not torch.compiler.is_compiling()
+    return HAS_TRITON and known and maybe_current_level() is not None
 
 
 @custom_op("fedzmg::batch_norm", mutates_args=())
