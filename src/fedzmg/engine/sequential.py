@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -24,10 +24,7 @@ from fedzmg.wrappers.wrapper import Wrapper
 Places: TypeAlias = tuple[Tensor, Tree, list[Tree]]  # memory of models, see :func:`rows_like`
 CHUNK_BYTES = 1 << 22  # models that the loop collects before they are merged
 LARGE = 1 << 21  # bytes of a model above which it is trained in place, if its rule can
-TOGETHER, TOGETHER_BYTES = (
-    4,
-    1 << 28,
-)  # most models in place, merged together to save memory traffic
+TOGETHER, TOGETHER_BYTES = 4, 1 << 28  # models in place and merged together, at most
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,8 @@ class Sequential:
     program: Program
     path: str = "sequential"
     subtracts: bool = True
+    # Memory of merged models by their number: a system takes long to give as much in every round.
+    kept: dict[int, Places | None] = field(default_factory=dict, repr=False, compare=False)
 
     def train(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
@@ -53,7 +52,9 @@ class Sequential:
         places = None
         if origin is not None and size == 1:
             most = max(1, min(TOGETHER, TOGETHER_BYTES // model, len(batches)))
-            if (places := self._places(own[batches[0].trial].params, most)) is not None:
+            if most not in self.kept:
+                self.kept[most] = self._places(own[batches[0].trial].params, most)
+            if (places := self.kept[most]) is not None:
                 size = most
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
