@@ -15,7 +15,7 @@ from torch import Tensor
 from fedzmg.tree import leaves, num_bytes, tree_map
 
 T = TypeVar("T")
-MOST_BYTES = 1 << 28  # of arguments; the host is not late when a device has more to compute with
+MOST_BYTES = 1 << 31  # of arguments; the host is not late when a device has more to compute with
 MOST_GRAPHS = 8  # of a function; a cohort that changes its size every round is not worth more
 
 
