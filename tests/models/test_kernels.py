@@ -98,6 +98,7 @@ def test_convolutions_of_the_papers_models_and_of_a_resnet(
     if choice == "kernels" and max(stride, filters // convolution.MAX_CHANNELS) > 1:
         pytest.skip("our kernels have no strides, and few channels")
     torch.manual_seed(0)
+    monkeypatch.setattr(convolution, "SMALL", 0)
     if choice != "measured":
         monkeypatch.setattr(convolution, "_fastest", lambda *_, **__: (choice, False))
     monkeypatch.setattr(convolution, "_chosen", {})

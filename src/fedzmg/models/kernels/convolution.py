@@ -2,9 +2,11 @@
 
 Mapped over clients whose weights differ, torch turns a convolution into a grouped one, for which
 cuDNN has fast kernels for some shapes and very slow ones for others. Our own kernels, and products
-of patches, are the alternatives. The fastest one is measured once per shape, and cached.
+of patches, are the alternatives. The fastest one is measured once per shape, and cached; small
+convolutions are products of patches.
 """
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +19,7 @@ from torch.library import custom_op
 from fedzmg.models.kernels import patches, precision
 from fedzmg.models.kernels.precision import HAS_TRITON, clients_first
 
+SMALL = 1 << 20  # bytes of a client's outputs up to which it takes too long to measure and compile
 MAX_CHANNELS = 128  # more do not fit in the tiles of our kernels
 _chosen: dict[tuple[Any, ...], str] = {}  # the fastest way by shape and precision
 
@@ -63,20 +66,23 @@ def _of_clients(
     key = (tuple(x.shape), tuple(w.shape), *stride, *padding, x.dtype, rounding, learns)
     form = stride, padding, rounding
     ways = _ways(x, w, stride, padding)
-    if not precision.bits_are_kept() and key not in _chosen and _concrete(x):
+    measured = len(ways) > 1 and not precision.bits_are_kept()
+    if measured and key not in _chosen and _concrete(x):
         _chosen[key] = precision.cached_answer(
             f"{torch.cuda.get_device_name(x.device)} {key}",
             lambda: _fastest({name: _WAYS[name] for name in ways}, x, w, form, learns=learns),
         )
-    chosen = ways[0] if precision.bits_are_kept() else _chosen.get(key, ways[0])
+    chosen = _chosen.get(key, ways[0]) if measured else ways[0]
     return _WAYS[chosen](x, w, *form)
 
 
 def _ways(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> list[str]:
     """Name the ways to compute a convolution; the first one wherever bits must not move."""
+    pixels = x.shape[1] * math.prod(patches.out_size(x, w, stride, padding))
+    if pixels * w.shape[1] * x.element_size() <= SMALL:
+        return ["patches"]
     fits = max(stride) == 1 and max(w.shape[1:3]) <= MAX_CHANNELS
-    few = patches.are_few(x, w, stride, padding)  # our kernels would take longer to compile
-    return ["kernels" if fits and not few else "patches", "grouped"]
+    return ["kernels" if fits else "patches", "grouped"]
 
 
 def choices() -> str:

@@ -17,7 +17,6 @@ from torch.library import custom_op
 from fedzmg.models.kernels.precision import clients_first
 
 MOST_BYTES = 1 << 26  # of patches at a time
-FEW_BYTES = 1 << 22  # of all patches of a client
 Pair = Sequence[int]
 
 
@@ -46,12 +45,6 @@ def out_size(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Pair:
     """Return height and width of the outputs."""
     sizes = zip(x.shape[-2:], w.shape[-2:], stride, padding, strict=True)
     return [(size + 2 * pad - taps) // step + 1 for size, taps, step, pad in sizes]
-
-
-def are_few(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> bool:
-    """Tell whether the patches of a client need little memory."""
-    columns = x.shape[1] * math.prod(out_size(x, w, stride, padding))
-    return columns * w[0, 0].numel() * x.element_size() <= FEW_BYTES
 
 
 class _Form:
