@@ -22,9 +22,7 @@ from fedzmg.results.runs import Run
 from fedzmg.storage.client_metrics import ClientTable
 
 ThresholdRule: TypeAlias = Literal["rolling_mean", "rolling_min", "stays_above"]
-FinalRule: TypeAlias = Literal["full", "author"]
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
-FINAL_RULES: tuple[FinalRule, ...] = get_args(FinalRule)
 SHARES = np.linspace(0.0, 1.0, 101)  # shares of clients at which sorted curves are evaluated
 MOST_LOSSES = 100  # points of a loss curve; rounds are averaged as cohorts are small
 
@@ -86,16 +84,13 @@ def rounds_to_threshold(
     return int(numbers[np.argmax(qualifies) + window - 1]) if qualifies.any() else None
 
 
-def final_score(
-    rounds: ArrayLike, values: ArrayLike, *, total: int, rule: FinalRule = "full"
-) -> float:
+def final_score(rounds: ArrayLike, values: ArrayLike, *, total: int) -> float:
     """Return the mean of the evaluations in the last tenth of the rounds, else the latest one.
 
     For 1000 rounds with an evaluation every five, the last hundred rounds hold the twenty
-    evaluations 901, 906, ..., 996; the rule ``author`` leaves out the first of them. The mean is
-    nan if one of the evaluations is not finite.
+    evaluations 901, 906, ..., 996. The mean is nan if one of the evaluations is not finite.
     """
-    start = np.searchsorted(rounds, total - max(1, total // 10) + (1 if rule == "full" else 2))
+    start = np.searchsorted(rounds, total - max(1, total // 10) + 1)
     heights = np.asarray(values, dtype=np.float64)
     return _mean(heights[min(int(start), len(heights) - 1) :])
 
@@ -164,11 +159,11 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     return Curve(np.array(shared), table.mean(axis=0), spread, mib, len(chosen), not lived)
 
 
-def finals(runs: Sequence[Run], rule: FinalRule = "full") -> dict[int, float]:
+def finals(runs: Sequence[Run]) -> dict[int, float]:
     """Return the final metric of every seed that finished, did not diverge and is finite."""
     curves = {run: run.scored for run in _lived(runs) if run.complete}
     found = {
-        run.seed: final_score(list(curve), list(curve.values()), total=run.done, rule=rule)
+        run.seed: final_score(list(curve), list(curve.values()), total=run.done)
         for run, curve in curves.items()
     }
     return {seed: value for seed, value in found.items() if math.isfinite(value)}
