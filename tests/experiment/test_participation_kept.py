@@ -95,15 +95,6 @@ def test_reports_name_the_choice(tmp_path: Path, settings: list[str], words: lis
         assert word in section
 
 
-def test_examples_that_count_twice_are_remarked() -> None:
-    spec = StudySpec.parse({"task": "digits", "algorithms": ["fedavg", "scaffold"]})
-    assert spec.remarks() == []
-    by_examples = spec.with_settings({f"{TABLE}.sampler": "examples"})
-    [remark] = by_examples.remarks()
-    assert "fedavg" in remark
-    assert by_examples.with_settings({"weights": "uniform"}).remarks() == []
-
-
 def test_estimate_follows_the_choice() -> None:
     plain = RunSpec(task="digits", protocol={"rounds": 10, "cohort": 4})
     usual = estimate(plain)

@@ -257,23 +257,6 @@ class StudySpec(Plan):
             raise InputError(f'rates_by = "test": {why}: {remedy}')
         super().check(task)
 
-    def remarks(self) -> list[str]:
-        """Return remarks on valid settings that may be mistakes."""
-        found = []
-        if self.eval_every > self.rounds:
-            given = f"eval_every = {self.eval_every} is more than rounds = {self.rounds}"
-            found.append(f"{given}: curves have two points, choose a smaller eval_every")
-        if self.federation.participation.sampler == "examples":
-            twice = [
-                self.shown(name)
-                for name in self.algorithms
-                if self.configured(name, self.fixed(name)).weights == "examples"
-            ]
-            given = f'sampler = "examples" and weights = "examples" of {", ".join(twice)}'
-            remedy = 'examples count twice, weights = "uniform" counts them once'
-            found += [f"{given}: {remedy}"] * bool(twice)
-        return found
-
     def check_algorithm(self, name: str, task: Task | None) -> None:
         super().check_algorithm(name, task)
         known = tuned(self.task) if task is None else task.options
