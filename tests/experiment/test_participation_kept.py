@@ -67,11 +67,11 @@ def test_default_is_not_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (POISSON, ["about 3 (Poisson) of 6", "[1, 4]"]),
-        ([f"{TABLE}.sampler=examples"], ["3 (drawn by examples) of 6"]),
+        (POISSON, ["poisson", "[1, 4]"]),
+        ([f"{TABLE}.sampler=examples"], ["participation: sampler", "examples"]),
         (
             [f"{TABLE}.sampler=schedule", f'{TABLE}.schedule=[[0, "3"], []]'],
-            ["0 to 2 scheduled of 6", "schedule"],
+            ["participation: schedule"],
         ),
     ],
 )

@@ -205,10 +205,7 @@ def late_means(
     never = [label for label, round_ in reached.items() if round_ is None]
     if never:
         missing = ", ".join(never[:3]) + f" and {len(never) - 3} more" * (len(never) > 3)
-        verbs = ("never hold", "never holds")
-        if any(not run.complete for label in never for run in members[label]):
-            verbs = ("have yet to hold", "has yet to hold")
-        return {}, f"No late-stage mean: {missing} {verbs[len(never) == 1]} the threshold."
+        return {}, f"No late-stage mean: the threshold is not reached by {missing}."
     tables = {label: _table([run.scored for run in _lived(own)]) for label, own in members.items()}
     slowest = max(round_ for round_ in reached.values() if round_ is not None)
     shared = set.intersection(*(set(rounds) for rounds, _ in tables.values()))

@@ -10,7 +10,7 @@ from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.clients import clients, devices, own_models, uploads
 from fedzmg.report.tables.grids import best_points
-from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
+from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity
 from fedzmg.report.tables.table import Column, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
@@ -95,19 +95,9 @@ def _facts(study: Study) -> str:
         fmt.count_text(len(study.seeds), "paired seed" if begun > 1 else "seed"),
     ]
     parts += [f"{rounds:,} rounds"] if rounds else []
-    if population and cohort:
-        parts.append(f"{_cohort(study, cohort)} of {population:,} clients a round")
+    if population and cohort and not study.participation:  # which the settings show
+        parts.append(f"{cohort} of {population:,} clients a round")
     return ", ".join(parts)
-
-
-def _cohort(study: Study, cohort: int) -> str:
-    """Describe the number of clients of a round, and their choice unless it is uniform."""
-    sampler = study.participation.get("sampler", "uniform")
-    lists = study.participation.get("schedule") or [[]]
-    if sampler == "schedule":
-        return f"{min(map(len, lists))} to {max(map(len, lists))} scheduled"
-    words = {"uniform": "{}", "examples": "{} (drawn by examples)", "poisson": "about {} (Poisson)"}
-    return words.get(sampler, "{}").format(cohort)
 
 
 def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:
@@ -167,7 +157,7 @@ def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator
     reports = material.heterogeneity
     if not reports:
         return
-    blocks = [Block("table", side_by_side([*reports.values()]))] if len(reports) > 1 else []
+    blocks = []
     for suffix, report in reports.items():
         stem = f"heterogeneity{suffix}"
         blocks += [
