@@ -306,12 +306,10 @@ def read(path: Path, kind: str | None = None) -> Spec:
 
 def _is_beside_results(path: Path) -> bool:
     """Return True for the plan or the specification in a folder of results."""
-    results = ("manifest.json", "study.json", "grid.json")
-    if any((path.parent / name).exists() for name in results):
-        return True
-    below = ("*/manifest.json", "*/seed-*/manifest.json")
-    is_plan = path.name in ("grid.toml", "study.toml")
-    return is_plan and any(True for pattern in below for _ in path.parent.glob(pattern))
+    results: tuple[str, ...] = ("manifest.json", "study.json", "grid.json")
+    if path.name in ("grid.toml", "study.toml"):
+        results += ("*/manifest.json", "*/seed-*/manifest.json")
+    return any(True for pattern in results for _ in path.parent.glob(pattern))
 
 
 def schema(kind: str) -> dict[str, Any]:

@@ -31,12 +31,7 @@ def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
         series["gain"] = (x, [a / b for a, b in zip(ours, theirs, strict=True)])
         series["gain, exact"] = (x, [11 / 12] * len(x))
     plots = {key: plot for key, plot in CHARTS.items() if key.partition("-")[0] == name}
-    out = {key: _lines(plot, series) for key, plot in plots.items()}
-    if name == "T10":
-        bound, error = (series[one][1][-1] for one in ("FedZMG's bound", "FedZMG"))
-        far = float(f"{bound / error:.2g}")
-        out[name].caption += f" At the end they are about {far:,.0f} times apart."
-    return out
+    return {key: _lines(plot, series) for key, plot in plots.items()}
 
 
 @styled
