@@ -154,6 +154,8 @@ lr = 0.1
 ('0.0505', '3.2e-05')
 >>> signed_text(float("inf")), signed_text(1.5), signed_text(0)
 ('+∞', '+1.50', '0')
+>>> digits_text(0.01), digits_text(52.19), digits_text(521.9), digits_text(6283.5)
+('0.0100', '52.2', '522', '6,284')
 >>> bytes_text(6760184), bytes_text(512)
 ('6.4 MiB', '512 B')
 >>> setting_text(True), setting_text(0.1), setting_text(None)

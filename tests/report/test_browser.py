@@ -122,7 +122,7 @@ def test_other_scripts_are_blocked(study_page: str, tmp_path: Path) -> None:
         probed(text, tmp_path, 1280)
 
 
-def test_tables_of_data_sets_are_not_cut_off(tmp_path: Path) -> None:
+def test_data_sets_side_by_side_are_not_cut_off(tmp_path: Path) -> None:
     """The longest names there are, and spreads as wide as real ones."""
     spread = {"mean": 4544.4, "sd": 4655.5}
     report = {

@@ -20,7 +20,7 @@ from fedzmg.report import figures
 from fedzmg.report.exports import DESCRIPTION, write_description
 from fedzmg.report.figures.data import MOST_ROWS
 from fedzmg.report.figures.data import heterogeneity as figure
-from fedzmg.report.tables.heterogeneity import client_by_client
+from fedzmg.report.tables.heterogeneity import client_by_client, side_by_side
 from fedzmg.results.formatting import NONE
 from fedzmg.results.reading import read
 from fedzmg.terminal.views import description
@@ -174,11 +174,15 @@ def test_files_hold_everything_and_a_report_draws_the_same_figure(tmp_path: Path
     assert figures.rendered(charts["heterogeneity"], "svg") == kept
 
 
-def test_table_puts_clients_beside_the_papers() -> None:
+def test_tables_put_every_data_set_and_client_beside_the_papers() -> None:
     """The numbers of the second client are told by hand: 3 of one class and 1 of another."""
     counts = np.array([[2, 2, 0, 0], [3, 1, 0, 0]])
     ours = describe(counts, names=["a", "b"], name="cifar100")
     other = describe(counts, names=["a", "b"], name="mine")
+    together = side_by_side([ours, other])
+    assert [row[0].text for row in together.rows] == ["cifar100", "paper: CIFAR-100", "mine"]
+    assert together.rows[1][2].text == "100 ± 0"
+    assert [record["volume_mean"] for record in together.records] == [4.0, 100, 4.0]
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in client_by_client(ours).rows}
     # Entropy (ln 4 - 3/4 ln 3) / ln 4; KL of (3/4, 1/4) from the pooled (5/8, 3/8).
     assert rows["b"] == ["4", "2", "0.406", "0.625", "0.035", "75.0 % (0)"]

@@ -97,6 +97,7 @@ def test_scores_by_hand(study: Path) -> None:
     assert ours.late == pytest.approx(0.8)
     assert theirs.late == pytest.approx(0.6)
     assert ours.traffic["total"] == 20 * 2**20
+    assert ours.per_mib == pytest.approx(0.8 / 20)
 
 
 def test_runs_on_disk_and_in_memory_give_the_same_result(

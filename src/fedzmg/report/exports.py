@@ -8,7 +8,7 @@ from fedzmg.plain_text import printable
 from fedzmg.report.tables import study
 from fedzmg.report.tables.clients import clients, own_models, uploads
 from fedzmg.report.tables.grids import best_points
-from fedzmg.report.tables.heterogeneity import Report, client_by_client, heterogeneity
+from fedzmg.report.tables.heterogeneity import Report, client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Table, to_csv, to_json, to_latex, to_markdown
 from fedzmg.report.writing import check_place, refuse_foreign, replace_files, write
 from fedzmg.results.reading import Material
@@ -54,6 +54,8 @@ def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple
         found |= {prefix + table.key: table for table in made}
     for name, grid in material.grids.items():
         found[name] = best_points(grid)
+    if len(material.heterogeneity) > 1:
+        found["heterogeneity"] = side_by_side([*material.heterogeneity.values()])
     for suffix, report in material.heterogeneity.items():
         found[f"heterogeneity{suffix}"] = heterogeneity(report)
         found[f"heterogeneity-clients{suffix}"] = client_by_client(report)

@@ -60,6 +60,12 @@ def signed_text(value: float, form: str = ".2f") -> str:
     return "0" if value == 0 else f"{value:+{form}}".replace("-", MINUS).replace("inf", "∞")
 
 
+def digits_text(value: float) -> str:
+    """Format three significant digits; a large number is rounded to an integer."""
+    text = f"{value:#.3g}"
+    return f"{value:,.0f}" if text.endswith(".") or "e+" in text else text
+
+
 def bytes_text(count: float) -> str:
     """Format bytes with a binary unit."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")

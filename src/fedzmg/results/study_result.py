@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedzmg.errors import InputError
 from fedzmg.plain_text import plain, printable
 from fedzmg.results import scores
-from fedzmg.results.formatting import aligned, count_text, value_text
+from fedzmg.results.formatting import MIB, aligned, count_text, value_text
 from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import RULES, Curve, ThresholdRule, arrivals
@@ -67,6 +67,12 @@ class AlgorithmResult:
         if self.unfinished and not self.finals:
             return f"{self.label} (unfinished)"
         return self.label
+
+    @property
+    def per_mib(self) -> float | None:
+        """Final metric over the MiB that moved in one run."""
+        moved = self.traffic["total"]
+        return None if self.mean is None or not moved else self.mean * MIB / moved
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,7 @@ class StudyResult:
                 for run in runs
             ],
             "unfinished": score.unfinished, "dropped": score.dropped, "steps": longest.steps,
-            "traffic": dict(score.traffic),
+            "traffic": dict(score.traffic), "metric_per_mib": score.per_mib,
             "seconds": sum(run.seconds for run in runs),
             "inferred": ALGORITHMS[name].inferred if name in ALGORITHMS.data else "",
         }  # fmt: skip

@@ -10,7 +10,7 @@ from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
 from fedzmg.report.tables import study as tables
 from fedzmg.report.tables.clients import clients, devices, own_models, uploads
 from fedzmg.report.tables.grids import best_points
-from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity
+from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, side_by_side
 from fedzmg.report.tables.table import Column, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
@@ -157,7 +157,7 @@ def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator
     reports = material.heterogeneity
     if not reports:
         return
-    blocks = []
+    blocks = [Block("table", side_by_side([*reports.values()]))] if len(reports) > 1 else []
     for suffix, report in reports.items():
         stem = f"heterogeneity{suffix}"
         blocks += [

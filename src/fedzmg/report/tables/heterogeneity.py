@@ -1,6 +1,6 @@
 """Tables of the reports of :func:`fedzmg.data.heterogeneity.describe`, and their formats."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fedzmg.report.tables.table import NOTHING, Cell, Record, Table
@@ -14,6 +14,30 @@ NAMES = {
     "kl": "KL", "dominant_share": "dominant share",
 }  # fmt: skip
 _VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "": "∅"}
+
+
+def side_by_side(reports: Sequence[Report]) -> Table:
+    """Make a row per data set, each followed by the paper's numbers where it has some."""
+    rows = []
+    records: list[Record] = []
+
+    def add(key: str, shown: str, clients: str, summary: Mapping[str, Any]) -> None:
+        texts = [spread_text(m, summary[m]) if m in summary else None for m in NAMES]
+        cells = [NOTHING if text is None else Cell(text) for text in texts]
+        rows.append([Cell(shown), Cell(clients), *cells])
+        flat = {f"{m}_{part}": own[part] for m, own in summary.items() for part in ("mean", "sd")}
+        records.append({"data": key, **flat})
+
+    for report in reports:
+        name, printed = str(report["name"]), _printed(report)
+        add(name, paper.shown(name), _clients_of(report), report.get("summary", {}))
+        if printed is not None:
+            title = f"paper: {paper.COUNTERPARTS[name].title}"
+            add(title, title, str(printed["sample"]), _summary(printed))
+    heads = ("data", "clients", *NAMES.values())
+    caption = "Mean ± standard deviation over clients; details below."
+    title = "How much clients differ, all data sets"
+    return Table("heterogeneity", title, heads, rows, caption, records)
 
 
 def heterogeneity(report: Report, printed: Mapping[str, Any] | None = None) -> Table:

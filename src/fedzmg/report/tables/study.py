@@ -43,6 +43,10 @@ def scores(result: StudyResult) -> Table:
         mib = score.traffic["total"] / fmt.MIB
         return Cell(f"{mib:,.1f}" + ("" if score.finals else " so far"), mib)
 
+    def per_mib(value: float) -> str:
+        share = fmt.is_share(metric)
+        return fmt.digits_text(100 * value if share else value) + " %" * share
+
     columns = [
         Column("algorithm", "algorithm", "label"),
         Column(f"final {metric}", "final_mean", final),
@@ -52,6 +56,7 @@ def scores(result: StudyResult) -> Table:
         Column("", "rounds_each", lambda s: " ".join(str(r or "never") for r in s.arrivals_each)),
         Column("late stage" * has_late, "late_stage_mean", "late", shown),
         Column("MiB per run", "mib_per_run", moved),
+        Column(f"{metric} per MiB", "metric_per_mib", "per_mib", per_mib),
         *(Column(n * has_failures, n, n) for n in ("diverged", "dropped", "unfinished")),
     ]
     parts = ["Final: mean over the last tenth of the rounds, ± standard deviation over seeds"]
