@@ -66,6 +66,7 @@ def test_final_accuracy_takes_the_twenty_evaluations_901_to_996() -> None:
     curve = {r: float(r) for r in range(1, 1000, 5)} | {1000: 1e6}
     run = Run.of_history(history(curve, 1000), "fedavg")
     assert finals([run]) == {0: np.mean(range(901, 1000, 5))}
+    assert finals([run], "author") == {0: np.mean(range(906, 1000, 5))}
     result = StudyResult.from_histories({"fedavg": [history(curve, 1000)]})
     assert result.curves["fedavg"]["rounds"] == list(range(1, 1000, 5))
 

@@ -319,7 +319,7 @@ def test_an_unfinished_study_is_described_truly(write_run: Any, tmp_path: Path) 
         "6 of 9 runs are not finished.",
     ]
     assert "Still to come: fedadam (3 runs)." in result.notes
-    assert "No late-stage mean: the threshold is not reached by plain." in result.notes
+    assert "No late-stage mean: plain has yet to hold the threshold." in result.notes
     assert not any("seed" in note and "no test" in note for note in result.notes)
     ours, plain = scores(result).rows
     assert [cell.text for cell in plain[2:6]] == ["not yet"] * 4

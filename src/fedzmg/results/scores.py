@@ -22,7 +22,9 @@ from fedzmg.results.runs import Run
 from fedzmg.storage.client_metrics import ClientTable
 
 ThresholdRule: TypeAlias = Literal["rolling_mean", "rolling_min", "stays_above"]
+FinalRule: TypeAlias = Literal["full", "author"]
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
+FINAL_RULES: tuple[FinalRule, ...] = get_args(FinalRule)
 SHARES = np.linspace(0.0, 1.0, 101)  # shares of clients at which sorted curves are evaluated
 
 
@@ -83,13 +85,16 @@ def rounds_to_threshold(
     return int(numbers[np.argmax(qualifies) + window - 1]) if qualifies.any() else None
 
 
-def final_score(rounds: ArrayLike, values: ArrayLike, *, total: int) -> float:
+def final_score(
+    rounds: ArrayLike, values: ArrayLike, *, total: int, rule: FinalRule = "full"
+) -> float:
     """Return the mean of the evaluations in the last tenth of the rounds, else the latest one.
 
     For 1000 rounds with an evaluation every five, the last hundred rounds hold the twenty
-    evaluations 901, 906, ..., 996. The mean is nan if one of the evaluations is not finite.
+    evaluations 901, 906, ..., 996; the rule ``author`` leaves out the first of them. The mean is
+    nan if one of the evaluations is not finite.
     """
-    start = np.searchsorted(rounds, total - max(1, total // 10) + 1)
+    start = np.searchsorted(rounds, total - max(1, total // 10) + (1 if rule == "full" else 2))
     heights = np.asarray(values, dtype=np.float64)
     return _mean(heights[min(int(start), len(heights) - 1) :])
 
@@ -158,11 +163,11 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
     return Curve(np.array(shared), table.mean(axis=0), spread, mib, len(chosen), not lived)
 
 
-def finals(runs: Sequence[Run]) -> dict[int, float]:
+def finals(runs: Sequence[Run], rule: FinalRule = "full") -> dict[int, float]:
     """Return the final metric of every seed that finished, did not diverge and is finite."""
     curves = {run: run.scored for run in _lived(runs) if run.complete}
     found = {
-        run.seed: final_score(list(curve), list(curve.values()), total=run.done)
+        run.seed: final_score(list(curve), list(curve.values()), total=run.done, rule=rule)
         for run, curve in curves.items()
     }
     return {seed: value for seed, value in found.items() if math.isfinite(value)}
@@ -205,7 +210,10 @@ def late_means(
     never = [label for label, round_ in reached.items() if round_ is None]
     if never:
         missing = ", ".join(never[:3]) + f" and {len(never) - 3} more" * (len(never) > 3)
-        return {}, f"No late-stage mean: the threshold is not reached by {missing}."
+        verbs = ("never hold", "never holds")
+        if any(not run.complete for label in never for run in members[label]):
+            verbs = ("have yet to hold", "has yet to hold")
+        return {}, f"No late-stage mean: {missing} {verbs[len(never) == 1]} the threshold."
     tables = {label: _table([run.scored for run in _lived(own)]) for label, own in members.items()}
     slowest = max(round_ for round_ in reached.values() if round_ is not None)
     shared = set.intersection(*(set(rounds) for rounds, _ in tables.values()))

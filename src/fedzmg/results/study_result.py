@@ -12,7 +12,7 @@ from fedzmg.results import scores
 from fedzmg.results.formatting import MIB, aligned, count_text, value_text
 from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
-from fedzmg.results.scores import RULES, Curve, ThresholdRule, arrivals
+from fedzmg.results.scores import FINAL_RULES, RULES, Curve, ThresholdRule, arrivals
 from fedzmg.results.significance import FamilyTest, PairedTest, family
 
 if TYPE_CHECKING:
@@ -179,12 +179,18 @@ class StudyResult:
 
         runs, name = self.study.members[score.label], score.algorithm
         longest = max(runs, key=lambda run: run.done)
-        ends, skipped = [score.finals.get(run.seed) for run in runs], ("dtype", "precision")
+        ends = {rule: scores.finals(runs, rule) for rule in FINAL_RULES}
+        spreads = {rule: scores.mean_and_sd(own.values()) for rule, own in ends.items()}
+        skipped = ("dtype", "precision")
         return {
             "algorithm": name,
             "directory": directories(self.study.plan).get(score.label),
             "options": {k: v for k, v in longest.variant.items() if k not in skipped},
-            "final": {"full": {"runs": ends, "mean": score.mean, "sd": score.sd}},
+            "final": {
+                rule: {"runs": [own.get(run.seed) for run in runs],
+                       "mean": spreads[rule][0], "sd": spreads[rule][1]}
+                for rule, own in ends.items()
+            },
             "diverged": [run.diverged for run in runs],
             # Last round of a diverged run that was trained no further.
             "stopped": [
