@@ -1,6 +1,7 @@
 """Ready-made metrics of logits, classes last (axis 1 of images); negative targets are ignored."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,19 +54,8 @@ def _f1(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
     return 2 * true / (2 * true + false + missed).clamp(min=1)
 
 
-def macro_f1(counts: Tensor) -> Tensor:
-    """Compute the mean F1 of the labels that occur."""
-    return _macro(counts, _f1)
-
-
-def micro_f1(counts: Tensor) -> Tensor:
-    """Compute the F1 of all labels together."""
-    return _f1(*(case.sum(-1) for case in counts.chunk(3, -1)))
-
-
-def mean_iou(counts: Tensor) -> Tensor:
-    """Compute the mean intersection over union of the labels that occur."""
-    return _macro(counts, lambda right, *wrong: right / (right + sum(wrong)).clamp(min=1))
+def _iou(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
+    return true / (true + false + missed).clamp(min=1)
 
 
 def ratio(sums: Tensor) -> Tensor:
@@ -170,10 +160,10 @@ METRICS: dict[str, Metric] = {"masked_accuracy": MASKED_ACCURACY} | {
         Metric("token_accuracy", right_positions, finish=ratio),
         Metric("next_token_accuracy", _shifted(right_positions), finish=ratio),
         Metric("pixel_accuracy", right_positions, finish=ratio),
-        Metric("f1", confusion, finish=macro_f1),
-        Metric("f1_micro", confusion, finish=micro_f1),
-        Metric("dice", confusion, finish=macro_f1),
-        Metric("iou", confusion, finish=mean_iou),
+        Metric("f1", confusion, finish=partial(_macro, score=_f1)),
+        Metric("f1_micro", confusion, finish=lambda c: _f1(*(n.sum(-1) for n in c.chunk(3, -1)))),
+        Metric("dice", confusion, finish=partial(_macro, score=_f1)),
+        Metric("iou", confusion, finish=partial(_macro, score=_iou)),
         Metric("auc", scores, finish=area_under_curve, pooled=True),
         Metric("perplexity", token_losses, False, perplexity),
         Metric("next_token_perplexity", _shifted(token_losses), False, perplexity),

@@ -83,12 +83,6 @@ def rule_class(kind: type[T]) -> type[T]:
     return typing.final(dataclasses.dataclass(frozen=True)(kind))
 
 
-def _range_text(limits: Mapping[str, float]) -> str:
-    signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
-    parts = [f"{sign} {limits[k]:g}" for k, sign in signs.items() if math.isfinite(limits[k])]
-    return "a finite number" + (" " + " and ".join(parts) if parts else "")
-
-
 class Rule:
     """Base of client and server rules: checked fields and a layout."""
 
@@ -122,7 +116,12 @@ class Rule:
                 finite = abs(value) <= sys.float_info.max  # of any number of digits
                 if closed and limits["above"] < value < limits["below"] and finite:
                     continue
-            raise InputError(f"{field.name} = {value!r}: expected {_range_text(limits)}")
+            signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
+            ends = [
+                f"{sign} {limits[k]:g}" for k, sign in signs.items() if abs(limits[k]) < math.inf
+            ]
+            wanted = " ".join(["a finite number", " and ".join(ends)]).strip()
+            raise InputError(f"{field.name} = {value!r}: expected {wanted}")
 
     def for_layout(self, layout: Layout) -> Self:
         """Return this rule with the roles and input axes of a model's parameters."""

@@ -129,7 +129,6 @@ def test_validate_estimates_costs_and_writes_nothing(tmp_path: Path, fedzmg: Any
         assert word in done.out
     done = fedzmg("validate", STUDY, "--set", "eval_every=9", "--set", "rates=given", *SHORT)
     assert done.code == 0, done.err
-    assert "eval_every = 9" in done.err
     assert list(tmp_path.iterdir()) == []
 
 

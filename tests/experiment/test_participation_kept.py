@@ -67,11 +67,11 @@ def test_default_is_not_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (POISSON, ["about 3 (Poisson) of 6", "[1, 4]"]),
-        ([f"{TABLE}.sampler=examples"], ["3 (drawn by examples) of 6"]),
+        (POISSON, ["poisson", "[1, 4]"]),
+        ([f"{TABLE}.sampler=examples"], ["participation: sampler", "examples"]),
         (
             [f"{TABLE}.sampler=schedule", f'{TABLE}.schedule=[[0, "3"], []]'],
-            ["0 to 2 scheduled of 6", "schedule"],
+            ["participation: schedule"],
         ),
     ],
 )
@@ -93,15 +93,6 @@ def test_reports_name_the_choice(tmp_path: Path, settings: list[str], words: lis
     section = f"{page.facts} {[repr(block) for block in page.blocks]}"
     for word in words:
         assert word in section
-
-
-def test_examples_that_count_twice_are_remarked() -> None:
-    spec = StudySpec.parse({"task": "digits", "algorithms": ["fedavg", "scaffold"]})
-    assert spec.remarks() == []
-    by_examples = spec.with_settings({f"{TABLE}.sampler": "examples"})
-    [remark] = by_examples.remarks()
-    assert "fedavg" in remark
-    assert by_examples.with_settings({"weights": "uniform"}).remarks() == []
 
 
 def test_estimate_follows_the_choice() -> None:

@@ -244,7 +244,7 @@ def test_many_algorithms_of_a_study(write_run: Any, tmp_path: Path, log_line: An
         two = np.arange(2), np.arange(2), np.array([0.2, 0.9]), np.array([1.0, 2.0])
         RunDirectory(path).save_clients([ClientMetrics(3, "test", 2, *two)])
     result = study_result(read([tmp_path / "many"]).studies[0])
-    for name in ("traffic", "client-loss", "clients"):
+    for name in ("traffic", "clients"):
         chart = figures.STUDY_FIGURES[name](result)
         assert chart is not None
         assert {one.label for one in chart.series.values()} == {f"a{i}" for i in range(12)}

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from fedzmg.report.figures import heat_maps
 from fedzmg.report.figures.grids import field as arrange
+from fedzmg.report.tables.grids import best_points
 from fedzmg.terminal import views
+from fedzmg.terminal.render import render
 
 WIDE = 140
 
@@ -144,7 +146,7 @@ def test_points_that_were_stopped_are_shown_as_such() -> None:
     assert field.marks.tolist() == [["x", ""], ["_", "_"], ["", ""]]
     axes = heat_maps(known, "fedzmg").axes[0]
     assert sorted(line.get_marker() for line in axes.lines) == ["_", "_", "x"]
-    shown = text(views.grid(known, WIDE))
+    shown = text(render([best_points(known)], WIDE))
     assert "2 halving; 75 % of the rounds trained" in shown
 
 
@@ -154,7 +156,7 @@ def test_one_axis_and_grids_that_only_diverged_are_drawn() -> None:
     for point in lost["algorithms"]["fedzmg"]["points"]:
         point["diverged"], point["score"] = 1, 0.0
     heat_maps(lost)
-    assert "all diverged" in text(views.grid(lost, WIDE))
+    assert "all diverged" in text(render([best_points(lost)], WIDE))
 
 
 def test_estimate_without_data_says_what_to_do() -> None:

@@ -110,11 +110,9 @@ def test_histogram_counts_every_client_once() -> None:
 def test_scatter_holds_clients_and_what_the_paper_printed(pachinko_like: Figure) -> None:
     data = made_up(120, 100, name="cifar100")
     _, _, axes = parts(pachinko_like)
-    clients, named = (axes.collections[i] for i in (0, -1))
     expected = [(row["entropy"], row["kl"]) for row in data["clients"]]
-    np.testing.assert_allclose(clients.get_offsets(), expected)
-    np.testing.assert_allclose(named.get_offsets(), [(0.43, 1.73), (0.56, 1.28), (0.68, 0.98)])
-    assert {text.get_text() for text in axes.texts} == {"54", "423", "435"}
+    np.testing.assert_allclose(axes.collections[0].get_offsets(), expected)
+    assert "paper, mean ± sd" in axes.get_legend_handles_labels()[1]
     assert axes.get_xlabel() == "entropy / ln(all classes)"
     assert axes.get_ylabel() == "KL from all clients (nats)"
 
@@ -128,8 +126,6 @@ def test_texts_stay_inside_and_do_not_overlap(pachinko_like: Figure) -> None:
         boxes += [axes.xaxis.label.get_window_extent(), axes.yaxis.label.get_window_extent()]
         assert all(box.x0 >= edge.x0 and box.x1 <= edge.x1 for box in boxes)
         assert all(box.y0 >= edge.y0 and box.y1 <= edge.y1 for box in boxes)
-    names = [text.get_window_extent() for text in parts(pachinko_like)[2].texts]
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(names, 2))
 
 
 @pytest.mark.parametrize("counts", [[[3]], [[5, 5, 5]] * 40, [[1, 0, 0], [0, 0, 10**6]]])

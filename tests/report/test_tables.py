@@ -18,7 +18,7 @@ from fedzmg.report.html.page import render
 from fedzmg.report.tables.clients import clients
 from fedzmg.report.tables.study import paired_tests
 from fedzmg.results.reading import read
-from fedzmg.results.scores import loss_bands, metric_bands, sorted_curves
+from fedzmg.results.scores import metric_bands, sorted_curves
 from fedzmg.results.study_result import StudyResult, study_result
 from fedzmg.simulation import ClientMetrics
 from fedzmg.storage.client_metrics import CLIENTS, read_clients
@@ -108,20 +108,6 @@ def test_worst_first_whichever_way_is_better(tmp_path: Path) -> None:
     assert (up[0], up[50], up[100]) == pytest.approx((0.1, 0.55, 1.0))
     assert (down[0], down[100]) == pytest.approx((1.0, 0.1))
     assert metric_bands([found]) is None
-
-
-def test_bands_by_hand() -> None:
-    losses = [[0.0, 1.0, 2.0, 3.0, 9.0], None, [0.0, 3.0, 4.0, 5.0, float("inf")]]
-    found = loss_bands([losses, losses[:1]])
-    assert found is not None
-    assert found.rounds.tolist() == [1.0, 3.0]
-    assert found.middle.tolist() == [2.0, 4.0]
-    assert (found.low[1], found.high[1]) == (3.0, 5.0)
-    assert loss_bands([[None, None], [None]]) is None
-    # A thousand rounds come to a hundred points, each the mean of ten rounds.
-    many = loss_bands([[[0.0, r, r, r, r] for r in range(1, 1001)]])
-    assert many is not None
-    assert many.rounds.tolist() == many.middle.tolist() == [5.5 + 10 * i for i in range(100)]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b'\x08\0\0\0\0\0\0\0{"a":1}'])

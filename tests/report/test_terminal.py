@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.cli import app
 from fedzmg.data.sources import SOURCES
+from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.table import Cell, Table, to_csv, to_json, to_latex, to_markdown
 from fedzmg.results.diff import ASPECTS, Change, Curves, Difference, Scores
 from fedzmg.results.reading import read
@@ -168,7 +169,7 @@ def test_a_grid_shows_every_score(width: int, name: str) -> None:
     entries = grid["algorithms"].values()
     numbers = [percent(entry["best"]["score"]) for entry in entries]
     numbers += [f"{v:.4g}" for entry in entries for v in entry["best"]["options"].values()]
-    lines = printed(views.grid(grid, width), width)
+    lines = printed(render([best_points(grid)], width), width)
     check(lines, width, numbers, [entry["label"] for entry in entries])
 
 

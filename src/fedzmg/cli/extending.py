@@ -75,12 +75,11 @@ def load_algorithms(path: Path) -> "list[Algorithm | AlgorithmInfo]":
     except plugins.PluginError as error:
         traceback.print_exception(error.__cause__)
         raise InputError(str(error)) from error
-    names = [getattr(entry, "algorithm", entry).name for entry in found]
-    if not names:
+    if not found:
         raise InputError(f"{path} defines no ALGORITHMS: add ALGORITHMS = (Algorithm(...),)")
-    given = zip(names, found, strict=True)
     # The table adds descriptions; a plain Algorithm declares no traffic.
-    return [e if isinstance(e, Algorithm) else algorithms.ALGORITHMS[n] for n, e in given]
+    table = algorithms.ALGORITHMS
+    return [e if isinstance(e, Algorithm) else table[e.algorithm.name] for e in found]
 
 
 @new.command(name="algorithm")

@@ -58,7 +58,8 @@ def bench(
         rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
     ):  # fmt: skip
         found.append(timing)
-        print_line(views.timing_line(timing), err=as_json)
+        speed = f"{timing['trial_round_ms']:.2f} ms per trial and round"
+        print_line(f"{views.workload(timing)}: {speed}", err=as_json)
     data = {"environment": environment(target), "timings": found}
     # Before the file: its disk may be full.
     common.show(data, partial(views.timings, data), as_json)

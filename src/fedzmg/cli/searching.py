@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedzmg.cli import common, training
 from fedzmg.cli.common import Device, Json, opt
 from fedzmg.errors import InputError
-from fedzmg.terminal.render import print_text
+from fedzmg.terminal.render import print_text, render
 
 if TYPE_CHECKING:
     from fedzmg.experiment.grids.grid import Tuned
@@ -25,15 +25,15 @@ def grid(
     """Choose learning rates, or any other numbers, by a grid; heat-maps and best points."""
     from fedzmg.experiment.grids.grid import warnings
     from fedzmg.report import figures
+    from fedzmg.report.tables.grids import best_points
     from fedzmg.storage.formats import read_json
-    from fedzmg.terminal import views
 
     spec, task, directory = training.prepare("grid", file, set_, out)
     data = _trained(spec, task, directory, on, track, as_json, max_minutes)
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
     manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
     seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
-    view = partial(views.grid, data)
+    view = partial(render, [best_points(data)])
     common.show(data, view, as_json, directory, time=seconds, grid=directory)
     if not as_json:
         common.say(*warnings(data))

@@ -241,7 +241,6 @@ def validate(file: File, set_: Settings = None, on: On = None, as_json: Json = F
                 find_rates(spec)  # raises for a grid that does not fit
             except MissingGrid as error:
                 to_do = [str(error)]
-            to_do += [f"{file}: {remark}" for remark in spec.remarks()]
         found = estimate(spec)
     with remote_of(on, None) as remote:
         if remote is not None:
@@ -276,8 +275,7 @@ def prepare(kind: str, file: Path, settings: Texts, out: Path | None) -> "tuple[
             spec.check()  # before data is read
         task = spec.build_task()
         spec.check(task)
-    remarks = spec.remarks() if kind == "study" else []
-    common.say(*task.notes, *(f"{file}: {remark}" for remark in remarks))
+    common.say(*task.notes)
     return spec, task, out or Path("runs") / file.stem
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from fedzmg import plugins
 from fedzmg.cluster import worker
@@ -22,14 +22,16 @@ from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
 from fedzmg.experiment.progress import Progress
-from fedzmg.experiment.remote import Remote, StudyPacks
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.plan import Plan
+from fedzmg.experiment.specs.run import ResolvedRun
 from fedzmg.storage.formats import file_sha256, read_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes
 
 T = TypeVar("T")
+StudyPacks: TypeAlias = Mapping[str, Sequence[tuple[ResolvedRun, Path]]]
+"""Runs and their directories by the label of their pack."""
 WAIT_SECONDS = 0.5
 LINE_SECONDS = 5.0
 STOP_SECONDS = 300.0  # time that workers may take to finish their round after Ctrl-C
@@ -59,7 +61,7 @@ class RemoteTraceback(Exception):
 
 
 @dataclass
-class Packs(Remote):
+class Packs:
     """Trains packs of trials on a cluster; with trackers, which run in the workers."""
 
     cluster: Cluster
@@ -70,6 +72,7 @@ class Packs(Remote):
         self, spec: StudySpec, task: Task, out: Path, packs: StudyPacks, progress: Progress,
         end: float,
     ) -> Generator[str]:  # fmt: skip
+        """Train the runs of packs; yield labels in the order in which they finish."""
         done = [p for p, own in packs.items() if all(_is_finished(path) for _, path in own)]
         yield from done
         left = {label: list(own) for label, own in packs.items() if label not in done}
@@ -87,6 +90,7 @@ class Packs(Remote):
         self, spec: GridSpec, task: Task, folders: Mapping[str, Path], progress: Progress,
         end: float, seconds: float,
     ) -> Generator[str]:  # fmt: skip
+        """Train the points of algorithms, each in its folder; yield those that are finished."""
         needs, waiting = self.cluster.needs(spec.device), dict(folders)
         alone = bool(spec.search.halving)  # it compares all points
         with self._setup(next(iter(folders.values())).parent / "grid.toml", task) as setup:

@@ -98,7 +98,9 @@ class Device:
         memory, lost = blueprint.memory, False
         if base:
             try:
-                memory = _read_memory(path, base, memory)
+                file, binding = path / f"memory-{base}.safetensors", "/".join(path.parts[-2:])
+                found = stored.read_checkpoint(file, binding).tensors[0]
+                memory = codec.decode({n: codec.wire(leaf) for n, leaf in found.items()}, memory)
             except (FileNotFoundError, stored.UnusableCheckpoint, BadMessage):
                 lost = True
         outcomes, after = blueprint.train(down, round_, self.client, times, memory)
@@ -110,13 +112,6 @@ class Device:
         answer = {key: facts[key] for key in ("federation", "round", "nonce")}
         seconds = time.perf_counter() - began
         return Frame({**answer, "client": self.client, "lost": lost, "seconds": seconds}, arrays)
-
-
-def _read_memory(path: Path, round_: int, like: State) -> State:
-    """Read the memory of a client in a federation after a round."""
-    file = path / f"memory-{round_}.safetensors"
-    found = stored.read_checkpoint(file, "/".join(path.parts[-2:])).tensors[0]
-    return codec.decode({name: codec.wire(leaf) for name, leaf in found.items()}, like)
 
 
 def _write_memory(path: Path, round_: int, memory: State, keep: set[int]) -> None:

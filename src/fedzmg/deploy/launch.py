@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing.connection import Listener
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from fedzmg.deploy.processes import APP, Flower, free_port, stop
 from fedzmg.deploy.server import CUT, DONE, LOG, PID, SETTINGS, Settings, prepare
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.run import RunSpec
-from fedzmg.storage.formats import read_json
+from fedzmg.storage.formats import read_json, write_json
 from fedzmg.storage.lock import hold
 from fedzmg.tree import num_bytes
 
@@ -64,7 +64,7 @@ def run_server(
         named = {node: re.fullmatch(r"device-(\d+)", key) for node, key in nodes.items()}
         bound = {node: int(found[1]) for node, found in named.items() if found}
         own = replace(settings, spec=run.spec.to_toml(), bound=bound, parent=os.getpid())
-        own.write(home / "settings.json")
+        write_json(home / "settings.json", asdict(own))
         with open_gate(inner, host, port, most, keys, home / CUT) as counted:
             say(f"listening on {host}:{port}, {'TLS' if keys else 'plain text'}")
             _follow(flower, log, say)

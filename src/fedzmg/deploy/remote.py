@@ -54,15 +54,12 @@ class Link(Protocol):
 
     def online(self) -> set[int]:
         """Return the numbers of the nodes that are connected."""
-        ...
 
     def push(self, node: int, frame: Frame, seconds: float) -> str:
         """Send a message that is valid for some seconds; return its id."""
-        ...
 
     def pull(self, messages: Sequence[str]) -> list[Reply]:
         """Return the replies to some messages that have arrived."""
-        ...
 
     def cut_off(self) -> set[int]:
         """Return the nodes that have sent too many bytes since the last call."""

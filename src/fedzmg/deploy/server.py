@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,6 @@ from fedzmg.experiment.run_directory import NODES
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.plain_text import plain
 from fedzmg.simulation import History, RoundReport
-from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 
 SETTINGS = "FEDZMG_DEPLOY"  # environment variable with the file of settings of the server app
@@ -39,16 +38,6 @@ class Settings:
     track: str | None = None
     bound: Mapping[str, int] = field(default_factory=dict)  # clients of nodes with a bound key
     parent: int = 0  # process that started the server app, which ends with it
-
-    def write(self, path: Path) -> None:
-        """Write a file that :meth:`read` reads."""
-        write_json(path, asdict(self))
-
-    @classmethod
-    def read(cls, path: Path) -> "Settings":
-        """Read the file."""
-        found = read_json(path)
-        return cls(**{**found, "limits": Limits(*found["limits"])})
 
 
 def prepare(spec: RunSpec, task: Task, clients: int) -> tuple[Task, ResolvedRun]:

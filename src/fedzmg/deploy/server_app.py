@@ -11,11 +11,11 @@ from flwr.serverapp import Grid, ServerApp
 from fedzmg.deploy.flower import from_records, to_records
 from fedzmg.deploy.frames import Frame
 from fedzmg.deploy.processes import exit_with
-from fedzmg.deploy.remote import Link, Reply
+from fedzmg.deploy.remote import Limits, Link, Reply
 from fedzmg.deploy.server import CUT, DONE, PID, SETTINGS, Settings, train
 from fedzmg.errors import InputError
 from fedzmg.storage.files import write_atomic
-from fedzmg.storage.formats import write_json
+from fedzmg.storage.formats import read_json, write_json
 
 
 class GridLink(Link):
@@ -65,7 +65,8 @@ class GridLink(Link):
 
 def main(grid: Grid, _: Context) -> None:
     """Train the run that the settings name; leave its end to the launcher."""
-    settings = Settings.read(Path(os.environ[SETTINGS]))
+    found = read_json(Path(os.environ[SETTINGS]))
+    settings = Settings(**{**found, "limits": Limits(*found["limits"])})
     home = Path(settings.home)
     write_atomic(home / PID, str(os.getpid()).encode())
     exit_with(settings.parent)

@@ -274,8 +274,12 @@ def _uploads(
 
 def centred(task: Task) -> Task | None:
     """Subtract the mean of every input of a task; None for token ids."""
-    some = _some_inputs(task, 2)
-    if some is None:
+    x = task.train.examples.x
+    if not isinstance(x, Tensor):
+        return None
+    # A prepare function may work in place.
+    some = task.prepare(x[:2].clone(), next(iter(task.model.params().values())).dtype)
+    if not some.is_floating_point() or some.ndim < 2:
         return None
     axes = tuple(range(1 - some.ndim, 0))
 
@@ -284,17 +288,6 @@ def centred(task: Task) -> Task | None:
         return made - made.mean(axes, keepdim=True)
 
     return replace(task, prepare=prepare)
-
-
-def _some_inputs(task: Task, examples: int) -> Tensor | None:
-    x = task.train.examples.x
-    if not isinstance(x, Tensor):
-        return None
-    every = max(1, len(x) // examples)
-    dtype = next(iter(task.model.params().values())).dtype
-    # A prepare function may work in place.
-    made = task.prepare(x[::every][:examples].clone(), dtype)
-    return made if made.is_floating_point() and made.ndim > 1 else None
 
 
 def in_order_of_use(task: Task, params: Tree) -> Layout:

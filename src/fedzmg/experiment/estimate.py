@@ -35,8 +35,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
     """Check a specification and return its cost, ready for JSON.
 
     ``rounds`` and ``evaluations`` are those of one trial to the end, other counts those of all.
-    ``disk_bytes`` includes client memory if every client is visited. ``guard_bytes`` are uploads
-    that ``federation.guard`` or an aggregator keeps in memory. ``missing`` is the command
+    ``disk_bytes`` includes client memory if every client is visited. ``missing`` is the command
     that downloads the data; without data, the later facts are None. ``steps`` depend on the
     cohorts, and bytes on their sizes if these vary; all other counts are exact. ``probe`` describes
     the measurement; it is ``extrapolated`` if less than a whole cohort was measured.
@@ -56,14 +55,11 @@ def estimate(spec: Spec) -> dict[str, Any]:
     if isinstance(spec, GridSpec):
         evaluations = len({1, *spec.logged()})
     model = num_bytes(FunctionalModel(preset.network()).params())
-    down = up = during = after = guarded = 0.0
+    down = up = during = after = 0.0
     for name, n, trained in counts:
         row = algorithms.ALGORITHMS[name]
         moved = model * cohort * trained
         down, up = down + row.down * moved, up + row.up * moved
-        pack = min(n, getattr(spec, "together", 0) or n)
-        copies = 2 if spec.federation.aggregator is not None else int(spec.federation.guard)
-        guarded = max(guarded, copies * row.up * model * cohort * pack)
         # Three slots for every client that is ever sampled.
         memory = 3 * row.client_keeps * model * min(preset.clients, cohort * rounds)
         # An old and a new checkpoint lie side by side.
@@ -78,7 +74,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
         "trials": sum(n for _, n, _ in counts), "rounds": rounds,
         "trial_rounds": sum(trained for _, _, trained in counts), "evaluations": evaluations,
         "bytes_down": round(down), "bytes_up": round(up), "disk_bytes": round(during + after),
-        "disk_bytes_after": round(after), "guard_bytes": round(guarded), "missing": preset.missing,
+        "disk_bytes_after": round(after), "missing": preset.missing,
         **dict.fromkeys(("steps", "seconds", "device", "engine", "probe", "extrapolated")),
     }  # fmt: skip
     if task is None:

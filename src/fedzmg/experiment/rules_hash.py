@@ -104,15 +104,10 @@ def refuse_unloaded(
         remedy = f"call {call}" if call else "use Python"
         raise InputError(f"{path} is of {name!r}, a task made in Python: {remedy}")
     kind = "task" if name == task else "algorithm"
-    if origin is None:
-        raise InputError(f"{path} is of {name!r}, an unknown {kind}: name its file with --plugin")
-    if "distribution" in origin:
+    if origin is not None and "distribution" in origin:
         raise InputError(f"{path} is of {name!r} of {origin['distribution']}: install that package")
-    file = origin["file"]
-    raise InputError(
-        f"{path} is of the {kind} {name!r} in {file}, which is run only if you name it: pass "
-        f"--plugin {file}, or call fedzmg.register in Python"
-    )
+    remedy = f"pass --plugin {origin['file'] if origin else 'FILE.py'}, or call fedzmg.register"
+    raise InputError(f"{path} is of the {kind} {name!r}, whose file runs if you name it: {remedy}")
 
 
 @functools.cache

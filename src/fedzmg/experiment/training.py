@@ -96,7 +96,13 @@ def claimed(
         kept = type(spec).read(path) if path.is_file() else None
         if kept is None and any(p.name not in (lock.NAME, lock.GUARD) for p in out.iterdir()):
             raise InputError(f"{out} is not empty and holds no {name}: {ANOTHER}")
-        difference = "" if kept is None else _difference(kept, spec)
+        difference = ""
+        if kept is not None and kept != spec:
+            values = (plan.model_dump(exclude_none=True) for plan in (kept, spec))
+            # An algorithm without settings of its own is an empty table, but it counts.
+            difference = first_difference(*(flat(one, keep_empty=True) for one in values))
+        elif kept is not None and kept.orders() != spec.orders():
+            difference = first_difference(kept.orders(), spec.orders())
         if difference and grow and isinstance(spec, StudySpec) and isinstance(kept, StudySpec):
             part = kept != spec and kept.extends(spec)
             difference = "" if part or spec.extends(kept) else difference
@@ -110,15 +116,6 @@ def claimed(
             with named_write_errors(out):
                 write_atomic(path, spec.to_toml().encode())
         yield held, part
-
-
-def _difference(kept: Plan, asked: Plan) -> str:
-    if kept != asked:
-        values = (plan.model_dump(exclude_none=True) for plan in (kept, asked))
-        # An algorithm without settings of its own is an empty table, but it counts.
-        return first_difference(*(flat(one, keep_empty=True) for one in values))
-    there, here = kept.orders(), asked.orders()
-    return "" if there == here else first_difference(there, here)
 
 
 def first_difference(there: Mapping[str, object], here: Mapping[str, object]) -> str:

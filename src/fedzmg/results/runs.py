@@ -70,7 +70,6 @@ class Run:
     moved: Mapping[int, int]  # bytes moved until each evaluation, both ways, with scalars
     traffic: Mapping[str, int]  # sums over rounds; total: both ways; kept: per client
     seconds: float
-    client_loss: tuple[Sequence[float] | None, ...] = ()  # by round: least, 10, 50, 90 %, most
     steps: int = 0
     plan: str = ""  # directory of the study that the run belongs to, if any
     label: str = ""
@@ -188,7 +187,6 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     evaluated = {r: one for r, one in by_round.items() if one.get("metric") is not None}
     down, up = "total_bytes_down", "total_bytes_up"
     moved = {r: int(one[down]) + int(one[up]) for r, one in by_round.items()}
-    losses = [one.get("client_loss") for one in records]
     sizes = ("bytes_down", "bytes_up", "bytes_up_bound", "scalar_bytes_down", "scalar_bytes_up")
     unusual = ((r, o.get("rejected", ()), o.get("flagged", ())) for r, o in by_round.items())
     return {
@@ -203,7 +201,6 @@ def _log(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "total": next(reversed(moved.values()), 0),
         },
         "seconds": sum([float(one["seconds"]) for one in records]),
-        "client_loss": tuple(None if one is None else tuple(map(float, one)) for one in losses),
         "steps": sum([int(one["steps"]) for one in records]),
         "unusual": unusual_clients(unusual),
     }

@@ -26,7 +26,6 @@ FinalRule: TypeAlias = Literal["full", "author"]
 RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
 FINAL_RULES: tuple[FinalRule, ...] = get_args(FinalRule)
 SHARES = np.linspace(0.0, 1.0, 101)  # shares of clients at which sorted curves are evaluated
-MOST_LOSSES = 100  # points of a loss curve; rounds are averaged as cohorts are small
 
 
 class Curve(NamedTuple):
@@ -250,21 +249,6 @@ def metric_bands(runs: Sequence[ClientTable]) -> Bands | None:
     tables = [run.metric[np.isin(run.rounds, rounds)] for run in runs]
     quantiles = [np.quantile(table, (0.1, 0.5, 0.9), axis=1) for table in tables]
     return Bands(np.array(rounds, dtype=float), *np.mean(quantiles, axis=0))
-
-
-def loss_bands(logs: Sequence[Sequence[Sequence[float] | None]]) -> Bands | None:
-    """Average the loss quantiles, or None, of every run's rounds over runs and nearby rounds."""
-    length = max(map(len, logs))
-    step = -(-length // MOST_LOSSES)
-    points = []
-    for first in range(0, length, step):
-        near = [losses or () for log in logs for losses in log[first : first + step]]
-        known = [losses[1:4] for losses in near if len(losses) == 5]
-        inner = np.array([losses for losses in known if np.isfinite(losses).all()])
-        if len(inner):
-            middle = (first + 1 + min(first + step, length)) / 2.0
-            points.append((middle, *inner.mean(axis=0)))
-    return Bands(*map(np.array, zip(*points, strict=True))) if points else None
 
 
 def _lived(runs: Sequence[Run]) -> list[Run]:

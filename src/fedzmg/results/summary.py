@@ -1,26 +1,18 @@
 """The result of a study in a few sentences: the leader, its lead and the test of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from fedzmg.errors import listed
 from fedzmg.results.formatting import count_text, goal_text, p_text, points_text, value_text
-from fedzmg.results.reading import Study
 from fedzmg.results.scores import RULES, averaged_words
 from fedzmg.results.significance import LEVEL
 from fedzmg.results.study_result import StudyResult
 
 
-def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """Return the sentences at the head of a page; ``grids`` are the ``grid.json`` beside it."""
+def summary(result: StudyResult) -> list[str]:
+    """Return the sentences at the head of a page."""
     if not result.ranked:
         return [f"No run on {result.study.name} has finished without diverging."]
-    sentences = [*_leader(result), *_speed(result)]
-    border = _on_the_border(result.study, grids)
-    if border:
-        named = listed([f"{label} ({', '.join(axes)})" for label, axes in border.items()])
-        where = "lie on the border of the grid that chose them: a wider grid may do better"
-        sentences.append(f"The learning rates of {named} {where}.")
     awaited = sum(result.study.awaited.values())
     total = len(result.study.runs) + awaited
     counts = {
@@ -28,21 +20,7 @@ def summary(result: StudyResult, grids: Sequence[Mapping[str, Any]] = ()) -> lis
         "are not finished": sum(score.unfinished for score in result.scores) + awaited,
     }
     lost = [f"{count} of {total} runs {words}." for words, count in counts.items() if count]
-    return [*sentences, *lost]
-
-
-def _on_the_border(study: Study, grids: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the axes on whose border the chosen point of a study's algorithm lies, by label."""
-    # A grid on the same task counts for an algorithm whose runs have the options it chose.
-    found: dict[str, list[str]] = {}
-    for grid in (one for one in grids if one["task"] == study.task):
-        for entry in grid["algorithms"].values():
-            runs = study.members.get(str(entry["label"]), ())
-            for best in filter(None, (entry["best"], entry.get("best_by_test"))):
-                used = runs and best["options"].items() <= runs[0].variant.items()
-                if used and best["border"]:
-                    found[str(entry["label"])] = list(best["border_axes"])
-    return found
+    return [*_leader(result), *_speed(result), *lost]
 
 
 def _leader(result: StudyResult) -> Iterator[str]:

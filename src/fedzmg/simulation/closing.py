@@ -1,7 +1,7 @@
 """The end of a round: merged uploads, the server step, and the numbers to record."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +17,6 @@ from fedzmg.tree import leaves, row
 from fedzmg.wrappers.parts import travelling
 
 
-class Closed(NamedTuple):
-    """A round that has ended."""
-
-    snapshot: Snapshot  # the state after it
-    numbers: Tensor  # see :meth:`RoundFacts.numbers`
-    sizes: list[tuple[Message, Message]]
-
-
 class Closing:
     """Ends rounds of a pack of trials; a GPU may replay all of it at once."""
 
@@ -36,8 +28,11 @@ class Closing:
     def close(
         self, round_: int, sent: list[ClientBatch], broadcast: Broadcast, before: Snapshot,
         merger: Merger, whole: Chunk | None = None,
-    ) -> Closed:  # fmt: skip
-        """End a round with a merger of all clients, or with a chunk of all that is to be merged."""
+    ) -> tuple[Snapshot, Tensor, list[tuple[Message, Message]]]:  # fmt: skip
+        """End a round with a merger of all clients, or with a chunk of all that is to be merged.
+
+        Return the state after it, the numbers of :meth:`RoundFacts.numbers`, and message sizes.
+        """
         if whole is not None and leaves(whole.outcomes.upload.each):
             merger.add(whole)  # the server sees single clients, which tables do not describe
             whole = None
@@ -55,7 +50,7 @@ class Closing:
             bounds = trials.start, trials.stop
             ended = self._replayed(bounds, *tables, *known, still=whole.outcomes)
             after, numbers = copied(ended)
-        return Closed(after, numbers, sizes)
+        return after, numbers, sizes
 
     def _end_whole(
         self, bounds: tuple[int, int], tables: Tables, table: Tensor, *rest: Any

@@ -51,13 +51,11 @@ class RoundPlanner:
         for client in self._sampler.draw(seed, round_):
             if chosen is not None and client not in chosen:
                 continue
-            batches.append(self._batch(seed, round_, client, drawn[client]))
+            first, last = (int(o) for o in self._task.train.offsets[client : client + 2])
+            address = seed, round_, client, drawn[client]
+            batches.append(self._work.batch(address, first, last - first))
             drawn[client] += 1
         return batches
-
-    def _batch(self, seed: int, round_: int, client: int, occurrence: int) -> ClientBatch:
-        first, last = (int(o) for o in self._task.train.offsets[client : client + 2])
-        return self._work.batch((seed, round_, client, occurrence), first, last - first)
 
     def absent(self) -> ClientBatch:
         """Return a client without a step, which stands for an empty cohort: it has no upload."""

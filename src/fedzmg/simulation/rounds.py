@@ -108,6 +108,7 @@ class Simulation:
         self._clients, self._servers = (
             PackedRule.of(side, shared, fitted, dtype, device) for side in ("client", "server")
         )
+        self.client_numbers = self._clients.numbers  # hyper-parameters, one row per trial
         self.server_side = ServerSide.of(
             self._servers, self.federation, task, self.trials, dtype, device
         )
@@ -373,8 +374,3 @@ class Simulation:
             )
             own = own_metrics(self, watched, data)
         return [replace(one, **o) for one, o in zip(found, own, strict=True)]
-
-    @property
-    def client_numbers(self) -> dict[str, Tensor]:
-        """Hyper-parameters of client rules, one row per trial."""
-        return self._clients.numbers

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, Rule, ServerRule, chain, structure
+from fedzmg.contract import Algorithm, ServerRule, chain, structure
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore
@@ -67,9 +67,11 @@ class ServerSide(NamedTuple):
                 )
             shared = replace(first, aggregator=structure(first.aggregator))
             packed = PackedRule.of("aggregator", shared, algorithms, dtype, device)
+        forwards = ServerRule.send, ServerWrapper.send
+        sends_own = any(type(inner).send not in forwards for inner in chain(rule.rule))
         return cls(
             rule, packed, first.weights == "examples", federation.guard,
-            [trial.seed for trial in trials], len(task.train), _sends_own(rule.rule),
+            [trial.seed for trial in trials], len(task.train), sends_own,
         )  # fmt: skip
 
     @property
@@ -125,7 +127,11 @@ class ServerSide(NamedTuple):
         """Apply the server step; a trial that lost every upload, or diverged, keeps its state."""
         delta, merging = None, old.aggregator
         if self.aggregator is not None:
-            delta, merging = _aggregate(self.aggregator, merger, old.aggregator)
+            merged = merger.rows()
+            found, merging = _by_cohort(
+                self.aggregator, lambda rule, r, s: rule.aggregate(r, s), merger, merged, merging
+            )
+            delta = found.to(merged.deltas.dtype)
         cohort, sums = merger.cohort(self.population, stamp, keys, delta), merger.sums
         if isinstance(cohort.valid, Tensor):
             rows = cohort.each, cohort.valid, cohort.clients
@@ -154,11 +160,6 @@ class ServerSide(NamedTuple):
             old.alive & (lost < DIVERGED_AFTER), lost, old.traffic,
             tree_map(pick, merging, old.aggregator) if self.aggregator else (),
         )  # fmt: skip
-
-
-def _sends_own(rule: Rule) -> bool:
-    forwards = ServerRule.send, ServerWrapper.send
-    return any(type(inner).send not in forwards for inner in chain(rule))
 
 
 def _with_aggregator(algorithm: Algorithm, federation: Federation) -> Algorithm:
@@ -190,14 +191,6 @@ def _by_cohort(
         shown = tree_map(lambda leaf, width=widest: leaf[:, :width], shown)
         parts.append(PackedRule(packed.rule, numbers).map(function, shown, *others))
     return tree_map(lambda *found: torch.cat(found), parts[0], *parts[1:])
-
-
-def _aggregate(aggregator: PackedRule, merger: Merger, state: State) -> tuple[Tensor, State]:
-    rows = merger.rows()
-    deltas, after = _by_cohort(
-        aggregator, lambda rule, r, s: rule.aggregate(r, s), merger, rows, state
-    )
-    return deltas.to(rows.deltas.dtype), after
 
 
 class Checkpoint(NamedTuple):

@@ -44,17 +44,14 @@ class Shards(Protocol):
 
     def open(self, fresh: State, clients: int, places: Sequence[Path] | None) -> Sequence[Any]:
         """Open a store of client memory per shard."""
-        ...
 
     def train(
         self, simulation: "Simulation", round_: int, broadcast: Broadcast
     ) -> Iterable[ShardPart]:
         """Train a round; yield shards in order, without those that have no client in it."""
-        ...
 
     def keep(self, round_: int) -> None:
         """Write the client memory of a round, after all of it has been computed."""
-        ...
 
 
 def shard_borders(clients: int, shards: int) -> npt.NDArray[np.int64]:

@@ -87,8 +87,8 @@ def to_rich(table: Table, width: int) -> Iterator[RenderableType]:
     names = columns[: table.words]
     left = [column for column in columns[table.words :] if any(map(len, column.cells))]
     while True:
-        count = 1
-        while count < len(left) and _fits([*names, *left[: count + 1]], width):
+        count, taken = 1, sum(column.least + _GAP for column in [*names, *left[:1]])
+        while count < len(left) and (taken := taken + left[count].least + _GAP) <= width + _GAP:
             count += 1
         yield _block([*names, *left[:count]], width)
         yield Text()
@@ -115,10 +115,6 @@ def _column(table: Table, index: int, width: int) -> _Column:
 
 def _longest_word(texts: Iterable[str]) -> int:
     return max((cell_len(word) for text in texts for word in text.split(" ")), default=0)
-
-
-def _fits(columns: Sequence[_Column], width: int) -> bool:
-    return sum(column.least + _GAP for column in columns) - _GAP <= width
 
 
 def _block(columns: Sequence[_Column], width: int) -> RichTable:

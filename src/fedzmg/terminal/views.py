@@ -11,7 +11,6 @@ from rich.text import Text
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.diagnose.verdict import by_name, percent, ratio, rows, when
 from fedzmg.report.tables.clients import own_models
-from fedzmg.report.tables.grids import best_points
 from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity, who
 from fedzmg.report.tables.study import paired_tests, scores, thresholds
 from fedzmg.report.tables.table import Table
@@ -47,11 +46,6 @@ def study(result: StudyResult, width: int) -> RenderableType:
     return render([*tables, *result.notes, inferred], width)
 
 
-def grid(data: Mapping[str, Any], width: int) -> RenderableType:
-    """Show the best points of a ``grid.json``."""
-    return render([best_points(data)], width)
-
-
 def description(
     report: Mapping[str, Any], paper: Mapping[str, Any] | None, width: int
 ) -> RenderableType:
@@ -78,8 +72,6 @@ def estimate(data: Mapping[str, Any]) -> dict[str, str]:
         "traffic": f"{down} down, {up} up (simulated)",
         "disk": f"{disk} at most while it runs, {kept} after",
     }  # fmt: skip
-    if data.get("guard_bytes"):
-        found["memory"] = f"{bytes_text(data['guard_bytes'])} of uploads are kept in a round"
     if data["missing"]:
         found["time"] = f"unknown: the data is not here yet ({data['missing']})"
     elif data["seconds"] is not None:
@@ -94,11 +86,6 @@ def estimate(data: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def timing_line(timing: Mapping[str, Any]) -> str:
-    """Describe one timing in a line."""
-    return f"{_workload(timing)}: {timing['trial_round_ms']:.2f} ms per trial and round"
-
-
 def timings(data: Mapping[str, Any], width: int) -> RenderableType:
     """Show the timings that ``fedzmg bench --json`` prints."""
     facts = data["environment"]
@@ -108,7 +95,7 @@ def timings(data: Mapping[str, Any], width: int) -> RenderableType:
     for t in data["timings"]:
         outside = t.get("outside_steps")
         cells.append([
-            _workload(t), f"{t['round_ms']:.1f}", f"{t['trial_round_ms']:.2f}",
+            workload(t), f"{t['round_ms']:.1f}", f"{t['trial_round_ms']:.2f}",
             f"{t['steps_per_second']:,.0f}", f"{t['matmul_share']:.1%}",
             f"{t['bandwidth_share']:.1%}", f"{t['over_floor']:.1f} x",
             "" if outside is None else f"{outside:.1%}", f"{t['peak_mib']:,.0f}",
@@ -117,7 +104,8 @@ def timings(data: Mapping[str, Any], width: int) -> RenderableType:
     return render([Table.of(f"{facts['machine']}, torch {facts['torch']}", heads, cells)], width)
 
 
-def _workload(timing: Mapping[str, Any]) -> str:
+def workload(timing: Mapping[str, Any]) -> str:
+    """Name what was timed."""
     return f"{timing['workload']} {timing['engine']} {timing['precision']} x {timing['trials']}"
 
 
@@ -297,12 +285,9 @@ def prose(text: str, width: int) -> str:
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         joined = re.sub(r"(?<!\.)\n", " ", re.sub(r":?:$", ":", block.replace("``", "")))
-        lines = (part for line in block.split("\n") for part in _wrapped(line, width))
+        lines = []
+        for line in block.split("\n"):  # the rest of a long one is indented deeper
+            deeper = " " * (len(line) - len(line.lstrip()) + 4)
+            lines += textwrap.wrap(line, width, subsequent_indent=deeper, break_on_hyphens=False)
         blocks.append("\n".join(lines) if block.startswith(" ") else joined.removeprefix(":"))
     return "\n\n".join(filter(None, blocks))
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    """Break an indented line; the rest is indented deeper."""
-    indent = len(line) - len(line.lstrip()) + 4
-    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)

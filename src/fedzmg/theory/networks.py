@@ -231,8 +231,6 @@ def _curvature(size: Size, found: Finding) -> None:
         found.at_most(f"{name}: |Phi H Phi| / |H|, largest", 1.0, ratios, 1e-9)
         if name == "network":
             found.at_most("network: least eigenvalue of H, below zero", 0.0, whole.min(), -1e-3)
-        if name != "random matrices":
-            found.series[name] = (list(range(len(ratios))), ratios.sort().values.tolist())
     least = inside.abs().amax(-1) - torch.maximum(whole[:, -2], -whole[:, 1])
     found.at_least("random matrices: |Phi H Phi| - that limit, smallest", 0.0, least, 1e-9)
     # A quadratic whose steepest direction is projected away.

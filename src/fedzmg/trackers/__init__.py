@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.progress import Progress, Silent
@@ -59,7 +59,7 @@ Make = Callable[[], Tracker]
 Naming = Callable[[str, Trial], str]
 
 
-class Tracking:
+class Tracking(contextlib.AbstractContextManager["Tracking"]):
     """Progress observer that forwards rounds to trackers; one that raises is switched off."""
 
     def __init__(
@@ -70,9 +70,6 @@ class Tracking:
         self._inner, self._naming = progress or Silent(), naming or by_seed
         self.say = self._inner.say
         self._open: dict[str, list[Tracker]] = {}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._close("stopped")

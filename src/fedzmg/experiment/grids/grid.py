@@ -25,7 +25,6 @@ from fedzmg.errors import InputError
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.remote import Remote
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import FORMAT, REMAKE
@@ -41,14 +40,14 @@ CHECKPOINT_SECONDS = 60.0  # less often than a run: a checkpoint holds all trial
 def run_grid(
     spec: GridSpec, out: Path, *, task: Task | None = None, progress: Progress | None = None,
     max_minutes: float | None = None, checkpoint_seconds: float | None = None,
-    remote: Remote | None = None,
+    remote: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train every point of the grid and score it; return the content of ``grid.json``.
 
     A directory that holds this grid is continued; finished algorithms are not trained again.
-    ``task`` is a user's own. ``remote`` trains in other processes. A mistake raises
-    ``InputError``, the end of the time limit ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with
-    everything finished stored.
+    ``task`` is a user's own. ``remote``, such as ``fedzmg.cluster.packs.Packs``, trains in other
+    processes. A mistake raises ``InputError``, the end of the time limit ``TimeLimitReached`` and
+    Ctrl-C ``Interrupted``, with everything finished stored.
     """
     progress, end = progress or Silent(), training.deadline(max_minutes)
     seconds = training.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)

@@ -84,7 +84,13 @@ def propose(
         if entry["score"] is None or not math.isfinite(entry["score"]):
             facts = {"state": optuna.trial.TrialState.PRUNED}
             point = int(np.ravel_multi_index(at, shape))
-            facts["intermediate_values"] = _curve(rows, _trials(spec, [point]))
+            # The mean metric after every round, over the seeds that have it.
+            curve, trials = defaultdict[int, list[float]](list), _trials(spec, [point])
+            for (trial, round_), row in rows.items():
+                if trial in trials and math.isfinite(row["metric"]):
+                    curve[round_].append(row["metric"])
+            means = {round_: statistics.fmean(curve[round_]) for round_ in sorted(curve)}
+            facts["intermediate_values"] = means
         params = dict(zip(axes, at, strict=True))
         study.add_trial(optuna.create_trial(params=params, distributions=space, **facts))
     left, found = set(range(math.prod(shape))).difference(*before), list[int]()
@@ -104,12 +110,3 @@ def propose(
 def _trials(spec: GridSpec, points: Sequence[int]) -> list[int]:
     size = len(spec.seeds)
     return [point * size + seed for point in points for seed in range(size)]
-
-
-def _curve(rows: Rows, trials: Sequence[int]) -> dict[int, float]:
-    """Return the mean metric of a point after every round, over the seeds that have it."""
-    found = defaultdict[int, list[float]](list)
-    for (trial, round_), row in rows.items():
-        if trial in trials and math.isfinite(row["metric"]):
-            found[round_].append(row["metric"])
-    return {round_: statistics.fmean(found[round_]) for round_ in sorted(found)}

@@ -257,23 +257,6 @@ class StudySpec(Plan):
             raise InputError(f'rates_by = "test": {why}: {remedy}')
         super().check(task)
 
-    def remarks(self) -> list[str]:
-        """Return remarks on valid settings that may be mistakes."""
-        found = []
-        if self.eval_every > self.rounds:
-            given = f"eval_every = {self.eval_every} is more than rounds = {self.rounds}"
-            found.append(f"{given}: curves have two points, choose a smaller eval_every")
-        if self.federation.participation.sampler == "examples":
-            twice = [
-                self.shown(name)
-                for name in self.algorithms
-                if self.configured(name, self.fixed(name)).weights == "examples"
-            ]
-            given = f'sampler = "examples" and weights = "examples" of {", ".join(twice)}'
-            remedy = 'examples count twice, weights = "uniform" counts them once'
-            found += [f"{given}: {remedy}"] * bool(twice)
-        return found
-
     def check_algorithm(self, name: str, task: Task | None) -> None:
         super().check_algorithm(name, task)
         known = tuned(self.task) if task is None else task.options
@@ -323,12 +306,10 @@ def read(path: Path, kind: str | None = None) -> Spec:
 
 def _is_beside_results(path: Path) -> bool:
     """Return True for the plan or the specification in a folder of results."""
-    results = ("manifest.json", "study.json", "grid.json")
-    if any((path.parent / name).exists() for name in results):
-        return True
-    below = ("*/manifest.json", "*/seed-*/manifest.json")
-    is_plan = path.name in ("grid.toml", "study.toml")
-    return is_plan and any(True for pattern in below for _ in path.parent.glob(pattern))
+    results: tuple[str, ...] = ("manifest.json", "study.json", "grid.json")
+    if path.name in ("grid.toml", "study.toml"):
+        results += ("*/manifest.json", "*/seed-*/manifest.json")
+    return any(True for pattern in results for _ in path.parent.glob(pattern))
 
 
 def schema(kind: str) -> dict[str, Any]:

@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment import training
 from fedzmg.experiment.grids.grid import chosen_options
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.remote import Remote
 from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
@@ -37,7 +37,7 @@ MOST_RUNS = 16  # largest pack of several algorithms: larger ones are hardly fas
 def run_study(
     spec: StudySpec, out: Path | None, *, task: Task | None = None,
     progress: Progress | None = None, max_minutes: float | None = None, grow: bool = False,
-    models: bool = False, remote: Remote | None = None,
+    models: bool = False, remote: Any = None,
 ) -> StudyResult:  # fmt: skip
     """Train every algorithm under every seed and score them; finished runs are read.
 

@@ -22,7 +22,6 @@ __all__ = [
 STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
     "curves": curves, "differences": runs.differences, "seeds": runs.seeds, "traffic": traffic,
     "clients": runs.clients, "clients-by-round": runs.clients_by_round,
-    "client-loss": runs.client_loss,
 }  # fmt: skip
 
 

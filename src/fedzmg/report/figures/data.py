@@ -7,7 +7,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm, Normalize
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
@@ -130,7 +129,7 @@ def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, An
 
 
 def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
-    """Mark the clients that the paper names, and its mean and deviation."""
+    """Mark the paper's mean and deviation."""
     colour, (mean, sd) = style.COLOURS[1], paper["summary"]["entropy"]
     if "kl" not in paper["summary"]:
         axes.axvspan(mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0, zorder=1)
@@ -141,24 +140,6 @@ def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
         axes.errorbar(
             mean, height, xerr=sd, yerr=height_sd, color=colour, linewidth=1.3, capsize=2.5,
             zorder=3, label="paper, mean ± sd",
-        )  # fmt: skip
-    known = sorted((one["entropy"], one["kl"], one["client"]) for one in paper["clients"]
-                   if one["kl"] is not None)  # fmt: skip
-    if not known:
-        return
-    x, y, _ = zip(*known, strict=True)
-    axes.scatter(
-        x, y, marker="D", s=26, facecolor=style.PAPER, edgecolor=colour, linewidths=1.3, zorder=4,
-        label="named in the paper",
-    )  # fmt: skip
-    start, end = axes.get_xlim()
-    for rank, (x, y, name) in enumerate(known):
-        # The leftmost goes to the left if there is room, so that neighbours do not collide.
-        left = (x - start) / (end - start) > (0.8 if rank else 0.25)
-        axes.annotate(
-            name, (x, y), xytext=(-6 if left else 6, 3), textcoords="offset points",
-            ha="right" if left else "left", fontsize=7, color=colour, zorder=5,
-            path_effects=[withStroke(linewidth=2.0, foreground=style.PAPER)],
         )  # fmt: skip
 
 

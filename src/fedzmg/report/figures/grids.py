@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from fedzmg.report.figures import style
 from fedzmg.report.figures.style import Chart, format_axis, styled, wrapped
-from fedzmg.report.tables.grids import neighbours_text
-from fedzmg.results.formatting import count_text, is_share, options_text, value_text
+from fedzmg.results.formatting import is_share, options_text, value_text
 from fedzmg.results.reading import name_of
 
 # One hue from light to dark: the order is plain in print and under any colour blindness.
@@ -84,7 +83,9 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     alone = f"{entries[names[0]]['label']} on " if len(entries) > len(names) == 1 else ""
     title = f"{alone}{name_of(grid)}: {grid['metric']} on the {half}, mean after each of the last "
     title += f"{grid['last']} of {grid['rounds']} rounds"
-    caption = _caption(entries[names[0]], grid["metric"]) if len(names) == 1 else ""
+    other, caption = entries[names[0]].get("best_by_test"), ""
+    if len(names) == 1 and other is not None:
+        caption = f"By all test data, as in the paper: {_point(other, grid['metric'])}."
     chart = Chart(title, caption, (across * width + 1.1, down * height + 0.7))
     panels = chart.body.subplots(down, across, squeeze=False).flat
     for axes in panels[len(fields) :]:
@@ -103,22 +104,6 @@ def heat_maps(grid: Mapping[str, Any], *chosen: str) -> Chart:
     bar.ax.tick_params(labelsize=7.5, length=2)
     format_axis(bar.ax, grid["metric"])
     return chart
-
-
-def _caption(entry: Mapping[str, Any], metric: str) -> str:
-    """Describe the best point, its neighbours and the choice of the whole test set."""
-    best, other = entry["best"], entry.get("best_by_test")
-    if best is None:
-        return f"Every one of {count_text(len(entry['points']), 'point')} diverged."
-    around = neighbours_text(best, metric)
-    words = f"Best of {count_text(len(entry['points']), 'point')}: {_point(best, metric)}"
-    words += f"; neighbours: {around}." if around else "."
-    if other is not None:
-        words += f" By all test data, as in the paper: {_point(other, metric)}."
-    if best["border"]:
-        edges = ", ".join(best["border_axes"])
-        words += f" The best point is on the border of {edges}: a wider grid may do better."
-    return words
 
 
 def _point(best: Mapping[str, Any], metric: str) -> str:

@@ -126,19 +126,6 @@ def clients_by_round(result: StudyResult) -> Chart | None:
     return _banded(result, found, title, caption, study.metric)
 
 
-@styled
-def client_loss(result: StudyResult) -> Chart | None:
-    """Draw median and inner four fifths of the training losses of a cohort by round."""
-    study = result.study
-    losses = {label: [run.client_loss for run in own] for label, own in study.members.items()}
-    found = {label: scores.loss_bands(own) for label, own in losses.items()}
-    joined = max(run.done for run in study.runs) > scores.MOST_LOSSES
-    title = f"{study.name}: training loss over clients by round"
-    caption = "The median client of a cohort, and the band from 10 to 90 % of its clients; mean "
-    caption += f"over seeds{' and neighbouring rounds' * joined}."
-    return _banded(result, found, title, caption, "local loss")
-
-
 def _banded(
     result: StudyResult, bands_by_label: Mapping[str, Bands | None], title: str, caption: str,
     metric: str, xlabel: str = "round",

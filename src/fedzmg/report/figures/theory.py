@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedzmg.diagnose.verdict import by_name, ratio, rows, when
 from fedzmg.report.figures import style
-from fedzmg.report.figures.style import DOTTED, PAPER, QUIET_INK, Chart, styled, use_log_scale
+from fedzmg.report.figures.style import PAPER, QUIET_INK, Chart, styled, use_log_scale
 
 BLUE, RED, GREEN, _, _, ORANGE, _ = style.COLOURS
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -31,14 +31,7 @@ def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
         series["gain"] = (x, [a / b for a, b in zip(ours, theirs, strict=True)])
         series["gain, exact"] = (x, [11 / 12] * len(x))
     plots = {key: plot for key, plot in CHARTS.items() if key.partition("-")[0] == name}
-    out = {key: _lines(plot, series) for key, plot in plots.items()}
-    if name == "T10":
-        bound, error = (series[one][1][-1] for one in ("FedZMG's bound", "FedZMG"))
-        far = float(f"{bound / error:.2g}")
-        out[name].caption += f" At the end they are about {far:,.0f} times apart."
-    elif name == "E8":
-        out[name] = _curvature_ratios(series)
-    return out
+    return {key: _lines(plot, series) for key, plot in plots.items()}
 
 
 @styled
@@ -60,22 +53,6 @@ def _lines(plot: Mapping[str, Any], series: Series) -> Chart:
     if plot.get("percent"):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     chart.name_series(*axes.get_legend_handles_labels(), below=True)
-    return chart
-
-
-@styled
-def _curvature_ratios(series: Series) -> Chart:
-    """Draw the ratio of spectral norms at every point of every problem."""
-    title = "Lipschitz constant with projection, of that without"
-    chart = Chart(title, "A mark is a Hessian.", (7.0, 2.6))
-    axes = chart.panel("|ΦHΦ| / |H|", "")
-    axes.grid(visible=False, axis="y")
-    for row, (_, values) in enumerate(series.values()):
-        colour = (BLUE, RED, GREEN)[row % 3]
-        axes.plot(values, [row] * len(values), "|", color=colour, markersize=16, alpha=0.6)
-    axes.axvline(1.0, color=QUIET_INK, linestyle=DOTTED)
-    axes.set_yticks(range(len(series)), list(series))
-    axes.set(xlim=(0.0, 1.05), ylim=(len(series) - 0.4, -0.6))
     return chart
 
 

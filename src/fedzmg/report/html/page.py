@@ -40,7 +40,7 @@ def render(
     """Make the page of a report, with results and figures that are known already if given."""
     results = [study_result(study) for study in material.studies] if results is None else results
     drawn = figures.draw(material, results) if drawn is None else drawn
-    summaries = [" ".join(summary(result, list(material.grids.values()))) for result in results]
+    summaries = [" ".join(summary(result)) for result in results]
     found = [*sections.of_studies(results, drawn), *sections.of_grids(material, drawn)]
     found += [*sections.of_heterogeneity(material, drawn), sections.reproduction(material)]
     return _fill(

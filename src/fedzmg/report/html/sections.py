@@ -1,7 +1,6 @@
 """Sections of studies, grids and heterogeneity, and how to reproduce them."""
 
 import math
-import os
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.formats import read_or_empty
 from fedzmg.tasks import TASKS
 
-GRID = "grid.json"
 _DIRECTORY_COLUMNS = (
     Column("directory", "", "shown"),
     Column("rounds", "", lambda run: f"{run.done:,} of {run.asked or '?'}"),
@@ -97,19 +95,9 @@ def _facts(study: Study) -> str:
         fmt.count_text(len(study.seeds), "paired seed" if begun > 1 else "seed"),
     ]
     parts += [f"{rounds:,} rounds"] if rounds else []
-    if population and cohort:
-        parts.append(f"{_cohort(study, cohort)} of {population:,} clients a round")
+    if population and cohort and not study.participation:  # which the settings show
+        parts.append(f"{cohort} of {population:,} clients a round")
     return ", ".join(parts)
-
-
-def _cohort(study: Study, cohort: int) -> str:
-    """Describe the number of clients of a round, and their choice unless it is uniform."""
-    sampler = study.participation.get("sampler", "uniform")
-    lists = study.participation.get("schedule") or [[]]
-    if sampler == "schedule":
-        return f"{min(map(len, lists))} to {max(map(len, lists))} scheduled"
-    words = {"uniform": "{}", "examples": "{} (drawn by examples)", "poisson": "about {} (Poisson)"}
-    return words.get(sampler, "{}").format(cohort)
 
 
 def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:
@@ -210,8 +198,7 @@ def _commands(material: Material, own: Collection[str]) -> Iterator[Block]:
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded if one]
     # Paths as the user gave them: the commands work in the same directory.
     everything = [
-        _line(plan.shown, plan.kind, plan.path, *_rates(plan), *_plugins(_manifests(plan)))
-        for plan in plans
+        _line(plan.shown, plan.kind, plan.path, *_plugins(_manifests(plan))) for plan in plans
     ]
     each = [_line(r.shown, "run", f"{r.path}/spec.toml", *_plugins([r.manifest])) for r in runs]
     for title, lines in (
@@ -246,17 +233,6 @@ def _own_tasks(material: Material) -> list[str]:
     trained += [data.get("task") for data in planned]
     found = dict.fromkeys(task for task in trained if task is not None and task not in TASKS)
     return [task for task in found if task not in recorded]
-
-
-def _rates(plan: PlanFile) -> tuple[str, ...]:
-    """Point a kept study to the grid that was kept beside it, if the original is gone."""
-    if plan.kind == "study" and "rates" in plan.content and "task" in plan.content:
-        grid = Path(plan.content["rates"])
-        beside = Path(os.path.normpath(Path(plan.path).parent / ".." / grid.name))
-        same = read_or_empty(beside / GRID).get("task") == plan.content["task"]
-        if same and not (grid / GRID).is_file():
-            return "--set", f"rates={beside.as_posix()}"
-    return ()
 
 
 def _line(out: str, *words: str) -> str:
