@@ -155,7 +155,7 @@ TABLES: list[dict[str, Any]] = [
     {"name": "centred_clipping", "start": "median", "tau": 2.0, "iterations": 3},
     {"name": "centred_clipping", "tau": 1.0},
     {"name": "norm_bound"},
-    {"name": "norm_bound", "bound": "fixed", "weighted": True},
+    {"name": "norm_bound", "bound": "adaptive", "weighted": True},
 ]
 BULYAN = {"name": "bulyan", "byzantine": F}
 BOUNDED = ("centred_clipping", "norm_bound")
@@ -230,6 +230,10 @@ def test_state_follows_the_rounds() -> None:
     second, _ = merge(clip, x, state=state[0])
     moved = [0.45 + (0.6 - 0.15) / 2, 0.6 + (0.8 - 0.2) / 2]
     assert second.tolist() == pytest.approx(moved)
+    adaptive = {"name": "norm_bound", "bound": "adaptive", "quantile": 0.8}
+    bounded, limit = merge(adaptive, x)
+    assert bounded.tolist() == pytest.approx([0.45, 0.6])
+    assert limit.item() == pytest.approx(np.exp(-0.2 * (0.5 - 0.8)))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ It starts from the aggregate of the last round, zero in the first; this is its s
 
     sum_k p_k x_k min(1, M / |x_k|)
 
-M is the median of the round's norms, or a fixed number. It limits the harm of a client but does
-not exclude any.
+M is the median of the round's norms, a fixed number, or adaptive: ``M <- M exp(-rate (b - q))``
+with b the share of norms up to M (inferred from TensorFlow Federated's robust aggregator). It
+limits the harm of a client but does not exclude any.
 """
 
 import torch
@@ -84,12 +85,23 @@ class CentredClipping(Aggregator):
 class NormBound(Aggregator):
     """Mean of updates whose norms are bounded."""
 
-    bound: str = choice("median", "fixed", doc="median of the norms, or a number")
-    norm: Number = number(1.0, above=0, doc="fixed bound")
+    bound: str = choice("median", "fixed", "adaptive", doc="median of the norms, or by fields")
+    norm: Number = number(1.0, above=0, doc="fixed bound, or the first adaptive one")
+    quantile: Number = number(0.8, low=0, high=1, doc="share of norms below an adaptive bound")
+    rate: Number = number(0.2, above=0, doc="rate of change of an adaptive bound")
     weighted: bool = flag(False, doc=WEIGHTED)
 
+    def init(self, params: Tree) -> State:
+        if self.bound != "adaptive":
+            return ()
+        return next(iter(params.values())).new_ones(()) * self.norm
+
     def aggregate(self, rows: Rows, state: State) -> tuple[Tensor, State]:
+        own, exists = shares(rows, self.weighted), present(rows)
         norms = distances(rows.deltas, torch.zeros_like(rows.deltas[0]))
-        limit = middle(norms, present(rows)) if self.bound == "median" else self.norm
-        factors = shares(rows, self.weighted) * _factors(norms, limit)
-        return combine(factors, rows.deltas), state
+        limit = {"median": middle(norms, exists), "fixed": self.norm, "adaptive": state}[self.bound]
+        merged = combine(own * _factors(norms, limit), rows.deltas)
+        if self.bound != "adaptive":
+            return merged, ()
+        below = ((norms <= state) & exists).sum() / exists.sum()
+        return merged, (state * torch.exp(-self.rate * (below - self.quantile))).to(state.dtype)
