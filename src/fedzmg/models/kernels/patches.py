@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.library import custom_op
 
 from fedzmg.models.kernels.precision import clients_first
@@ -24,14 +25,15 @@ Pair = Sequence[int]
 def conv2d(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """Convolve the images of one client, or of mapped ones."""
     # The gradient of a squeeze is a view, that of an index is a copy.
-    return clients_patches(x[None], w[None], stride, padding).squeeze(0).permute(3, 0, 1, 2)  # type: ignore[no-any-return]
+    return _OnCPU.apply(x[None], w[None], stride, padding).squeeze(0).permute(3, 0, 1, 2)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def of_clients(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """Convolve ``[clients, batch, ...]`` images with own weights, some clients at a time."""
     few = _Form(x, w, stride, padding).clients_at_once
     parts = zip(torch.split(x, few), torch.split(w, few), strict=True)
-    outs = [clients_patches(*part, stride, padding) for part in parts]
+    convolve: Any = clients_patches if x.is_cuda else _OnCPU.apply
+    outs = [convolve(*part, stride, padding) for part in parts]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -108,8 +110,7 @@ class _Form:
                 whole[:, :, rows, columns] += each[:, :, i, j]
 
 
-@custom_op("fedzmg::clients_patches", mutates_args=())
-def clients_patches(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+def _convolve(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
     """Convolve ``[clients, batch, ...]`` images with own weights.
 
     The outputs are ``[clients, outputs, height, width, batch]``, and no view: models may change
@@ -124,13 +125,15 @@ def clients_patches(x: Tensor, w: Tensor, stride: list[int], padding: list[int])
     return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
+clients_patches = custom_op("fedzmg::clients_patches", mutates_args=())(_convolve)
+
+
 @clients_patches.register_fake
 def _(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
     return x.new_empty(*w.shape[:2], *out_size(x, w, stride, padding), x.shape[1])
 
 
-@custom_op("fedzmg::clients_patches_backward", mutates_args=())
-def clients_patches_backward(
+def _gradients(
     x: Tensor, w: Tensor, signal: Tensor, stride: list[int], padding: list[int], needed: list[bool]
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of images and weights that are needed; patches are made again."""
@@ -145,6 +148,11 @@ def clients_patches_backward(
         if needed[0]:
             form.add(whole[..., images], torch.bmm(flat.mT, back))
     return inside.permute(0, 4, 1, 2, 3), for_w.reshape(w.shape)
+
+
+clients_patches_backward = custom_op("fedzmg::clients_patches_backward", mutates_args=())(
+    _gradients
+)
 
 
 @clients_patches_backward.register_fake
@@ -162,18 +170,25 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  
 
 def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
     needed = list(ctx.needs_input_grad[:2])
-    found = clients_patches_backward(*ctx.saved_tensors, signal, *ctx.form, needed)
+    gradients: Any = clients_patches_backward if signal.is_cuda else _gradients
+    found = gradients(*ctx.saved_tensors, signal, *ctx.form, needed)
     return *(grad if need else None for grad, need in zip(found, needed, strict=True)), None, None
 
 
 clients_patches.register_autograd(_backward, setup_context=_setup_context)
 
 
-@clients_patches.register_vmap
-def _(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-    """Let mapped clients be clients."""
-    size, pairs = info.batch_size, zip(inputs[:2], in_dims, strict=False)
-    every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
-    x, w = (t.squeeze(1) if t.shape[1] == 1 else t.flatten(0, 1) for t in every)
-    found = of_clients(x, w, *inputs[2:])
-    return found.reshape(size, -1, *found.shape[1:]), 0
+class _OnCPU(Function):
+    """The same of torch's own operations: it can be transformed, and differentiated twice."""
+
+    forward, setup_context = staticmethod(_convolve), staticmethod(_setup_context)
+    backward = staticmethod(_backward)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+        """Let mapped clients be clients."""
+        size, pairs = info.batch_size, zip(inputs[:2], in_dims, strict=False)
+        every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
+        x, w = (t.squeeze(1) if t.shape[1] == 1 else t.flatten(0, 1) for t in every)
+        found = of_clients(x, w, *inputs[2:])
+        return found.reshape(size, -1, *found.shape[1:]), 0
