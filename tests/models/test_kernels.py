@@ -45,7 +45,7 @@ def test_gpu_kernels_under_the_interpreter() -> None:
         check=True,
     )
     found = json.loads(done.stdout)
-    assert len(found) == 26
+    assert len(found) == 27
     assert {name: value for name, value in found.items() if not value < 1e-5} == {}
 
 
