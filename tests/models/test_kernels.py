@@ -285,6 +285,14 @@ def test_models_may_change_and_view_the_outputs_of_patches(monkeypatch: pytest.M
     assert all(out.is_contiguous() for out in looped)
 
 
+def test_offsets_that_need_more_than_32_bits_are_avoided() -> None:
+    wide = torch.empty(1 << 12, 3, 1 << 20, device="meta")  # clients on the second axis
+    assert precision.within_reach(wide.transpose(0, 1)).is_contiguous()
+    near = wide[:100].transpose(0, 1)
+    assert precision.within_reach(near) is near
+    assert precision.within_reach(wide) is wide
+
+
 def test_patches_are_differentiated_twice_and_inside_of_a_map() -> None:
     """A model may have gradients in its forward pass or in its loss."""
     torch.manual_seed(0)
