@@ -150,12 +150,10 @@ def _gradients(
     return inside.permute(0, 4, 1, 2, 3), for_w.reshape(w.shape)
 
 
-clients_patches_backward = custom_op("fedzmg::clients_patches_backward", mutates_args=())(
-    _gradients
-)
+clients_patches_back = custom_op("fedzmg::clients_patches_back", mutates_args=())(_gradients)
 
 
-@clients_patches_backward.register_fake
+@clients_patches_back.register_fake
 def _(
     x: Tensor, w: Tensor, _: Tensor, stride: list[int], padding: list[int], _needed: list[bool]
 ) -> tuple[Tensor, Tensor]:
@@ -170,7 +168,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  
 
 def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
     needed = list(ctx.needs_input_grad[:2])
-    gradients: Any = clients_patches_backward if signal.is_cuda else _gradients
+    gradients: Any = clients_patches_back if signal.is_cuda else _gradients
     found = gradients(*ctx.saved_tensors, signal, *ctx.form, needed)
     return *(grad if need else None for grad, need in zip(found, needed, strict=True)), None, None
 
