@@ -134,3 +134,33 @@ def test_a_new_width_is_captured_without_a_trace(
     assert [r.steps for r in called.records] == [r.steps for r in replayed.records]
     for name, leaf in called.params.items():
         torch.testing.assert_close(replayed.params[name], leaf, rtol=1e-4, atol=1e-5)
+
+
+@rule_class
+class Looking(SGD):
+    """A client that keeps its last models together, and one of them as a view."""
+
+    def begin(self, context: ClientContext, *full_pass: Any) -> State:
+        both = context.params.map(lambda leaf: torch.stack([leaf, leaf]))
+        return super().begin(context, *full_pass), both, context.params
+
+    def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
+        own, both, older = scratch
+        moved, own = super().step(context, params, own, grad)
+        later = both.map(lambda pair, last: torch.stack([pair[1], last]), params)
+        return moved + 0.1 * (params - older), (own, later, both.map(lambda pair: pair[1]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rules_may_keep_views_of_their_state(device: Any) -> None:
+    algorithm = Algorithm("looking", Looking(lr=0.1), Average())
+    even = Participation(steps=lambda *_: 4)  # steps without a mask
+    called, replayed = (
+        simulate(
+            task(), Trial.of(algorithm), rounds=3, engine=engine, device=device,
+            dtype=torch.float64, federation=Federation(participation=even),
+        )[0]
+        for engine in ("vectorized", "cuda_graph")
+    )  # fmt: skip
+    for name, leaf in called.params.items():
+        torch.testing.assert_close(replayed.params[name], leaf, rtol=0, atol=1e-12)

@@ -151,6 +151,19 @@ def normalisation(shape: tuple[int, ...], order: tuple[int, ...]) -> float:
         return difference(*pairs, *zip(found, slopes, strict=True), *statistics)
 
 
+def half_weights() -> float:
+    """Weights of 16 bits do not round the statistics; ones are the same in both types."""
+    x, signal = torch.randn(2, 2, 5, 3, 4, 4) + 30
+    real, statistics = torch.ones(2, 5, dtype=torch.uint8), list(torch.rand(2, 2, 3))
+    found = []
+    for kind in (torch.float32, torch.bfloat16):
+        own = [torch.ones(2, 3, dtype=kind) for _ in range(2)] + statistics
+        out, *known, mean, var = triton_norm.forward(x, real, own, 0.1, 1e-5)
+        back = triton_norm.backward(x, signal, real, own[0], *known)[0]
+        found.append((out, mean, var, back))
+    return difference(*zip(*found, strict=True))
+
+
 def cut_and_added(
     shape: tuple[int, ...], taps: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int]
 ) -> float:
@@ -184,6 +197,7 @@ def main() -> None:
     found["convolution, 16 bits"] = convolution(case, dtype=torch.float16)
     found |= {f"recurrence, {name}": recurrence(*case) for name, case in RECURRENCES.items()}
     found |= {f"normalisation, {name}": normalisation(*case) for name, case in NORMS.items()}
+    found["normalisation, 16 bits"] = half_weights()
     found |= {f"patches, {name}": cut_and_added(*case) for name, case in PATCHES.items()}
     found |= {f"draws, {name}": draws(*case) for name, case in DRAWS.items()}
     json.dump(found, sys.stdout)

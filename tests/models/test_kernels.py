@@ -45,7 +45,7 @@ def test_gpu_kernels_under_the_interpreter() -> None:
         check=True,
     )
     found = json.loads(done.stdout)
-    assert len(found) == 26
+    assert len(found) == 27
     assert {name: value for name, value in found.items() if not value < 1e-5} == {}
 
 
@@ -284,6 +284,37 @@ def test_models_may_change_and_view_the_outputs_of_patches(monkeypatch: pytest.M
     torch.testing.assert_close(mapped, expected)
     torch.testing.assert_close(torch.stack(looped), expected)
     assert all(out.is_contiguous() for out in looped)
+
+
+def test_offsets_that_need_more_than_32_bits_are_avoided() -> None:
+    wide = torch.empty(1 << 12, 3, 1 << 20, device="meta")  # clients on the second axis
+    assert precision.within_reach(wide.transpose(0, 1)).is_contiguous()
+    near = wide[:100].transpose(0, 1)
+    assert precision.within_reach(near) is near
+    assert precision.within_reach(wide) is wide
+
+
+def test_patches_are_differentiated_twice_and_inside_of_a_map() -> None:
+    """A model may have gradients in its forward pass or in its loss."""
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 2, 4, 6, 6).double(), torch.randn(3, 5, 4, 3, 3).double()
+
+    def penalty(x: Tensor, w: Tensor) -> Tensor:
+        slope: Any = torch.func.grad(lambda x: F.conv2d(x, w, padding=1).square().sum())
+        return slope(x).square().sum()
+
+    def found() -> list[Tensor]:
+        given = [t.clone().requires_grad_() for t in (x, w)]
+        out = torch.vmap(lambda x, w: F.conv2d(x, w, padding=1).square().sum())(*given)
+        [slope] = torch.autograd.grad(out.sum(), given[:1], create_graph=True)
+        twice = torch.autograd.grad(slope.square().sum(), given)
+        inside = torch.autograd.grad(torch.vmap(penalty)(*given).sum(), given)
+        return [*twice, *inside]
+
+    expected = found()
+    with onednn(False), MappedLayers():
+        for ours, theirs in zip(found(), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 def test_patches_give_a_client_the_same_bits_alone_and_beside_others(

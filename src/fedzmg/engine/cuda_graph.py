@@ -21,7 +21,7 @@ from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
-from fedzmg.engine.replay import capturing, copied, copy_all
+from fedzmg.engine.replay import capturing, copied, copy_all, unshared
 from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
@@ -356,11 +356,9 @@ def _advance(rule: ClientRule, *, masked: bool) -> Callable[..., None]:
             own = (context, work.params, *changed, grad, *before)
         params, scratch = map_rule(rule, local.step, numbers, *own)
         after = local.count(work, loss, params, scratch, active)
-        if masked:  # and so maybe compiled, which makes one kernel of all copies
+        if masked:  # and so maybe compiled: parts of a foreach kernel would read what others write
             tree_map(lambda old, new: old.copy_(new), work, after)
             return
-        places = {leaf.data_ptr() for leaf in leaves(work)}  # a rule may keep its last model
-        new = [leaf.clone() if leaf.data_ptr() in places else leaf for leaf in leaves(after)]
-        copy_all(leaves(work), new)
+        copy_all(leaves(work), leaves(unshared(after, work)))  # a rule may keep its last model
 
     return advance

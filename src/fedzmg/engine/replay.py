@@ -108,3 +108,11 @@ def copy_all(targets: list[Tensor], values: list[Tensor]) -> None:
         own[1].append(value)
     for old, new in by_type.values():
         torch._foreach_copy_(old, new)
+
+
+def unshared(values: T, known: Any) -> T:
+    """Copy tensors that are in the memory of others: what is written there must not change them."""
+    places = {leaf.untyped_storage().data_ptr() for leaf in leaves(known)}
+    return tree_map(
+        lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in places else leaf, values
+    )

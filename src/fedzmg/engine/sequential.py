@@ -15,9 +15,10 @@ from fedzmg.contract import ClientRule, bind, chain
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
 from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, eager_gradient
+from fedzmg.engine.replay import unshared
 from fedzmg.messages import FullPass, Upload
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, leaves, num_bytes, row, rows_like, stack, tree_map
+from fedzmg.tree import State, Tree, leaves, num_bytes, row, rows_like, stack
 from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
 
@@ -109,7 +110,7 @@ class Sequential:
             if rule.gradients_per_step == 1:  # only the first gradient of a batch moves them
                 names = program.objective.model.running
                 statistics = {n: out[0][n].detach().copy_(work.params[n]) for n in names}
-            work = work._replace(scratch=_unshared(work.scratch, context))
+            work = work._replace(scratch=unshared(work.scratch, context))
         for t in range(len(stream)):
             with self._named(batch, f"local step {t + 1}"), torch.set_grad_enabled(not out):
                 gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
@@ -164,14 +165,6 @@ class Sequential:
             name = self.program.data.names[batch.client]
             error.add_note(f"client {name!r}, {what}, engine {self.path!r}")
             raise
-
-
-def _unshared(scratch: State, known: Any) -> State:
-    """Copy what a rule has taken over from others: steps in place must not write to it."""
-    places = {leaf.untyped_storage().data_ptr() for leaf in leaves(known)}
-    return tree_map(
-        lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in places else leaf, scratch
-    )
 
 
 def _moved_into(place: Tensor, trained: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._C._functorch import maybe_current_level
 from torch.library import custom_op
 
-from fedzmg.models.kernels.precision import HAS_TRITON, clients_first
+from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, within_reach
 
 
 def available(x: Tensor) -> bool:
@@ -49,7 +49,7 @@ def clients_batch_norm(
 
 
 def _dense(x: Tensor) -> Tensor:
-    return x if torch.empty_like(x).stride() == x.stride() else x.contiguous()
+    return within_reach(x) if torch.empty_like(x).stride() == x.stride() else x.contiguous()
 
 
 def _bytes(flags: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def clients_batch_norm_back(
     from fedzmg.models.kernels import triton_norm
 
     own = weight.contiguous(), means, scales
-    return triton_norm.backward(_dense(x), signal, _bytes(real), *own)
+    return triton_norm.backward(_dense(x), within_reach(signal), _bytes(real), *own)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

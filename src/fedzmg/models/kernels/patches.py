@@ -7,7 +7,7 @@ as groups, with small products.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,17 +23,16 @@ Pair = Sequence[int]
 
 def conv2d(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """Convolve the images of one client, or of mapped ones."""
-    found: Tensor = Patches.apply(x[None], w[None], stride, padding)  # type: ignore[no-untyped-call]
     # The gradient of a squeeze is a view, that of an index is a copy.
-    return found.squeeze(0).permute(3, 0, 1, 2)
+    return _OnCPU.apply(x[None], w[None], stride, padding).squeeze(0).permute(3, 0, 1, 2)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def of_clients(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """Convolve ``[clients, batch, ...]`` images with own weights, some clients at a time."""
     few = _Form(x, w, stride, padding).clients_at_once
     parts = zip(torch.split(x, few), torch.split(w, few), strict=True)
-    apply: Any = clients_patches if x.is_cuda else Patches.apply
-    outs = [apply(*part, stride, padding) for part in parts]
+    convolve: Any = clients_patches if x.is_cuda else _OnCPU.apply
+    outs = [convolve(*part, stride, padding) for part in parts]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -104,7 +103,7 @@ class _Form:
                 whole[:, :, rows, columns] += each[:, :, i, j]
 
 
-def convolved(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
+def _convolve(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
     """Convolve ``[clients, batch, ...]`` images with own weights.
 
     The outputs are ``[clients, outputs, height, width, batch]``, and no view: models may change
@@ -119,8 +118,16 @@ def convolved(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
-def gradients(
-    x: Tensor, w: Tensor, signal: Tensor, stride: Pair, padding: Pair, needed: Sequence[bool]
+clients_patches = custom_op("fedzmg::clients_patches", mutates_args=())(_convolve)
+
+
+@clients_patches.register_fake
+def _(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    return x.new_empty(*w.shape[:2], *out_size(x, w, stride, padding), x.shape[1])
+
+
+def _gradients(
+    x: Tensor, w: Tensor, signal: Tensor, stride: list[int], padding: list[int], needed: list[bool]
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of images and weights that are needed; patches are made again."""
     form, flat = _Form(x, w, stride, padding), w.flatten(2)
@@ -136,54 +143,7 @@ def gradients(
     return inside.permute(0, 4, 1, 2, 3), for_w.reshape(w.shape)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    x, w, *ctx.form = inputs
-    ctx.save_for_backward(x, w)
-
-
-def _backward_by(function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
-    def backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
-        (x, w), needed = ctx.saved_tensors, list(ctx.needs_input_grad[:2])
-        found = function(x, w, signal, *ctx.form, needed)
-        return *(grad if n else None for grad, n in zip(found, needed, strict=True)), None, None
-
-    return backward
-
-
-class Patches(Function):
-    """The operator of a CPU, where the first call of a registered one takes two seconds."""
-
-    forward = staticmethod(convolved)
-    setup_context = staticmethod(_setup_context)
-    backward = staticmethod(_backward_by(gradients))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-        """Let mapped clients be clients."""
-        size, pairs = info.batch_size, zip(inputs[:2], in_dims, strict=False)
-        every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
-        x, w = (t.squeeze(1) if t.shape[1] == 1 else t.flatten(0, 1) for t in every)
-        found = of_clients(x, w, *inputs[2:])
-        return found.reshape(size, -1, *found.shape[1:]), 0
-
-
-@custom_op("fedzmg::clients_patches", mutates_args=())
-def clients_patches(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    """Convolve; an operator that the compiler can call."""
-    return convolved(x, w, stride, padding)
-
-
-@clients_patches.register_fake
-def _(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
-    return x.new_empty(*w.shape[:2], *out_size(x, w, stride, padding), x.shape[1])
-
-
-@custom_op("fedzmg::clients_patches_back", mutates_args=())
-def clients_patches_back(
-    x: Tensor, w: Tensor, signal: Tensor, stride: list[int], padding: list[int], needed: list[bool]
-) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of images and weights."""
-    return gradients(x, w, signal, stride, padding, needed)
+clients_patches_back = custom_op("fedzmg::clients_patches_back", mutates_args=())(_gradients)
 
 
 @clients_patches_back.register_fake
@@ -194,4 +154,35 @@ def _(
     return form.padded(form.batch, w)[1].permute(0, 4, 1, 2, 3), w.new_empty(w.shape)
 
 
-clients_patches.register_autograd(_backward_by(clients_patches_back), setup_context=_setup_context)
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    x, w, *ctx.form = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
+    needed = list(ctx.needs_input_grad[:2])
+    gradients: Any = clients_patches_back if signal.is_cuda else _gradients
+    found = gradients(*ctx.saved_tensors, signal, *ctx.form, needed)
+    return *(grad if need else None for grad, need in zip(found, needed, strict=True)), None, None
+
+
+clients_patches.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _OnCPU(Function):
+    """The same of torch's own operations: it can be transformed, and differentiated twice.
+
+    The first call of a registered operator takes two seconds, too.
+    """
+
+    forward, setup_context = staticmethod(_convolve), staticmethod(_setup_context)
+    backward = staticmethod(_backward)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+        """Let mapped clients be clients."""
+        size, pairs = info.batch_size, zip(inputs[:2], in_dims, strict=False)
+        every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
+        x, w = (t.squeeze(1) if t.shape[1] == 1 else t.flatten(0, 1) for t in every)
+        found = of_clients(x, w, *inputs[2:])
+        return found.reshape(size, -1, *found.shape[1:]), 0

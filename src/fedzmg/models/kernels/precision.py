@@ -48,6 +48,12 @@ def clients_first(x: Tensor, axis: int) -> Tensor:
     return x if axis == 0 else x.movedim(axis, 0)
 
 
+def within_reach(x: Tensor) -> Tensor:
+    """Copy clients whose values are too far apart for the 32-bit offsets of our kernels."""
+    far = sum((size - 1) * step for size, step in zip(x.shape[1:], x.stride()[1:], strict=True))
+    return x if far < 1 << 31 else x.contiguous()
+
+
 _by_rule = False
 
 

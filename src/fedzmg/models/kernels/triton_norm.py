@@ -147,8 +147,8 @@ def forward(
     ``own`` are weights, biases and running statistics, ``[clients, channels]``.
     """
     axes, tile, grid = _form(x)
-    mean, scale, new_mean, new_var = (torch.empty_like(own[0]) for _ in range(4))
-    found = torch.empty_like(x), mean, scale, new_mean, new_var
+    mean, scale = (torch.empty_like(own[0], dtype=torch.float32) for _ in range(2))
+    found = torch.empty_like(x), mean, scale, torch.empty_like(own[2]), torch.empty_like(own[3])
     sizes = [x.shape[axis] for axis in (1, 2, *axes)]
     _forward_kernel[grid](x, real, *own, *found, momentum, eps, *sizes, *_strides(x, axes), **tile)
     return found

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedzmg.models.kernels.precision import within_reach
+
 BLOCK = 1024  # values that one program computes
 
 
@@ -54,7 +56,7 @@ def _add_kernel(
 
 def cut(form: Any, x: Tensor) -> Tensor:
     """Cut images ``[clients, batch, channels, ...]`` of any layout into patches."""
-    batch, size = x.shape[1], form.rows * form.columns * x.shape[1]
+    x, batch, size = within_reach(x), x.shape[1], form.rows * form.columns * x.shape[1]
     out = x.new_empty(len(x), form.rows, form.columns * batch)
     grid = triton.cdiv(size, BLOCK), len(x)
     _cut_kernel[grid](x, out, size, batch, *_numbers(form), *x.stride(), BLOCK=BLOCK)
