@@ -126,9 +126,11 @@ class Simulation:
         self._evaluated_at_once = len(self.trials)
         self._examples_at_once = task.examples_at_once
         with self.numerics():
+            # Copies of all updates of a round that are in memory at once.
+            kept = 2 if self.server_side.aggregator is not None else int(self.server_side.guard)
             self.engines.plan(
                 self.program, self.probe, trials=len(self.trials), rounds_left=rounds - self.round,
-                clients=-(-self.planner.most_clients // parts), rows=self.server_side.kept_rows,
+                clients=-(-self.planner.most_clients // parts), rows=kept,
             )  # fmt: skip
         self.engine = self.engines.build(self.program)
 
@@ -310,8 +312,11 @@ class Simulation:
     def _replays(self, clients: int) -> bool:
         """Tell whether a GPU replays what follows local training: all clients train at once."""
         graphs = isinstance(self.engine, Vectorized) and self.engine.cuda_graph
-        whole = graphs and clients <= (self.chunk or clients)
-        return whole and self.memory.is_empty and self.server_side.only_adds
+        whole = graphs and clients <= (self.chunk or clients) and self.memory.is_empty
+        # Merging follows from tables if nothing is known of single uploads.
+        side, rule = self.server_side, self.server_side.rule.rule
+        special = side.guard or side.aggregator or rule.own_weights or "client" in rule.needs
+        return whole and not special
 
     def _evaluate(self, params: Tree, examples: Examples) -> Tensor:
         """Compute loss and metric of every trial; zeros for stopped ones."""
