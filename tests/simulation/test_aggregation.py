@@ -36,7 +36,7 @@ STAGES = {
     "krum": {"name": "krum"},
     "bulyan": {"name": "bulyan"},
     "clipping": {"name": "centred_clipping", "tau": 0.05},
-    "bound": {"name": "norm_bound", "bound": "adaptive", "norm": 0.1},
+    "bound": {"name": "norm_bound", "bound": "median"},
 }
 
 
