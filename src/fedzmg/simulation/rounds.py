@@ -30,14 +30,7 @@ from fedzmg.simulation.planner import RoundPlanner
 from fedzmg.simulation.program import build_program
 from fedzmg.simulation.records import RoundFacts
 from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
-from fedzmg.simulation.shards import (
-    Memories,
-    Shards,
-    check_stages,
-    merge_shards,
-    open_memory,
-    train_batches,
-)
+from fedzmg.simulation.shards import Memories, Shards, merge_shards, open_memory, train_batches
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, row, stack, tree_map
@@ -112,7 +105,8 @@ class Simulation:
         self.server_side = ServerSide.of(
             self._servers, self.federation, task, self.trials, dtype, device
         )
-        check_stages(shards, self.server_side)
+        if shards is not None:
+            self.server_side.check_shards(shards.count)
         self._closing = Closing(self.server_side, self._client_rules)
         self._silent: State = None  # what servers send besides models, if it has no tensors
         self.round = 0

@@ -80,6 +80,17 @@ class ServerSide(NamedTuple):
             [trial.seed for trial in trials], len(task.train), sends_own,
         )  # fmt: skip
 
+    def check_shards(self, count: int) -> None:
+        """Refuse stages of a round that need every upload of a cohort at once."""
+        for used, what in (
+            (self.guard, "federation.guard"),
+            (self.aggregator is not None, "an aggregator"),
+            (self.rule.rule.own_weights, "this algorithm's server"),
+        ):
+            if used:
+                problem = f"shards = {count}: {what} needs all uploads at once"
+                raise InputError(f"{problem}: leave shards out")
+
     @property
     def fewest(self) -> int:
         """Uploads that an aggregator needs; zero without one."""
