@@ -85,16 +85,12 @@ def right_positions(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([right.sum(1), (labels >= 0).sum(1)], -1)
 
 
-def top_accuracy(k: int) -> Metric:
-    """Return the metric of targets among the ``k`` largest outputs."""
-
-    def found(outputs: Tensor, targets: Tensor) -> Tensor:
-        logits, labels = _class_columns(outputs, targets)
-        best = logits.topk(min(k, logits.shape[-1]), -1).indices
-        right = (best == labels[..., None]).any(-1)
-        return torch.stack([right.sum(1), (labels >= 0).sum(1)], -1)
-
-    return Metric(f"top{k}_accuracy", found, finish=ratio)
+def in_top5(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Count an example's targets among the five largest outputs, and all of them."""
+    logits, labels = _class_columns(outputs, targets)
+    best = logits.topk(min(5, logits.shape[-1]), -1).indices
+    right = (best == labels[..., None]).any(-1)
+    return torch.stack([right.sum(1), (labels >= 0).sum(1)], -1)
 
 
 def token_losses(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -155,7 +151,7 @@ METRICS: dict[str, Metric] = {"masked_accuracy": MASKED_ACCURACY} | {
     metric.name: metric
     for metric in (
         ACCURACY,
-        top_accuracy(5),
+        Metric("top5_accuracy", in_top5, finish=ratio),
         Metric("binary_accuracy", binary_accuracy),
         Metric("token_accuracy", right_positions, finish=ratio),
         Metric("next_token_accuracy", _shifted(right_positions), finish=ratio),

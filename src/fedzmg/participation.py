@@ -54,12 +54,6 @@ class Participation:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _work(name, getattr(self, name)))
 
-    def mean_clients(self, cohort: int) -> float:
-        """Return the mean number of clients of a round; a function is taken to keep the cohort."""
-        if self.schedule is None:
-            return cohort
-        return sum(map(len, self.schedule)) / len(self.schedule)
-
     def most_clients(self, cohort: int, population: int) -> int:
         """Return the largest number of clients that a round may have."""
         if self.schedule is not None:

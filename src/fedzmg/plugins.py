@@ -59,7 +59,7 @@ class Plugin(NamedTuple):
 
 
 _PLUGINS: dict[str, Plugin] = {}  # loaded plugin files by name, which results record
-_REGISTRIES: "list[Registry[Any]]" = []  # all tables; one that is made later takes what is loaded
+REGISTRIES: "list[Registry[Any]]" = []  # all tables; one that is made later takes what is loaded
 
 
 @contextlib.contextmanager
@@ -116,17 +116,12 @@ def load(path: Path | str) -> Plugin:
     others = {Path(file) for file in imported if file and Path(file).parent == path.parent}
     files = (path, *sorted(others - {path}))
     plugin = Plugin(path, module, files, Origin.of(*files))
-    for registry in _REGISTRIES:
+    for registry in REGISTRIES:
         if known is not None:
             registry.remove(known.origin)
         registry.take_all(plugin)
     _PLUGINS[path.name] = plugin
     return plugin
-
-
-def tables() -> "list[Registry[Any]]":
-    """Return the tables of everything that has names and can be extended."""
-    return list(_REGISTRIES)
 
 
 def split_reference(name: object) -> tuple[str, str] | None:
@@ -176,7 +171,7 @@ class Registry(UserDict[str, T]):
         super().__init__(entries)
         self.kind, self._convert, self._same = kind, convert, same
         self.origins: dict[str, Origin] = {}
-        _REGISTRIES.append(self)
+        REGISTRIES.append(self)
         for plugin in _PLUGINS.values():
             self.take_all(plugin)
 

@@ -91,9 +91,6 @@ def path(
 def describe(
     name: Shown,
     split: Split = "train",
-    sample: Annotated[int | None, opt("Measure this many clients.", "all", min=2)] = None,
-    entropy: Annotated[str | None, opt("Normalise by all 'classes' or those 'present'.")] = None,
-    reference: Annotated[str | None, opt("KL from 'global' or from the 'pooled' sample.")] = None,
     as_paper: Annotated[bool, flag("--as-paper", "Measure ten clients as in the paper.")] = False,
     client_column: Annotated[str | None, opt("Client column of a table.", "client")] = None,
     label_column: Annotated[str, opt("Label column of a table.")] = "label",
@@ -112,14 +109,10 @@ def describe(
     common.check_output(directory, exports.DESCRIPTION, "data describe")
     columns = (client_column, label_column)
     shown = _population(name, split, partition, clients, seed, set_, cache, columns)
-    if as_paper:
-        sample = sample or 10
-        reference = reference or "pooled"
-        entropy = entropy or ("present" if shown.unit == "characters" else "classes")
     found = heterogeneity.describe(
-        shown.counts, shown.names, unit=shown.unit, labels=shown.labels, name=title,
-        entropy=entropy or "classes", reference=reference or "global",  # type: ignore[arg-type]
-        sample=sample, seed=seed,
+        shown.counts, shown.names, unit=shown.unit, labels=shown.labels, name=title, seed=seed,
+        entropy="present" if as_paper and shown.unit == "characters" else "classes",
+        reference="pooled" if as_paper else "global", sample=10 if as_paper else None,
     )  # fmt: skip
     part = split if _is_named(name) else None
     data = {**found, "split": part, "partition": shown.partition, "made": provenance()}

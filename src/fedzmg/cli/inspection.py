@@ -140,14 +140,14 @@ def list_(
     def summary(task: Any) -> dict[str, Any]:
         return {"summary": task.summary, "data": task.data or None, "missing": task.missing}
 
-    assert trackers.TRACKERS in plugins.tables()  # once it is imported
+    assert trackers.TRACKERS in plugins.REGISTRIES  # once it is imported
     name, task = (None if text is None else plugins.load_reference(text) for text in (name, task))
     size = None if task is None else tasks.info(task).describe()["model"]["bytes"]
     if name is None:
         data = {
             "algorithms": {n: card(a, size) | origin(ALGORITHMS, n) for n, a in ALGORITHMS.items()},
             "tasks": {n: summary(t) | origin(TASKS, n) for n, t in TASKS.items()},
-            "installed": {table.kind: table.not_imported for table in plugins.tables()},
+            "installed": {table.kind: table.not_imported for table in plugins.REGISTRIES},
         }
         common.show(data, lambda width: views.tables(data, width), as_json)
     elif name in TASKS:

@@ -145,7 +145,13 @@ def compare(
         chosen, names, numbered_seeds(seeds), settings, rounds=rounds, engine=engine, device=device
     )
     directory = out or default_directory(f"compare-{chosen.name}", spec)
-    _refuse_to_replace(directory, spec)
+    if (path := directory / "study.toml").is_file():
+        kept = type(spec).read(path)
+        missing = [name for name in kept.algorithms if name not in spec.algorithms]
+        missing += [f"seed {seed}" for seed in kept.seeds if seed not in spec.seeds]
+        if missing:
+            held = f"{directory} holds a comparison that also has {', '.join(missing)}"
+            raise InputError(f"{held}; name these too, or choose another directory with --out")
     common.say(*chosen.notes, *tuning_notes(chosen.name, untuned(spec), (), chosen.options))
     _train_study(spec, chosen, directory, track, as_json, on, grow=True)
 
@@ -277,19 +283,6 @@ def prepare(kind: str, file: Path, settings: Texts, out: Path | None) -> "tuple[
         spec.check(task)
     common.say(*task.notes)
     return spec, task, out or Path("runs") / file.stem
-
-
-def _refuse_to_replace(directory: Path, spec: "StudySpec") -> None:
-    """Refuse a directory whose comparison has algorithms or seeds that this one lacks."""
-    path = directory / "study.toml"
-    if not path.is_file():
-        return
-    kept = type(spec).read(path)
-    missing = [name for name in kept.algorithms if name not in spec.algorithms]
-    missing += [f"seed {seed}" for seed in kept.seeds if seed not in spec.seeds]
-    if missing:
-        held = f"{directory} holds a comparison that also has {', '.join(missing)}"
-        raise InputError(f"{held}; name these too, or choose another directory with --out")
 
 
 def task_and_settings(command: str, task: str, set_: Texts) -> "tuple[Task, dict[str, Any]]":

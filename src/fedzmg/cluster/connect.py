@@ -89,7 +89,13 @@ def connected(on: str) -> Iterator[Cluster]:
     # Nothing phones home. Ray reads these while it is imported.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    _authenticate(local is not None)
+    if "RAY_AUTH_MODE" not in os.environ:
+        given = not os.environ.keys().isdisjoint(("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+        if local and not given:
+            # Ray listens on every network interface; versions without tokens ignore this.
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        if local or given or (Path.home() / ".ray" / "auth_token").is_file():
+            os.environ["RAY_AUTH_MODE"] = "token"
     if importlib.util.find_spec("ray") is None:
         raise InputError(f"--on {on} needs the package 'ray': pip install 'fedzmg[ray]'")
     ray = importlib.import_module("ray")
@@ -114,15 +120,3 @@ def connected(on: str) -> Iterator[Cluster]:
         yield Cluster(on, ray, threads, share)
     finally:
         ray.shutdown()
-
-
-def _authenticate(is_local: bool) -> None:
-    """Turn on token authentication: with a token of its own on this machine, else the user's."""
-    if "RAY_AUTH_MODE" in os.environ:
-        return
-    given = not os.environ.keys().isdisjoint(("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if is_local and not given:
-        # Ray listens on every network interface; versions without tokens ignore this.
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    if is_local or given or (Path.home() / ".ray" / "auth_token").is_file():
-        os.environ["RAY_AUTH_MODE"] = "token"

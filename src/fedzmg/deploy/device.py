@@ -22,7 +22,7 @@ from fedzmg.plugins import load_reference
 from fedzmg.storage import checkpoint as stored
 from fedzmg.storage.files import remove_leftovers
 from fedzmg.storage.formats import read_json, write_json
-from fedzmg.tree import State, named_leaves, row
+from fedzmg.tree import named_leaves, row
 
 FORMAT = 1
 
@@ -95,33 +95,29 @@ class Device:
         blueprint = self._blueprint(path)
         down = codec.decode(frame.arrays, blueprint.down)
         round_, base, times = (int(facts[key]) for key in ("round", "base", "occurrences"))
-        memory, lost = blueprint.memory, False
+        memory, lost, binding = blueprint.memory, False, "/".join(path.parts[-2:])
         if base:
             try:
-                file, binding = path / f"memory-{base}.safetensors", "/".join(path.parts[-2:])
+                file = path / f"memory-{base}.safetensors"
                 found = stored.read_checkpoint(file, binding).tensors[0]
                 memory = codec.decode({n: codec.wire(leaf) for n, leaf in found.items()}, memory)
             except (FileNotFoundError, stored.UnusableCheckpoint, BadMessage):
                 lost = True
         outcomes, after = blueprint.train(down, round_, self.client, times, memory)
         if named_leaves(after):
-            _write_memory(path, round_, after, {int(r) for r in facts["keep"]})
+            kept = stored.StoredCheckpoint(round_, 0, {0: named_leaves(after)}, {}, {})
+            stored.write_checkpoint(path / f"memory-{round_}.safetensors", kept, binding)
+            # The server will not name others again.
+            named = {f"memory-{int(r)}.safetensors" for r in (*facts["keep"], round_)}
+            for file in path.glob("memory-*.safetensors"):
+                if file.name not in named:
+                    file.unlink(missing_ok=True)
         arrays: dict[str, Wire] = {}
         for i in range(times):
             arrays |= {f"{i}{name}": w for name, w in codec.encode(row(outcomes, i)).items()}
         answer = {key: facts[key] for key in ("federation", "round", "nonce")}
         seconds = time.perf_counter() - began
         return Frame({**answer, "client": self.client, "lost": lost, "seconds": seconds}, arrays)
-
-
-def _write_memory(path: Path, round_: int, memory: State, keep: set[int]) -> None:
-    """Write the memory after a round; remove those that the server will not name again."""
-    found = stored.StoredCheckpoint(round_, 0, {0: named_leaves(memory)}, {}, {})
-    kept = {f"memory-{number}.safetensors" for number in keep | {round_}}
-    stored.write_checkpoint(path / f"memory-{round_}.safetensors", found, "/".join(path.parts[-2:]))
-    for file in path.glob("memory-*.safetensors"):
-        if file.name not in kept:
-            file.unlink(missing_ok=True)
 
 
 def serve(listener: Listener, device: Device, say: Callable[[str], None]) -> None:

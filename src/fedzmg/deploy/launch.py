@@ -34,11 +34,6 @@ START_SECONDS = 180.0  # time for a server app to start: Flower does not report 
 MOST_RESTARTS = 20  # restarts of a server app that ends without a result, such as a killed one
 
 
-def _clean_up_on_terminate() -> None:
-    """Leave by an exception when a service manager stops this process."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-
-
 def run_server(
     spec: RunSpec, settings: Settings, host: str, port: int, keys: Path | None, say: Say
 ) -> None:
@@ -47,7 +42,8 @@ def run_server(
     The key ``device-3`` may only be client 3. A server app that is killed is started again and
     continues from its last checkpoint.
     """
-    _clean_up_on_terminate()
+    # Leave by an exception when a service manager stops this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     task, run = prepare(spec, spec.build_task(), settings.clients)
     most = 4 * num_bytes(Blueprint.of(task, run.spec, torch.device("cpu")).up) + (1 << 20)
     home, inner = Path(settings.home), free_port()
@@ -107,7 +103,7 @@ def run_client(
     device: torch.device,
 ) -> None:  # fmt: skip
     """Run a device for ever: a worker that trains, and a SuperNode that is started again."""
-    _clean_up_on_terminate()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as a server does
     for file in keys or ():
         if not file.is_file():
             raise InputError(f"{file} is missing: copy it from the server's 'fedzmg deploy keys'")

@@ -69,7 +69,10 @@ class Nodes:
         structure: str, most: int,
     ) -> Node:  # fmt: skip
         """Add a device by its answer to a greeting, or find it again; refuse a wrong answer."""
-        client, examples = (_whole(facts, key) for key in ("client", "examples"))
+        for key in ("client", "examples"):
+            if type(facts.get(key)) is not int:
+                raise BadMessage(f"{key} = {str(facts.get(key))[:40]!r}: expected a whole number")
+        client, examples = facts["client"], facts["examples"]
         name, data = (str(facts.get(key, ""))[:LONGEST_NAME] for key in ("name", "data"))
         if not 0 <= client < population:
             raise BadMessage(f"client {client}: expected 0 to {population - 1}")
@@ -91,10 +94,3 @@ class Nodes:
             raise BadMessage(f"client {client} is another node, which is online")
         self.nodes[client] = replace(known, node=number, last_seen=time.time())
         return self.nodes[client]
-
-
-def _whole(facts: Mapping[str, Any], key: str) -> int:
-    value = facts.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadMessage(f"{key} = {str(value)[:40]!r}: expected a whole number")
-    return value

@@ -64,7 +64,11 @@ class Vectorized:
             part = list(range(first, min(first + size, len(batches))))
             # Longest stream first; the sort is stable, so equal streams keep the cohort's order.
             order = sorted(part, key=lambda i: -len(batches[i].stream))
-            rows = order + order[-1:] * (self._num_rows(len(order)) - len(order))
+            width = max(len(order), MIN_WIDTH)
+            # Bits may have to equal those of a pack that began with fewer clients.
+            if self.graphs is not None and not bits_are_kept():
+                width = self.graphs.rows_for(width)
+            rows = order + order[-1:] * (width - len(order))  # with copies of the last client
             chosen = [batches[i] for i in rows]
             try:
                 outcomes = self._train_sorted(chosen, broadcast, row(memory, rows), origin is None)
@@ -87,16 +91,6 @@ class Vectorized:
     def _path(self) -> str:
         parts = ["compiled"] * self.compiled + ["cuda_graph"] * self.cuda_graph
         return "_".join(parts) or "vectorized"
-
-    def _num_rows(self, clients: int) -> int:
-        """Count the rows to compute; those beyond the clients are copies of the last one.
-
-        There are none where bits must equal those of a pack that began with fewer clients.
-        """
-        clients = max(clients, MIN_WIDTH)
-        if self.graphs is None or bits_are_kept():
-            return clients
-        return self.graphs.rows_for(clients)
 
     def _train_sorted(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State, subtract: bool

@@ -49,7 +49,9 @@ def estimate(spec: Spec) -> dict[str, Any]:
     protocol = preset.protocol.with_options({**spec.protocol, **top})
     participation, rounds = spec.federation.build().participation, protocol.rounds
     first, counts = _trials(spec, task, rounds)
-    cohort = participation.mean_clients(protocol.cohort)
+    # A user's function is taken to keep the cohort.
+    lists = participation.schedule
+    cohort = protocol.cohort if lists is None else sum(map(len, lists)) / len(lists)
     # A run is evaluated after rounds 1, 1 + N, ... and the last.
     evaluations = -(-rounds // protocol.eval_every) + ((rounds - 1) % protocol.eval_every > 0)
     if isinstance(spec, GridSpec):
@@ -139,12 +141,19 @@ def _timed(
 def _time_steps(
     task: Task, spec: Spec, trials: list[Trial], clients: int, steps: int
 ) -> tuple[float, Simulation]:
-    """Train a few rounds; return the seconds of one client's step, and the simulation."""
+    """Train a few rounds of a few clients; return the seconds of a step, and the simulation."""
     device, engine = resolve_device(spec.device), spec.engine
     if engine == "auto" and device.type == "cpu":
         engine = "vectorized"  # choosing takes longer than the whole measurement
+    data, protocol = task.train, task.protocol
+    # Clients with the most examples: those with few may have no step at all.
+    chosen = np.sort(np.argsort(-data.counts, kind="stable")[:clients])
+    lengths = np.minimum(data.counts[chosen], steps * protocol.batch_size)
+    rows = [data.offsets[c] + np.arange(n) for c, n in zip(chosen, lengths, strict=True)]
+    quick = replace(protocol, cohort=len(chosen), epochs=1, eval_every=ROUNDS + 1)
+    few, short = row(task.test, slice(2)), data.take(chosen, rows)
     simulation = Simulation(
-        _shortened(task, clients, steps),
+        replace(task, train=short, test=few, test_owners=None, protocol=quick),
         trials,
         # Too few to compile anything, and one more than are run, because the last one evaluates.
         rounds=ROUNDS + 1,
@@ -161,19 +170,6 @@ def _time_steps(
         if i and time.perf_counter() - first > SECONDS:
             break
     return best, simulation
-
-
-def _shortened(task: Task, clients: int, steps: int) -> Task:
-    """Return the task with a few clients, each of which has a few steps."""
-    data, protocol = task.train, task.protocol
-    # Clients with the most examples: those with few may have no step at all.
-    chosen = np.sort(np.argsort(-data.counts, kind="stable")[:clients])
-    lengths = np.minimum(data.counts[chosen], steps * protocol.batch_size)
-    rows = [data.offsets[c] + np.arange(n) for c, n in zip(chosen, lengths, strict=True)]
-    quick = replace(protocol, cohort=len(chosen), epochs=1, eval_every=ROUNDS + 1)
-    few = row(task.test, slice(2))
-    short = data.take(chosen, rows)
-    return replace(task, train=short, test=few, test_owners=None, protocol=quick)
 
 
 def _clock(device: torch.device) -> float:

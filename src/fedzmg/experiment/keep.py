@@ -71,7 +71,11 @@ def keep(source: Path, to: Path) -> Kept:
     with naming_errors(to, "choose another --out"):
         target.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{target.name}.{_MARK}-{socket.gethostname()}-"
-        _remove_leftovers(target.parent, prefix)
+        # Unfinished copies of processes of this machine that are gone.
+        for path in target.parent.glob(f"{glob.escape(prefix)}*"):
+            process = path.name.removeprefix(prefix).partition("-")[0]
+            if process.isdecimal() and len(process) < 10 and not psutil.pid_exists(int(process)):
+                shutil.rmtree(path, ignore_errors=True)  # a link stays
         own = f"{prefix}{os.getpid()}-"
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=own) as temporary:
             fresh = Path(temporary) / "fresh"
@@ -82,14 +86,6 @@ def keep(source: Path, to: Path) -> Kept:
             os.replace(fresh, target)
             sync_directory(target.parent)
     return Kept(to, len(wanted), size, sum(path.stat().st_size for path in files))
-
-
-def _remove_leftovers(directory: Path, prefix: str) -> None:
-    """Remove unfinished copies of processes of this machine that are gone."""
-    for path in directory.glob(f"{glob.escape(prefix)}*"):
-        process = path.name.removeprefix(prefix).partition("-")[0]
-        if process.isdecimal() and len(process) < 10 and not psutil.pid_exists(int(process)):
-            shutil.rmtree(path, ignore_errors=True)  # a link stays
 
 
 def _files(top: Path) -> Iterator[Path]:

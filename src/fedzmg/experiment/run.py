@@ -19,7 +19,7 @@ from fedzmg.simulation import RoundReport, Simulation, resolve_device
 from fedzmg.simulation.history import ClientMetrics, History, Record
 from fedzmg.simulation.shards import Shards
 from fedzmg.storage.files import log_marks
-from fedzmg.storage.formats import flat
+from fedzmg.storage.formats import flat, read_json
 from fedzmg.storage.lock import hold, is_left_locked
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
@@ -150,7 +150,10 @@ def _open_job(
         facts = directory.manifest()
         run_directory.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}
-        stopped = training.read_stop(directory.path)
+        path, stopped = directory.path / training.STOPPED, None
+        if path.exists():
+            known = read_json(path, wanted=training.FORMAT, spec=path.with_name("spec.toml"))
+            stopped = training.Stopped.of(known)
         last = task.protocol.rounds if stopped is None else stopped.round
         logged = "finished" in facts and records.keys() >= set(range(1, last + 1))
         if logged and not models:

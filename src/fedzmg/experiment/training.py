@@ -25,7 +25,7 @@ from fedzmg.simulation import Checkpoint, EngineName, RoundReport, Simulation, T
 from fedzmg.simulation.shards import LocalShards, Shards
 from fedzmg.storage import lock
 from fedzmg.storage.files import naming_errors, remove_leftovers, write_atomic
-from fedzmg.storage.formats import flat, read_json, write_json
+from fedzmg.storage.formats import flat, write_json
 from fedzmg.storage.lock import Hold, hold
 from fedzmg.storage.reading import check_folder
 from fedzmg.tasks.task import Task
@@ -169,14 +169,6 @@ def write_stop(directory: Path, stopped: Stopped) -> None:
     """Write a decision into a run directory."""
     line = {"format": FORMAT, **stopped._asdict()}
     write_json(directory / STOPPED, line, spec=directory / "spec.toml")
-
-
-def read_stop(directory: Path) -> Stopped | None:
-    """Read the decision in a run directory, if there is one."""
-    path = directory / STOPPED
-    if not path.exists():
-        return None
-    return Stopped.of(read_json(path, wanted=FORMAT, spec=directory / "spec.toml"))
 
 
 class TrainingStorage(abc.ABC):

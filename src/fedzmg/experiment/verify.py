@@ -131,7 +131,20 @@ def verify(
             refuse_unloaded(spec.task if task is None else None, spec.bases(), first, REMEDY)
             tasks[known] = task or spec.build_task()
         say(f"{pack[0].name}, pack of {len(pack)}: first rounds")
-        found |= _verify_pack(tasks[known], pack, rounds, say)
+        # A run's own file has every option; recommendations of the task may have changed since.
+        specs = [RunDirectory(run.path).spec() for run in pack]
+        plain = replace(tasks[known], options={}, protocol=spec.build_protocol(tasks[known]))
+        names = [run.path.parent.name for run in pack]
+        trials = [own.resolve(plain, n).trial for own, n in zip(specs, names, strict=True)]
+        trained = [(trials[0].algorithm.name, trials[0].algorithm, pack[0].path)]
+        federation, notes = specs[0].federation.build(), list[str]()
+        say_changed(trained, plain, federation, Path(pack[0].name), say, EXPECTED)
+        logged = max(round_ for run in pack for round_ in run.rows)
+        last = min(rounds, plain.protocol.rounds, logged)
+        repeated, now = _repeat(pack, specs[0], plain, trials, last, notes)
+        for i, run in enumerate(pack):
+            rows = {records[i].round: json_words(records[i].line()) for records in repeated}
+            found[run.path] = run.judge(rows, now, notes)
     return [found[path] for path in paths]
 
 
@@ -160,28 +173,6 @@ def _read_run(path: Path, root: Path) -> _Kept:
     if not rows:
         raise InputError(f"{path} has no finished round yet: nothing can be compared")
     return _Kept(path, name, run.manifest(), rows)
-
-
-def _verify_pack(
-    task: Task, pack: Sequence[_Kept], wanted: int, say: Callable[[str], None]
-) -> dict[Path, Verdict]:
-    # A run's own file has every option; recommendations of the task may have changed since.
-    specs = [RunDirectory(run.path).spec() for run in pack]
-    plain = replace(task, options={}, protocol=specs[0].build_protocol(task))
-    names = [run.path.parent.name for run in pack]
-    trials = [spec.resolve(plain, n).trial for spec, n in zip(specs, names, strict=True)]
-    algorithm = trials[0].algorithm
-    trained = [(algorithm.name, algorithm, pack[0].path)]
-    federation = specs[0].federation.build()
-    say_changed(trained, plain, federation, Path(pack[0].name), say, EXPECTED)
-    notes: list[str] = []
-    logged = max(round_ for run in pack for round_ in run.rows)
-    last = min(wanted, plain.protocol.rounds, logged)
-    rounds, now = _repeat(pack, specs[0], plain, trials, last, notes)
-    return {
-        run.path: run.judge({r[i].round: json_words(r[i].line()) for r in rounds}, now, notes)
-        for i, run in enumerate(pack)
-    }
 
 
 def _verify_grid(

@@ -302,7 +302,16 @@ class FunctionalModel:
         self._add_buffers(n for n, b in same.items() if not torch.equal(b, after[n]))
         for layer, source in zip(_keyed(self.module), self._training.keyed, strict=True):
             layer.axes = source.axes
-        self._learn(modes[0].found | modes[1].found, modes[0].axes)
+        # The mode that replaces functions stays only if it has found some.
+        found: set[str] = modes[0].found | modes[1].found
+        seeds, draws = "unkeyed" in found, not found.isdisjoint(("random", "unkeyed"))
+        own = {"layer": len(self.layer_keys), "always": draws, "seeds": seeds}
+        self._replaced = {**own, "axes": modes[0].axes} if found else None
+        if seeds:
+            self.loop_reason = "the model draws random numbers by functions that take no key"
+        if draws:
+            self.layer_keys += (FUNCTIONS_KEY,)
+        self._prepare_calls()
         self.loop_reason = self.norms.unmapped or self.loop_reason
         return outputs
 
@@ -324,17 +333,6 @@ class FunctionalModel:
                     layout[name] = self.layout[name]
         self.layout = layout
         self.statistics = tuple(name for name, info in layout.items() if info.is_buffer)
-
-    def _learn(self, found: set[str], axes: tuple[int, ...]) -> None:
-        """Keep the mode that replaces functions only if it has found some."""
-        if "unkeyed" in found:
-            self.loop_reason = "the model draws random numbers by functions that take no key"
-        draws, seeds = not found.isdisjoint(("random", "unkeyed")), "unkeyed" in found
-        own = {"layer": len(self.layer_keys), "always": draws, "seeds": seeds, "axes": axes}
-        self._replaced = own if found else None
-        if draws:
-            self.layer_keys += (FUNCTIONS_KEY,)
-        self._prepare_calls()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "FunctionalModel":
         """Copy the model to a device; constants become ``dtype``."""

@@ -69,7 +69,10 @@ def form_of(
     ]
     kinds = [kind for kind, _ in runs]
     if not sums_given and kinds in ([], [True], [False], [False, True]) and count <= MAX_ROW:
-        return Form(_width(count, aligned), count, entries // count, 1, 1, count)
+        widths = [width for width in SHORT if count <= width]
+        if aligned and count % 8 == 0:
+            widths += [width for width in WIDTHS if count <= width + width // TAIL]
+        return Form(min(widths, default=LONG), count, entries // count, 1, 1, count)
     if entries >= MAX_ENTRIES:
         return None
     if not sums_given and kinds == [True, False] and count <= MAX_COLUMN:
@@ -82,13 +85,6 @@ def form_of(
         return None
     _, first, second, inner = sizes + [1] * (4 - len(sizes))
     return Form(FLAT, first * second * inner, entries, inner, second, count)
-
-
-def _width(length: int, aligned: bool) -> int:
-    fitting = [width for width in SHORT if length <= width]
-    if aligned and length % 8 == 0:
-        fitting += [width for width in WIDTHS if length <= width + width // TAIL]
-    return min(fitting, default=LONG)
 
 
 class Plan:

@@ -122,7 +122,20 @@ def aspects(text: str | None) -> tuple[Aspect, ...]:
 def compare(left: Path, right: Path) -> Difference:
     """Compare two directories: single runs, or runs paired by path, else algorithm and seed."""
     only_left, only_right = list(read(left)), list(read(right))
-    pairs = _take_pairs(only_left, only_right)
+    keys: list[Callable[[Unit], Hashable]] = [
+        lambda unit: unit.name,
+        lambda unit: (unit.spec.get("algorithm"), unit.seed),
+    ]
+    if len(only_left) == len(only_right) == 1:
+        keys = [lambda _: None]
+    pairs: list[tuple[Unit, Unit]] = []
+    for key in keys:
+        for unit in list(only_left):
+            matching = [other for other in only_right if key(other) == key(unit)]
+            if len(matching) == sum(key(other) == key(unit) for other in only_left) == 1:
+                pairs.append((unit, matching[0]))
+                only_left.remove(unit)
+                only_right.remove(matching[0])
     if not pairs:
         remedy = "give two runs, or studies that share algorithms and seeds"
         raise InputError(f"{left} and {right} have no run in common; {remedy}")
@@ -131,7 +144,7 @@ def compare(left: Path, right: Path) -> Difference:
     for plan in ("study.toml", "grid.toml"):
         if (left / plan).is_file() and (right / plan).is_file():
             unequal = _unequal(*(flat(read_toml(side / plan)) for side in (left, right)))
-            changes += [Change(_aspect(key), key, a, b, ()) for key, a, b in unequal]
+            changes += [Change(_aspect(name), name, a, b, ()) for name, a, b in unequal]
     return Difference(
         str(left), str(right), str(facts.get("metric", "metric")),
         higher_is_better=bool(facts.get("higher_is_better", True)),
@@ -196,25 +209,6 @@ def _read_search(directory: Path, name: str, manifest: Mapping[str, Any]) -> Uni
         scores[options_text(point["options"], 6)] = score
     rows = json_words(log_rows(directory / "metrics.jsonl", "trial", "round"))
     return Unit(name, name, None, {}, manifest, rows, scores)
-
-
-def _take_pairs(left: list[Unit], right: list[Unit]) -> list[tuple[Unit, Unit]]:
-    """Remove the pairs of units from two lists, and return them."""
-    keys: list[Callable[[Unit], Hashable]] = [
-        lambda unit: unit.name,
-        lambda unit: (unit.spec.get("algorithm"), unit.seed),
-    ]
-    if len(left) == len(right) == 1:
-        keys = [lambda _: None]
-    pairs: list[tuple[Unit, Unit]] = []
-    for key in keys:
-        for unit in list(left):
-            matching = [other for other in right if key(other) == key(unit)]
-            if len(matching) == sum(key(other) == key(unit) for other in left) == 1:
-                pairs.append((unit, matching[0]))
-                left.remove(unit)
-                right.remove(matching[0])
-    return pairs
 
 
 def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:

@@ -184,7 +184,19 @@ def studies(runs: Iterable[Run], plans: Mapping[str, Any], notes: list[str]) -> 
 
 def group_study(runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) -> Study:
     """Make a study of runs that share task, protocol and data; ``notes`` names dropped runs."""
-    members, order = _members(runs, notes), list(directories(plan))
+    by_algorithm: dict[str, dict[str, dict[int, Run]]] = {}
+    for run in runs:
+        settings = by_algorithm.setdefault(run.label or run.algorithm, {})
+        seeds = settings.setdefault(json.dumps(run.variant, sort_keys=True), {})
+        kept = seeds.setdefault(run.seed, run)
+        if kept is not run:
+            repeated = f"{run.shown} repeats {kept.shown}"
+            notes.append(f"{repeated} (same settings and seed): it is left out")
+    members, order = dict[str, tuple[Run, ...]](), list(directories(plan))
+    for name, settings in by_algorithm.items():
+        labels = _distinguished([name] * len(settings), [json.loads(text) for text in settings])
+        for label, seeds in zip(labels, settings.values(), strict=True):
+            members[label] = tuple(seeds[seed] for seed in sorted(seeds))
 
     def position(label: str) -> tuple[int, bool, str]:
         known = label if label in order else members[label][0].algorithm
@@ -203,24 +215,6 @@ def group_study(runs: Sequence[Run], plan: Mapping[str, Any], notes: list[str]) 
         members={label: members[label] for label in sorted(members, key=position)},
         awaited={label: count for label, count in missing.items() if count > 0}, plan=plan,
     )  # fmt: skip
-
-
-def _members(runs: Sequence[Run], notes: list[str]) -> dict[str, tuple[Run, ...]]:
-    """Return runs by label; of two with the same settings and seed the first stays."""
-    by_algorithm: dict[str, dict[str, dict[int, Run]]] = {}
-    for run in runs:
-        settings = by_algorithm.setdefault(run.label or run.algorithm, {})
-        seeds = settings.setdefault(json.dumps(run.variant, sort_keys=True), {})
-        kept = seeds.setdefault(run.seed, run)
-        if kept is not run:
-            repeated = f"{run.shown} repeats {kept.shown}"
-            notes.append(f"{repeated} (same settings and seed): it is left out")
-    members = {}
-    for name, settings in by_algorithm.items():
-        labels = _distinguished([name] * len(settings), [json.loads(text) for text in settings])
-        for label, seeds in zip(labels, settings.values(), strict=True):
-            members[label] = tuple(seeds[seed] for seed in sorted(seeds))
-    return members
 
 
 def _distinguished(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> list[str]:

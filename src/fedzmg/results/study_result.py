@@ -219,35 +219,28 @@ def study_result(
     tests = family(ends, study.pairs)
     level = study.threshold
     late, why_not = ({}, "") if level is None else scores.late_means(study, level)
-    found = tuple(_score(study, label, ends[label], tests, late) for label in study.members)
+    evidence = {test.second: test for test in tests if test.first == study.reference}
+    found = []
+    for label, runs in study.members.items():
+        # Unfinished and stopped runs have not moved all their bytes.
+        longest = [run for run in runs if run.done == max(other.done for other in runs)]
+        rules = () if level is None else RULES
+        reached = {rule: arrivals(study, runs, level or 0.0, rule) for rule in rules}
+        own = AlgorithmResult(
+            label, runs[0].algorithm, ends[label], *scores.mean_and_sd(ends[label].values()),
+            arrivals={rule: reached[rule].averaged if reached else None for rule in RULES},
+            arrivals_each=tuple(reached[RULES[0]].runs) if reached else (None,) * len(runs),
+            late=late.get(label), evidence=evidence.get(label),
+            traffic={k: statistics.fmean(r.traffic[k] for r in longest) for k in runs[0].traffic},
+            seconds=statistics.fmean(run.seconds for run in longest),
+            dropped=sum(run.dropped for run in runs),
+            diverged=sum(run.complete and run.seed not in ends[label] for run in runs),
+            unfinished=sum(not run.complete for run in runs),
+            curve=scores.drawn_curve(runs), runs=len(runs),
+        )  # fmt: skip
+        found.append(own)
     notes = (*filter(None, [why_not]), *_notes(study, ends))
-    return StudyResult(study, found, tuple(tests), notes, histories or {})
-
-
-def _score(
-    study: Study, label: str, ends: Mapping[int, float], tests: Sequence[FamilyTest],
-    late: Mapping[str, float],
-) -> AlgorithmResult:  # fmt: skip
-    runs, level = study.members[label], study.threshold
-    mean, sd = scores.mean_and_sd(ends.values())
-    # Unfinished and stopped runs have not moved all their bytes.
-    longest = [run for run in runs if run.done == max(other.done for other in runs)]
-    reached = {} if level is None else {rule: arrivals(study, runs, level, rule) for rule in RULES}
-    pair = (study.reference, label)
-    return AlgorithmResult(
-        label, runs[0].algorithm, ends, mean, sd,
-        arrivals={rule: reached[rule].averaged if reached else None for rule in RULES},
-        arrivals_each=tuple(reached[RULES[0]].runs) if reached else (None,) * len(runs),
-        late=late.get(label),
-        evidence=next((one for one in tests if (one.first, one.second) == pair), None),
-        traffic={key: statistics.fmean(r.traffic[key] for r in longest) for key in runs[0].traffic},
-        seconds=statistics.fmean(run.seconds for run in longest),
-        dropped=sum(run.dropped for run in runs),
-        diverged=sum(run.complete and run.seed not in ends for run in runs),
-        unfinished=sum(not run.complete for run in runs),
-        curve=scores.drawn_curve(runs),
-        runs=len(runs),
-    )  # fmt: skip
+    return StudyResult(study, tuple(found), tuple(tests), notes, histories or {})
 
 
 def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[str]:

@@ -74,32 +74,26 @@ class Closing:
         self, sent: list[ClientBatch], broadcast: Broadcast, merger: Merger
     ) -> list[tuple[Message, Message]]:
         """Measure each trial's messages: down to all of its clients, and up from one client."""
+        rule, found = self._side.rule.rule, []
         steps, clients = [0] * len(self._client_rules), [0] * len(self._client_rules)
         for batch in sent:
             steps[batch.trial] = max(steps[batch.trial], len(batch.stream))
             clients[batch.trial] += 1
-        found = []
         for own, longest, number in zip(self._client_rules, steps, clients, strict=True):
             key = id(own), longest, number
-            sizes = self._known_sizes.get(key)
-            if sizes is None:
-                sizes, fixed = self._measure(own, longest, number, broadcast, merger)
-                if fixed:
-                    self._known_sizes[key] = sizes
-            found.append(sizes)
+            if key not in self._known_sizes:
+                upload = own.wire(row(merger.upload, 0))
+                if isinstance(upload, int):
+                    up = Message(upload, 0, upload)
+                else:
+                    up = message_size(row(upload, None), longest)
+                all_down = rule.wire(travelling(rule, broadcast.params), number), broadcast.shared
+                down = message_size(all_down, longest).times(number)
+                if self._side.by_examples and not isinstance(merger.upload.weight, Tensor):
+                    up = up._replace(scalars=up.scalars + EXAMPLE_COUNT)
+                if isinstance(upload, int):  # it does not follow from shapes
+                    found.append((down, up))
+                    continue
+                self._known_sizes[key] = down, up
+            found.append(self._known_sizes[key])
         return found
-
-    def _measure(
-        self, own: ClientRule, steps: int, clients: int, broadcast: Broadcast, merger: Merger
-    ) -> tuple[tuple[Message, Message], bool]:
-        """Measure the messages of one trial; also tell whether they follow from shapes."""
-        rule, upload = self._side.rule.rule, own.wire(row(merger.upload, 0))
-        if isinstance(upload, int):
-            up = Message(upload, 0, upload)
-        else:
-            up = message_size(row(upload, None), steps)
-        sent = rule.wire(travelling(rule, broadcast.params), clients), broadcast.shared
-        down = message_size(sent, steps).times(clients)
-        if self._side.by_examples and not isinstance(merger.upload.weight, Tensor):
-            up = up._replace(scalars=up.scalars + EXAMPLE_COUNT)
-        return (down, up), not isinstance(upload, int)

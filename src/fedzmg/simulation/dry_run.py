@@ -19,15 +19,8 @@ from fedzmg.contract import Aggregator, ClientRule, Rule, ServerRule, bind, chai
 from fedzmg.errors import InputError
 from fedzmg.messages import Asked, ClientContext, Cohort, FullPass, Rows, Upload
 from fedzmg.models.keyed import generator_states
-from fedzmg.simulation.rule_errors import (
-    culprit,
-    describe,
-    failing_method,
-    form,
-    is_foreign,
-    reason,
-    where,
-)
+from fedzmg.simulation import rule_errors
+from fedzmg.simulation.rule_errors import describe, form, reason, where
 from fedzmg.simulation.trial import PackedRule
 from fedzmg.tree import Tree, leaves, row, tree_map, vmap
 from fedzmg.wrappers.parts import travelling
@@ -58,7 +51,7 @@ def dry_run(
     given = [clients, servers, *([] if aggregators is None else [aggregators])]
     packed = [p._replace(numbers=row(p.numbers, slice(0, 1))) for p in given]
     first = row(models, slice(0, 1))
-    if any(is_foreign(rule) for p in packed for rule in chain(p.rule)):
+    if any(rule_errors.is_foreign(rule) for p in packed for rule in chain(p.rule)):
         check_pure(packed, first)
         return
 
@@ -151,12 +144,12 @@ def _round(
     # The cohort has one client with a row.
     weights = torch.ones((*rows, 1), dtype=torch.float64, device=some.device)
     for aggregator, merging in zip(aggregators, others, strict=True):
+        both = [type(rule_errors.culprit(rule)).__name__ for rule in (mine, merging)]
         for name in ("average", "total", "each", "weight"):
             if leaves(getattr(upload, name)):
                 raise InputError(
-                    f"{type(culprit(mine)).__name__} uploads more than an update ({name}), which "
-                    f"{type(culprit(merging)).__name__} cannot merge: leave federation.aggregator "
-                    "out"
+                    f"{both[0]} uploads more than an update ({name}), which {both[1]} cannot "
+                    "merge: leave federation.aggregator out"
                 )
         number = max(merging.fewest, SIZE)
         flat = torch.cat([leaf.reshape(*rows, 1, -1) for leaf in upload.delta.values()], -1)
@@ -187,7 +180,7 @@ def _named_errors() -> Iterator[None]:
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        place = failing_method(error.__traceback__)
+        place = rule_errors.failing_method(error.__traceback__)
         if place is None:
             raise
         if "random operation" in str(error):

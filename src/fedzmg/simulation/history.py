@@ -65,8 +65,14 @@ class Watched(NamedTuple):
             order = known[np.argsort(owners[known], kind="stable")]
             part, counts = "test", np.bincount(owners[known], minlength=len(task.train))
         starts = np.cumsum(counts) - counts
-        holders = np.flatnonzero(counts)
-        chosen = holders if everyone else _sample(task, holders, counts)
+        chosen = holders = np.flatnonzero(counts)
+        if not everyone:  # a sample, whose evaluation costs little beside the training
+            steps = task.protocol.rounds * task.protocol.cohort * task.protocol.epochs
+            affordable = int(steps * float(task.train.counts.mean())) // SHARE_OF_TRAINING
+            drawn = stream(0, "probe", "clients").permutation(holders)
+            most = max(FEW_EXAMPLES, affordable)
+            fit = int(np.searchsorted(np.cumsum(counts[drawn]), most, side="right"))
+            chosen = np.sort(drawn[: min(max(fit, 1), MOST_CLIENTS)])
         held = counts[chosen]
         # Positions within each client, moved to where the client begins.
         within = np.arange(held.sum()) - np.repeat(np.cumsum(held) - held, held)
@@ -74,18 +80,6 @@ class Watched(NamedTuple):
         if order is not None:
             positions = order[positions]
         return cls(part, len(holders), chosen, held, positions)
-
-
-def _sample(
-    task: Task, holders: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Sample clients whose evaluation costs little beside the training."""
-    protocol = task.protocol
-    trained = protocol.rounds * protocol.cohort * protocol.epochs * float(task.train.counts.mean())
-    affordable = max(FEW_EXAMPLES, int(trained) // SHARE_OF_TRAINING)
-    order = stream(0, "probe", "clients").permutation(holders)
-    fit = int(np.searchsorted(np.cumsum(counts[order]), affordable, side="right"))
-    return np.sort(order[: min(max(fit, 1), MOST_CLIENTS)])
 
 
 def measure(

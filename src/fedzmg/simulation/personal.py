@@ -69,30 +69,23 @@ def _metric(
     simulation: Simulation, watched: Watched, data: Examples, trial: int, epochs: int
 ) -> npt.NDArray[np.float64]:
     """Compute the metric of each client's own model on its own examples."""
-    found = np.empty(len(watched.clients))
-    ends = np.cumsum(watched.counts)
+    found, ends = np.empty(len(watched.clients)), np.cumsum(watched.counts)
+    numbers = row(simulation.client_numbers, trial)
+    rule, params = bind(simulation.program.rule, numbers), row(simulation.snapshot.params, trial)
     # Clients of similar size are evaluated together, since all are padded to the largest.
     order = np.argsort(watched.counts, kind="stable")
     for first in range(0, len(order), WIDTH):
         chosen = order[first : first + WIDTH]
         clients = watched.clients[chosen].tolist()
-        models = _models(simulation, trial, clients)
+        memory = simulation.read_memory([(trial, client) for client in clients])
+        with torch.no_grad():
+            mapped = vmap(lambda _, own: rule.personal_model(params, own))
+            models: Tree = mapped(torch.arange(len(clients), device=simulation.device), memory)
         if epochs:
             models = _fine_tuned(simulation, trial, clients, models, epochs)
         own = [watched.positions[ends[i] - watched.counts[i] : ends[i]] for i in chosen]
         found[chosen] = _evaluate(simulation, models, data, own)
     return found
-
-
-def _models(simulation: Simulation, trial: int, clients: Sequence[int]) -> Tree:
-    memory = simulation.read_memory([(trial, client) for client in clients])
-    numbers = row(simulation.client_numbers, trial)
-    rule, params = bind(simulation.program.rule, numbers), row(simulation.snapshot.params, trial)
-    rows = torch.arange(len(clients), device=simulation.device)
-    with torch.no_grad():
-        mapped = vmap(lambda _, own: rule.personal_model(params, own))
-        models: Tree = mapped(rows, memory)
-    return models
 
 
 def _fine_tuned(

@@ -40,22 +40,19 @@ class RoundPlanner:
         return self._plan(round_, chosen)
 
     def _plan(self, round_: int, chosen: range | None = None) -> list[ClientBatch]:
-        planned = {seed: self._plan_seed(seed, round_, chosen) for seed in set(self._seeds)}
+        planned: dict[int, list[ClientBatch]] = {seed: [] for seed in self._seeds}
+        for seed, batches in planned.items():
+            drawn: Counter[int] = Counter()
+            for client in self._sampler.draw(seed, round_):
+                if chosen is not None and client not in chosen:
+                    continue
+                first, last = (int(o) for o in self._task.train.offsets[client : client + 2])
+                address = seed, round_, client, drawn[client]
+                batches.append(self._work.batch(address, first, last - first))
+                drawn[client] += 1
         return [
             batch._replace(trial=i) for i, seed in enumerate(self._seeds) for batch in planned[seed]
         ]
-
-    def _plan_seed(self, seed: int, round_: int, chosen: range | None) -> list[ClientBatch]:
-        drawn: Counter[int] = Counter()
-        batches = []
-        for client in self._sampler.draw(seed, round_):
-            if chosen is not None and client not in chosen:
-                continue
-            first, last = (int(o) for o in self._task.train.offsets[client : client + 2])
-            address = seed, round_, client, drawn[client]
-            batches.append(self._work.batch(address, first, last - first))
-            drawn[client] += 1
-        return batches
 
     def absent(self) -> ClientBatch:
         """Return a client without a step, which stands for an empty cohort: it has no upload."""

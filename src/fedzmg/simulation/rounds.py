@@ -30,14 +30,7 @@ from fedzmg.simulation.planner import RoundPlanner
 from fedzmg.simulation.program import build_program
 from fedzmg.simulation.records import RoundFacts
 from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
-from fedzmg.simulation.shards import (
-    Memories,
-    Shards,
-    check_stages,
-    merge_shards,
-    open_memory,
-    train_batches,
-)
+from fedzmg.simulation.shards import Memories, Shards, merge_shards, open_memory, train_batches
 from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, row, stack, tree_map
@@ -112,7 +105,8 @@ class Simulation:
         self.server_side = ServerSide.of(
             self._servers, self.federation, task, self.trials, dtype, device
         )
-        check_stages(shards, self.server_side)
+        if shards is not None:
+            self.server_side.check_shards(shards.count)
         self._closing = Closing(self.server_side, self._client_rules)
         self._silent: State = None  # what servers send besides models, if it has no tensors
         self.round = 0
@@ -126,9 +120,11 @@ class Simulation:
         self._evaluated_at_once = len(self.trials)
         self._examples_at_once = task.examples_at_once
         with self.numerics():
+            # Copies of all updates of a round that are in memory at once.
+            kept = 2 if self.server_side.aggregator is not None else int(self.server_side.guard)
             self.engines.plan(
                 self.program, self.probe, trials=len(self.trials), rounds_left=rounds - self.round,
-                clients=-(-self.planner.most_clients // parts), rows=self.server_side.kept_rows,
+                clients=-(-self.planner.most_clients // parts), rows=kept,
             )  # fmt: skip
         self.engine = self.engines.build(self.program)
 
@@ -310,8 +306,11 @@ class Simulation:
     def _replays(self, clients: int) -> bool:
         """Tell whether a GPU replays what follows local training: all clients train at once."""
         graphs = isinstance(self.engine, Vectorized) and self.engine.cuda_graph
-        whole = graphs and clients <= (self.chunk or clients)
-        return whole and self.memory.is_empty and self.server_side.only_adds
+        whole = graphs and clients <= (self.chunk or clients) and self.memory.is_empty
+        # Merging follows from tables if nothing is known of single uploads.
+        side, rule = self.server_side, self.server_side.rule.rule
+        special = side.guard or side.aggregator or rule.own_weights or "client" in rule.needs
+        return whole and not special
 
     def _evaluate(self, params: Tree, examples: Examples) -> Tensor:
         """Compute loss and metric of every trial; zeros for stopped ones."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ServerRule, chain, structure
+from fedzmg.contract import ServerRule, chain, structure
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore
@@ -54,8 +54,14 @@ class ServerSide(NamedTuple):
         dtype: torch.dtype, device: torch.device,
     ) -> "ServerSide":  # fmt: skip
         """Combine an algorithm's rules with the stages of a federation, which must fit."""
-        algorithms = [_with_aggregator(trial.algorithm, federation) for trial in trials]
+        algorithms, chosen = [trial.algorithm for trial in trials], federation.aggregator
         first, packed = algorithms[0], None
+        if chosen is not None:
+            if first.aggregator is not None:
+                own = f"merges updates by its own {type(first.aggregator).__name__}"
+                raise InputError(f"{first.name} {own}: leave federation.aggregator out")
+            algorithms = [replace(algorithm, aggregator=chosen) for algorithm in algorithms]
+            first = algorithms[0]
         if first.aggregator is not None and not first.aggregator.streams:
             name, planned = type(first.aggregator).__name__, task.protocol.cohort
             most = federation.participation.most_clients(planned, planned)
@@ -74,10 +80,16 @@ class ServerSide(NamedTuple):
             [trial.seed for trial in trials], len(task.train), sends_own,
         )  # fmt: skip
 
-    @property
-    def kept_rows(self) -> int:
-        """Copies of all updates of a round that are in memory at once."""
-        return 2 if self.aggregator is not None else int(self.guard)
+    def check_shards(self, count: int) -> None:
+        """Refuse stages of a round that need every upload of a cohort at once."""
+        for used, what in (
+            (self.guard, "federation.guard"),
+            (self.aggregator is not None, "an aggregator"),
+            (self.rule.rule.own_weights, "this algorithm's server"),
+        ):
+            if used:
+                problem = f"shards = {count}: {what} needs all uploads at once"
+                raise InputError(f"{problem}: leave shards out")
 
     @property
     def fewest(self) -> int:
@@ -109,12 +121,6 @@ class ServerSide(NamedTuple):
             by_client="client" in self.rule.rule.needs,
         )  # fmt: skip
         return merger
-
-    @property
-    def only_adds(self) -> bool:
-        """Uploads are added and nothing is known of single ones: merging follows from tables."""
-        special = self.guard, self.aggregator, self.rule.rule.own_weights
-        return not any(special) and "client" not in self.rule.rule.needs
 
     def keys(self, round_: int, device: torch.device) -> Tensor | tuple[()]:
         """Return a key per trial for random numbers of the server rule, if it needs them."""
@@ -160,17 +166,6 @@ class ServerSide(NamedTuple):
             old.alive & (lost < DIVERGED_AFTER), lost, old.traffic,
             tree_map(pick, merging, old.aggregator) if self.aggregator else (),
         )  # fmt: skip
-
-
-def _with_aggregator(algorithm: Algorithm, federation: Federation) -> Algorithm:
-    """Return an algorithm with its own aggregator or the federation's."""
-    own, chosen = algorithm.aggregator, federation.aggregator
-    if own is not None and chosen is not None:
-        raise InputError(
-            f"{algorithm.name} merges updates by its own {type(own).__name__}: leave "
-            "federation.aggregator out"
-        )
-    return replace(algorithm, aggregator=own or chosen)
 
 
 def _update(rule: Any, rows: Any, params: Tree, state: State, cohort: Cohort) -> Any:

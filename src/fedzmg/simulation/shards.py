@@ -19,8 +19,7 @@ from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import MemoryStore, ShardedMemory, shard_folder
 from fedzmg.engine.local import Broadcast, Engine
 from fedzmg.engine.sums import MergedPart
-from fedzmg.errors import InputError
-from fedzmg.simulation.server import ServerSide, Snapshot
+from fedzmg.simulation.server import Snapshot
 from fedzmg.tree import State, leaves, row, tree_map
 
 if TYPE_CHECKING:
@@ -151,15 +150,3 @@ def open_memory(
     """Open the client memory of a population in shards."""
     borders = shard_borders(clients, shards.count)
     return ShardedMemory(fresh, borders, shards.open(fresh, clients, places))
-
-
-def check_stages(shards: Shards | None, side: ServerSide) -> None:
-    """Refuse stages of a round that need every upload of a cohort at once, for shards."""
-    for used, what in (
-        (side.guard, "federation.guard"),
-        (side.aggregator is not None, "an aggregator"),
-        (side.rule.rule.own_weights, "this algorithm's server"),
-    ):
-        if used and shards is not None:
-            remedy = "leave shards out"
-            raise InputError(f"shards = {shards.count}: {what} needs all uploads at once: {remedy}")

@@ -61,7 +61,18 @@ def simulate(
     Raises:
         InputError: for trials of different structure or a task that does not fit together.
     """
-    trials = _checked(task, trials, dtype, federation)
+    alone = isinstance(trials, str) or not isinstance(trials, Sequence)
+    trials = [trials] if alone else list(trials)  # type: ignore[list-item, arg-type]
+    wanted: list[tuple[str, Any, type, str]] = [
+        ("task", task, Task, "tasks.get('digits')"),
+        ("dtype", dtype, torch.dtype, "torch.float32"),
+        ("federation", federation or Federation(), Federation, "Federation(guard=True)"),
+        *(("trials", t, Trial, "Trial.of('fedzmg') or Trial(algorithm, seed=0)") for t in trials),
+    ]
+    for name, value, kind, example in wanted:
+        if not isinstance(value, kind):
+            shown = repr(value).partition("\n")[0][:80]
+            raise InputError(f"{name} = {shown}: expected {kind.__name__}, such as {example}")
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk = {chunk!r}: expected a whole number of at least 1")
     total = task.protocol.rounds if rounds is None else rounds
@@ -78,20 +89,3 @@ def simulate(
         if observer is not None:
             observer(report)
     return simulation.histories(records)
-
-
-def _checked(task: Any, trials: Any, dtype: Any, federation: Any) -> list[Trial]:
-    """Check the arguments of :func:`simulate` and return the trials as a list."""
-    alone = isinstance(trials, str) or not isinstance(trials, Sequence)
-    found = [trials] if alone else list(trials)
-    wanted: list[tuple[str, Any, type, str]] = [
-        ("task", task, Task, "tasks.get('digits')"),
-        ("dtype", dtype, torch.dtype, "torch.float32"),
-        ("federation", federation or Federation(), Federation, "Federation(guard=True)"),
-        *(("trials", t, Trial, "Trial.of('fedzmg') or Trial(algorithm, seed=0)") for t in found),
-    ]
-    for name, value, kind, example in wanted:
-        if not isinstance(value, kind):
-            shown = repr(value).partition("\n")[0][:80]
-            raise InputError(f"{name} = {shown}: expected {kind.__name__}, such as {example}")
-    return found

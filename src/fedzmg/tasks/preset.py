@@ -218,7 +218,12 @@ class OwnTask(Preset):
         if not options:
             return self
         self._check_names(options)
-        return type(self)(self.name, self.task.with_batch_norm(options["batch_norm"]))
+        task, parts = self.task, self.task.parts
+        model = FunctionalModel(task.model.source, task.model.axes, options["batch_norm"])
+        if task.model.batch_norm == "local":
+            own = tuple(pattern for pattern in parts.personal if pattern != "batch_norm")
+            parts = dataclasses.replace(parts, personal=own)
+        return type(self)(self.name, dataclasses.replace(task, model=model, parts=parts))
 
     def decisions(self) -> list[Decision]:
         words, doc = get_args(BatchNormPolicy), "statistics of BatchNorm layers (docs/models.md)"

@@ -69,14 +69,6 @@ class Task:
             object.__setattr__(self, "preset", preset)
         self.check()
 
-    def with_batch_norm(self, policy: BatchNormPolicy) -> "Task":
-        """Copy with another policy for the statistics of BatchNorm layers."""
-        parts, model = self.parts, FunctionalModel(self.model.source, self.model.axes, policy)
-        if self.model.batch_norm == "local":
-            own = tuple(pattern for pattern in parts.personal if pattern != "batch_norm")
-            parts = replace(parts, personal=own)
-        return replace(self, model=model, parts=parts)
-
     def check(self) -> None:
         """Reject parts that do not fit together."""
         for what, good, expected in (

@@ -115,7 +115,7 @@ class Search(training.TrainingStorage):
         self._trials = trials_of(self.spec, self.name)
         self._pack: list[int] = []
         self._active: list[int] = []  # numbers of the simulation's trials
-        self._checkpoint = self.path / CHECKPOINT
+        self._checkpoint, self._plan = self.path / CHECKPOINT, self.path.parent / "grid.toml"
 
     def run(self) -> None:
         """Train pack after pack, then score."""
@@ -195,10 +195,6 @@ class Search(training.TrainingStorage):
         """Return the pack's trials that train after round ``done``."""
         stops = self._stops.now
         return [i for i in self._pack if i not in stops or stops[i].round > done]
-
-    @property
-    def _plan(self) -> Path:
-        return self.path.parent / "grid.toml"
 
     @property
     def _binding(self) -> str:

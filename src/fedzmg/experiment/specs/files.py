@@ -287,7 +287,10 @@ def read(path: Path, kind: str | None = None) -> Spec:
     files = values.pop("plugins", [])
     if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
         raise InputError(f'{path}: plugins = {brief(files)}: expected files, ["mine.py"]')
-    beside_results = _is_beside_results(path)
+    results = ["manifest.json", "study.json", "grid.json"]
+    if path.name in ("grid.toml", "study.toml"):
+        results += ["*/manifest.json", "*/seed-*/manifest.json"]
+    beside_results = any(True for pattern in results for _ in path.parent.glob(pattern))
     if beside_results and files:
         remedy = " ".join(f"--plugin {file}" for file in files)
         raise InputError(f"{path} is in a folder of results, which loads no code: pass {remedy}")
@@ -302,14 +305,6 @@ def read(path: Path, kind: str | None = None) -> Spec:
         call = "tune" if found == "grid" else "compare"
         refuse_unloaded(spec.task, spec.bases(), path, f"fedzmg.{call}(task, ..., out=DIR)")
     return spec
-
-
-def _is_beside_results(path: Path) -> bool:
-    """Return True for the plan or the specification in a folder of results."""
-    results: tuple[str, ...] = ("manifest.json", "study.json", "grid.json")
-    if path.name in ("grid.toml", "study.toml"):
-        results += ("*/manifest.json", "*/seed-*/manifest.json")
-    return any(True for pattern in results for _ in path.parent.glob(pattern))
 
 
 def schema(kind: str) -> dict[str, Any]:

@@ -117,30 +117,24 @@ def _draw_distance(axes: Axes, report: Mapping[str, Any], paper: Mapping[str, An
     axes.grid(linewidth=0.6)
     note = ""
     if paper is not None:
-        _mark_paper(axes, paper)
+        colour, (mean, sd) = style.COLOURS[1], paper["summary"]["entropy"]
         if "kl" in paper["summary"]:
             note = f"paper: KL from its {paper['sample']} clients"
+            height, height_sd = paper["summary"]["kl"]
+            axes.errorbar(
+                mean, height, xerr=sd, yerr=height_sd, color=colour, linewidth=1.3, capsize=2.5,
+                zorder=3, label="paper, mean ± sd",
+            )  # fmt: skip
+        else:
+            axes.axvspan(mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0, zorder=1)
+            label = "paper's entropy, mean ± sd"
+            axes.axvline(mean, color=colour, linewidth=1.2, zorder=1, label=label)
         # Below the axes: clients may lie anywhere inside.
         axes.legend(
             loc="upper center", bbox_to_anchor=(0.45, -0.24), ncols=3, fontsize=7, borderpad=0,
             borderaxespad=0, handletextpad=0.4, columnspacing=1.4,
         )  # fmt: skip
     _head(axes, "Entropy and KL", note)
-
-
-def _mark_paper(axes: Axes, paper: Mapping[str, Any]) -> None:
-    """Mark the paper's mean and deviation."""
-    colour, (mean, sd) = style.COLOURS[1], paper["summary"]["entropy"]
-    if "kl" not in paper["summary"]:
-        axes.axvspan(mean - sd, mean + sd, color=colour, alpha=0.12, linewidth=0, zorder=1)
-        label = "paper's entropy, mean ± sd"
-        axes.axvline(mean, color=colour, linewidth=1.2, zorder=1, label=label)
-    else:
-        height, height_sd = paper["summary"]["kl"]
-        axes.errorbar(
-            mean, height, xerr=sd, yerr=height_sd, color=colour, linewidth=1.3, capsize=2.5,
-            zorder=3, label="paper, mean ± sd",
-        )  # fmt: skip
 
 
 def _head(axes: Axes, title: str, note: str) -> None:

@@ -70,7 +70,15 @@ def diagnosis(data: Mapping[str, Any]) -> Chart:
     _draw_shares(shares, data, layers)
     _draw_distances(spread, points[0], layers)
     if along:
-        _draw_along(along[0], points, names)
+        table = zip(*(rows(point) for point in points), strict=True)
+        for i, (name, row) in enumerate(zip(names, table, strict=True)):
+            options = {**style.line_style(i), "marker": "o", "markersize": 3.0, "linewidth": 1.5}
+            means = [layer["share"]["mean"] for layer in row]
+            along[0].plot([point["round"] for point in points], means, label=name, **options)
+        along[0].set(xlabel="round of plain FedAvg", ylabel="mean component, mean over clients")
+        along[0].xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        along[0].yaxis.set_major_formatter(PercentFormatter(1.0))
+        along[0].set_ylim(0.0, 1.02)
     for axes in (shares, spread, *along):
         axes.grid()
         if axes.get_legend_handles_labels()[0]:
@@ -116,18 +124,6 @@ def _draw_distances(
     axes.axvline(1.0, color=QUIET_INK, linewidth=0.9)
     _name_layers(axes, layers, "squared distance of clients, projected over plain")
     axes.tick_params(labelleft=False)
-
-
-def _draw_along(axes: Axes, points: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    table = zip(*(rows(point) for point in points), strict=True)
-    for i, (name, row) in enumerate(zip(names, table, strict=True)):
-        options = {**style.line_style(i), "marker": "o", "markersize": 3.0, "linewidth": 1.5}
-        means = [layer["share"]["mean"] for layer in row]
-        axes.plot([point["round"] for point in points], means, label=name, **options)
-    axes.set(xlabel="round of plain FedAvg", ylabel="mean component, mean over clients")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylim(0.0, 1.02)
 
 
 def _name_layers(axes: Axes, layers: Sequence[Mapping[str, Any]], label: str) -> None:

@@ -41,12 +41,17 @@ def render(
     results = [study_result(study) for study in material.studies] if results is None else results
     drawn = figures.draw(material, results) if drawn is None else drawn
     summaries = [" ".join(summary(result)) for result in results]
+    if not summaries:
+        grids, described = material.grids.values(), len(material.heterogeneity)
+        summaries = [f"A grid over {' and '.join(axes_of(g))} on {name_of(g)}." for g in grids]
+        clients = f"The clients of {count_text(described, 'data set')}, described by their data"
+        summaries += [f"{clients}; nothing is trained."] if described else []
     found = [*sections.of_studies(results, drawn), *sections.of_grids(material, drawn)]
     found += [*sections.of_heterogeneity(material, drawn), sections.reproduction(material)]
     return _fill(
         title=_title(material),
         kicker=f"fedzmg report \u00b7 {', '.join(material.names)}",
-        summaries=summaries or _without_runs(material),
+        summaries=summaries or ["Nothing can be shown yet: the last section says why."],
         sections=found,
         footer=f"Made by fedzmg {__version__} from the files of the runs alone.",
     )
@@ -127,15 +132,6 @@ def _inline_svg(chart: Chart, key: str) -> Markup:
     )
     text = re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1)
     return Markup(re.sub(r"\s*\n\s*(?=<)", "", text).strip())
-
-
-def _without_runs(material: Material) -> list[str]:
-    grids = material.grids.values()
-    words = [f"A grid over {' and '.join(axes_of(one))} on {name_of(one)}." for one in grids]
-    if material.heterogeneity:
-        sets = count_text(len(material.heterogeneity), "data set")
-        words.append(f"The clients of {sets}, described by their data; nothing is trained.")
-    return words or ["Nothing can be shown yet: the last section says why."]
 
 
 def _title(material: Material) -> str:

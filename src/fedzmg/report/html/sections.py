@@ -170,7 +170,14 @@ def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator
 
 def reproduction(material: Material) -> Section:
     """Make the section of left-out runs, commands and environment."""
-    own = _own_tasks(material)
+    manifests = [run.manifest for study in material.studies for run in study.runs]
+    manifests += [one for plan in material.plans for one in _manifests(plan)]
+    recorded = {name for one in manifests for name in one.get("plugins", {})}
+    planned = [*material.grids.values(), *(plan.content for plan in material.plans)]
+    trained: list[Any] = [study.task for study in material.studies]
+    trained += [data.get("task") for data in planned]
+    found = dict.fromkeys(task for task in trained if task is not None and task not in TASKS)
+    own = [task for task in found if task not in recorded]  # made in Python
     blocks = [Block("notes", material.notes, "Left out"), *_commands(material, own)]
     call = "call fedzmg.compare(task, ..., out=DIR) in the program that makes it"
     remark = "was made in Python, so no command trains on it"
@@ -221,18 +228,6 @@ def _plugins(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
     origins = [one for facts in manifests for one in facts.get("plugins", {}).values()]
     files = dict.fromkeys(str(one["file"]) for one in origins if "distribution" not in one)
     return [word for file in files for word in ("--plugin", file)]
-
-
-def _own_tasks(material: Material) -> list[str]:
-    """Return tasks that were made in Python: no command can train on them."""
-    facts = [run.manifest for study in material.studies for run in study.runs]
-    facts += [one for plan in material.plans for one in _manifests(plan)]
-    recorded = {name for one in facts for name in one.get("plugins", {})}
-    planned = [*material.grids.values(), *(plan.content for plan in material.plans)]
-    trained: list[Any] = [study.task for study in material.studies]
-    trained += [data.get("task") for data in planned]
-    found = dict.fromkeys(task for task in trained if task is not None and task not in TASKS)
-    return [task for task in found if task not in recorded]
 
 
 def _line(out: str, *words: str) -> str:
