@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from fedzmg.engine.local import Chunk, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import MappedLayers, convolution, onednn
+from fedzmg.models.kernels import MappedLayers, convolution, onednn, threads
 from fedzmg.models.kernels.precision import same_bits
 from fedzmg.simulation import Simulation, rounds
 from fedzmg.tree import Tree
@@ -162,6 +163,29 @@ def test_a_network_of_long_steps_is_not_tried_out(passes: Any, without: float) -
     choice = choose.choose_on_cpu(built.program, built.probe(), 10**5)
     assert (choice.path, choice.onednn) == ("sequential", without > 0.5)
     assert len(spent) <= 4
+
+
+@pytest.mark.parametrize(("alone", "few"), [(0.5, 1), (2.0, 0), (100.0, 0)])
+def test_one_thread_trains_where_more_do_not_help(
+    monkeypatch: pytest.MonkeyPatch, alone: float, few: int
+) -> None:
+    """By the wall clock: threads that wait for a busy machine count."""
+    built, measured = simulation("sequential"), choose._pass_seconds
+
+    def slow(engine: Any, probe: Probe) -> float:
+        if isinstance(engine, Sequential):
+            time.sleep(0.002 * (alone if torch.get_num_threads() == 1 else 1.0))
+        return measured(engine, probe)
+
+    monkeypatch.setattr(choose, "_pass_seconds", slow)
+    with threads(2):
+        planner = EnginePlanner("auto")
+        planner.plan(built.program, built.probe, trials=1, rounds_left=1000)
+        assert planner.choice.threads == few
+        with built.numerics(planner.choice):
+            assert torch.get_num_threads() == (few or 2)
+        assert not choose.one_thread_suffices(built.program, built.probe(), 1)
+        assert torch.get_num_threads() == 2
 
 
 def test_unknown_engine_and_device_are_rejected() -> None:

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -21,7 +21,7 @@ from fedzmg.engine.local import Broadcast, Engine, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import CannotMap, InputError, unknown
-from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn
+from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, threads
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.tree import State, num_bytes, row
 
@@ -32,6 +32,7 @@ CHOOSING_SHARE = 0.04  # share of a training on a CPU for timing its paths; in a
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 MAPPED_SPEEDUP = 1.1  # speed-up over the loop that mapping on a CPU needs; it takes memory
 CLEAR_SPEEDUP = 1.1  # speed-up of the loop without oneDNN that is needed to turn it off
+ONE_THREAD = 1.03  # slow-down of the loop on a CPU by one thread up to which one is taken
 CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
 IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
 TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
@@ -84,6 +85,7 @@ class EngineChoice:
     reason: str
     onednn: bool = ONEDNN_BY_DEFAULT
     fallback: bool = False  # clients are not mapped because the model cannot be; see ``reason``
+    threads: int = 0  # of torch on a CPU; 0: as many as it is set to use
 
 
 class EnginePlanner:
@@ -147,7 +149,9 @@ class EnginePlanner:
         if on_gpu:
             work = rounds_left * self.trainings * (1 + (trials - 1) * PACKED_COST)
             return choose_on_gpu(program, probe(), work, self.chunk)
-        return choose_on_cpu(program, probe(), rounds_left, self.chunk)
+        few = int(one_thread_suffices(program, own := probe(), rounds_left))
+        with threads(few):
+            return replace(choose_on_cpu(program, own, rounds_left, self.chunk), threads=few)
 
     def build(self, program: Program) -> Engine:
         """Build the chosen engine."""
@@ -213,6 +217,23 @@ class _Timings:
             for (path, enabled), each in self.best.items()
         )
         return f"{', '.join(times)} per step of a client"
+
+
+def one_thread_suffices(program: Program, probe: Probe, rounds_left: int) -> bool:
+    """Tell whether more threads hardly help the loop; on a busy machine they do much harm."""
+    part, every = probe.longest(1).first_steps(PROBE_STEPS), torch.get_num_threads()
+    if every == 1 or CHOOSING_SHARE / 4 * rounds_left * probe.client_steps < 5 * PROBE_STEPS:
+        return False
+    engine, best = Sequential(program, subtracts=False), {1: math.inf, every: math.inf}
+    _pass_seconds(engine, part)  # the first one of a process loads libraries
+    for number in (1, every, 1, every):
+        began = time.perf_counter()
+        with threads(number):
+            _pass_seconds(engine, part)
+        best[number] = min(best[number], time.perf_counter() - began)
+        if best[1] > CHOOSING_SECONDS / 10:
+            return False
+    return best[1] <= ONE_THREAD * best[every]
 
 
 def choose_on_cpu(

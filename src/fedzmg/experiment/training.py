@@ -273,7 +273,8 @@ def build_simulation(
         mapped: EngineName = "cuda_graph" if device.type == "cuda" else "vectorized"
         engine = mapped if engine == "auto" else engine
     if facts:
-        engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"])
+        one = int(facts.get("threads") == 1)  # more are those of this machine
+        engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"], threads=one)
     return Simulation(
         task, trials, rounds=task.protocol.rounds, device=device, dtype=DTYPES[spec.dtype],
         engine=engines or EnginePlanner(engine, chunk=chunk, trainings=trainings),

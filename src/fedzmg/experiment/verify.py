@@ -25,6 +25,7 @@ from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.training import build_simulation
+from fedzmg.models.kernels import threads
 from fedzmg.results.diff import Rows, compare_logs
 from fedzmg.simulation import Record, Trial, resolve_device
 from fedzmg.storage.formats import flat_facts, json_words
@@ -265,9 +266,5 @@ def _environment(name: str, facts: Mapping[str, Any]) -> Iterator[torch.device]:
         raise InputError(f"{name} was trained on a {gpu}: verify it where there is one") from None
     if facts["engine"].startswith("compiled") and not can_compile(device):
         raise InputError(f"{name} needs a compiler: install one (g++; on a GPU triton)")
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(int(facts.get("threads", before)))
+    with threads(int(facts.get("threads", 0))):
         yield device
-    finally:
-        torch.set_num_threads(before)

@@ -19,7 +19,7 @@ from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.federation import Federation
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import onednn, rounding
+from fedzmg.models.kernels import onednn, rounding, threads
 from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision, same_bits, timer
 from fedzmg.simulation.closing import Closing
 from fedzmg.simulation.dry_run import dry_run
@@ -162,7 +162,10 @@ class Simulation:
     @contextlib.contextmanager
     def numerics(self, choice: EngineChoice | None = None) -> Iterator[None]:
         """Fix every setting that affects the last bit of a result."""
-        kernels = contextlib.nullcontext() if choice is None else onednn(choice.onednn)
+        kernels = contextlib.ExitStack()
+        if choice is not None:
+            kernels.enter_context(onednn(choice.onednn))
+            kernels.enter_context(threads(choice.threads))
         same = same_bits(self.deterministic and self.device.type == "cuda")
         with kernels, rounding(self.precision), same:
             yield

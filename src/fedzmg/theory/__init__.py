@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from threading import Lock
 
-import torch
-
 from fedzmg.errors import check_names
+from fedzmg.models.kernels import threads
 from fedzmg.theory import convergence, extensions, lemmas, networks  # noqa: F401
 from fedzmg.theory.finding import FULL, QUICK, REGISTERED, Check, Finding, Size, Value
 
@@ -37,11 +36,9 @@ def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
         with _MODEL_LOCK if check.__module__ == networks.__name__ else nullcontext():
             return check(size)
 
-    before = torch.get_num_threads()  # the matrices are too small for threads within an operation
-    torch.set_num_threads(1)
     pool = ThreadPoolExecutor(2)
-    try:
-        yield from pool.map(result, checks)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(before)
+    with threads(1):  # the matrices are too small for threads within an operation
+        try:
+            yield from pool.map(result, checks)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

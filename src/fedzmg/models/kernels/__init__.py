@@ -1,6 +1,6 @@
 """Kernels of layers, whose choice changes speed and the last bits, never the result."""
 
-from fedzmg.models.kernels.layers import ONEDNN_BY_DEFAULT, MappedLayers, onednn
+from fedzmg.models.kernels.layers import ONEDNN_BY_DEFAULT, MappedLayers, onednn, threads
 from fedzmg.models.kernels.precision import PRECISIONS, rounding
 
-__all__ = ["ONEDNN_BY_DEFAULT", "PRECISIONS", "MappedLayers", "onednn", "rounding"]
+__all__ = ["ONEDNN_BY_DEFAULT", "PRECISIONS", "MappedLayers", "onednn", "rounding", "threads"]

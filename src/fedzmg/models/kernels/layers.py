@@ -51,6 +51,17 @@ def onednn(enabled: bool) -> Iterator[None]:
         set_flags(before, _fp32_precision=None)  # type: ignore[no-untyped-call]
 
 
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Set the number of torch's CPU threads inside a ``with`` block; 0: as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class MappedLayers(TorchFunctionMode):
     """Mode that computes layers in the fast form for weights that differ between clients."""
 

@@ -45,15 +45,11 @@ def clients_batch_norm(
     from fedzmg.models.kernels import triton_norm
 
     own = [part.contiguous() for part in (weight, bias, mean, var)]
-    return triton_norm.forward(_dense(x), _bytes(real), own, momentum, eps)
+    return triton_norm.forward(_dense(x), real.contiguous().view(torch.uint8), own, momentum, eps)
 
 
 def _dense(x: Tensor) -> Tensor:
     return within_reach(x) if torch.empty_like(x).stride() == x.stride() else x.contiguous()
-
-
-def _bytes(flags: Tensor) -> Tensor:
-    return flags.contiguous().view(torch.uint8)
 
 
 @custom_op("fedzmg::clients_batch_norm_back", mutates_args=())
@@ -64,7 +60,9 @@ def clients_batch_norm_back(
     from fedzmg.models.kernels import triton_norm
 
     own = weight.contiguous(), means, scales
-    return triton_norm.backward(_dense(x), within_reach(signal), _bytes(real), *own)
+    return triton_norm.backward(
+        _dense(x), within_reach(signal), real.contiguous().view(torch.uint8), *own
+    )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
