@@ -162,12 +162,10 @@ class Simulation:
     @contextlib.contextmanager
     def numerics(self, choice: EngineChoice | None = None) -> Iterator[None]:
         """Fix every setting that affects the last bit of a result."""
-        kernels = contextlib.ExitStack()
-        if choice is not None:
-            kernels.enter_context(onednn(choice.onednn))
-            kernels.enter_context(threads(choice.threads))
+        kernels = contextlib.nullcontext() if choice is None else onednn(choice.onednn)
+        few = threads(0 if choice is None else choice.threads)
         same = same_bits(self.deterministic and self.device.type == "cuda")
-        with kernels, rounding(self.precision), same:
+        with kernels, few, rounding(self.precision), same:
             yield
 
     def histories(self, records: Sequence[Sequence[Record]]) -> list[History]:

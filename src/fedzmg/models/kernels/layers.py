@@ -54,8 +54,11 @@ def onednn(enabled: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def threads(number: int) -> Iterator[None]:
     """Set the number of torch's CPU threads inside a ``with`` block; 0: as it is."""
+    if not number:
+        yield
+        return
     before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
+    torch.set_num_threads(number)
     try:
         yield
     finally:
