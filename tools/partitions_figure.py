@@ -28,10 +28,13 @@ PARTITIONS = {
 """Title and mean number of classes per client, of ``fedzmg data describe cifar100 --partition``."""
 PAIRS = {
     "with momentum and decay": ("fedzmg", "fedavg-momentum"),
-    "without": ("fedzmg-without-momentum", "fedavg"),
+    "without momentum": ("fedzmg-without-momentum", "fedavg"),
     "with Adam on the server": ("fedzmg-adam", "fedadam"),
 }
-"""Pairs that differ by the projection alone (FedAdam also lacks momentum)."""
+"""Pairs that differ by the projection, each at its own learning rates.
+
+FedAvg and FedAdam also lack decay, FedAdam also momentum.
+"""
 POINT, ERRORS = 1.0, 2.0  # a gain or a loss is at least so many points and standard errors
 
 
@@ -65,11 +68,11 @@ def draw(found: dict[str, dict[str, list[float]]]) -> Chart:
     chart = Chart("The projection gains no less on IID clients", size=(6.4, 4.0))
     axes = chart.panel("", "gain of the projection, points", "")
     handles = []
-    for colour, pair in zip(COLOURS, PAIRS.values(), strict=False):
+    for colour, shift, pair in zip(COLOURS, (-0.06, 0.0, 0.06), PAIRS.values(), strict=False):
         each = [gains(runs, pair) for runs in found.values()]
         handles += axes.plot(range(len(each)), [mean(points) for points in each], color=colour)
         for place, points in enumerate(each):
-            axes.plot([place] * len(points), points, ".", color=colour, markersize=6)
+            axes.plot([place + shift] * len(points), points, ".", color=colour, markersize=6)
     axes.set_xticks(range(len(found)))
     labels = [f"{title}\n{classes:.0f} classes" for title, classes in map(PARTITIONS.get, found)]  # type: ignore[misc]
     axes.set_xticklabels(labels)
