@@ -58,6 +58,7 @@ def test_the_field_and_the_ablations_show_every_row() -> None:
     field = {name.replace(":", "-") for name in rows("CIFAR-100: the field, first step")}
     assert field == trained("field-grid")
     for heading, directory, others in (
+        ("CIFAR-100: what the projection does", "cifar100-mechanism", 0),
         ("Projection, momentum, decay", "ablation-factors-study", 0),
         ("The same with Adam on the server", "ablation-factors-adam-study", 0),
         ("Which layers?", "ablation-layers-study", 2),
