@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from fedzmg import InputError, Task, Trial, simulate
 from fedzmg.bench import WORKLOADS
 from fedzmg.engine import choose
-from fedzmg.engine.choose import EnginePlanner, Probe, can_compile
+from fedzmg.engine import probe as probing
+from fedzmg.engine.choose import EngineChoice, EnginePlanner, can_compile
 from fedzmg.engine.cuda_graph import compile_apart
 from fedzmg.engine.local import Chunk, Engine, Program
+from fedzmg.engine.probe import Probe
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models.initial import initial_params
@@ -98,7 +100,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Any:
             return spent[-1] * MILLISECOND
 
         monkeypatch.setattr(choose, "onednn", noted)
-        monkeypatch.setattr(choose, "_pass_seconds", fake)
+        monkeypatch.setattr(choose, "pass_seconds", fake)
         return spent
 
     return install
@@ -146,7 +148,7 @@ def test_compiling_must_save_more_than_it_takes(
         each = fixed * len(SIZES) + (1 - fixed) * clients
         return each * MILLISECOND * probe.client_steps / clients
 
-    monkeypatch.setattr(choose, "_pass_seconds", fake)
+    monkeypatch.setattr(choose, "pass_seconds", fake)
     monkeypatch.setattr(choose, "can_compile", lambda _: True)
     built = simulation("sequential")
     found = choose.choose_on_cpu(built.program, built.probe(), 10**6).path
@@ -165,27 +167,87 @@ def test_a_network_of_long_steps_is_not_tried_out(passes: Any, without: float) -
     assert len(spent) <= 4
 
 
-@pytest.mark.parametrize(("alone", "few"), [(0.1, 1), (5.0, 0), (50.0, 0)])
-def test_one_thread_trains_where_more_do_not_help(
-    monkeypatch: pytest.MonkeyPatch, alone: float, few: int
+@pytest.mark.parametrize(
+    ("alone", "beside", "cores"),
+    [
+        (0.1, 1.0, (1, 1)),
+        (5.0, 9.0, (0, 1)),
+        (50.0, 90.0, (0, 1)),
+        (1.0, 0.5, (1, 2)),
+        (2.0, 0.5, (0, 2)),
+    ],
+)
+def test_the_fastest_use_of_cores_is_measured(
+    monkeypatch: pytest.MonkeyPatch, alone: float, beside: float, cores: tuple[int, int]
 ) -> None:
     """By the wall clock: threads that wait for a busy machine count."""
-    built, measured = simulation("sequential"), choose._pass_seconds
+    built, measured = simulation("sequential"), probing.pass_seconds
 
     def slow(engine: Any, probe: Probe) -> float:
-        if isinstance(engine, Sequential):
-            time.sleep(0.01 * (alone if torch.get_num_threads() == 1 else 1.0))
+        each = alone if torch.get_num_threads() == 1 else 1.0
+        time.sleep(0.02 * (each if engine.workers == 1 else beside * len(probe.batches)))
         return measured(engine, probe)
 
-    monkeypatch.setattr(choose, "_pass_seconds", slow)
+    monkeypatch.setattr(probing, "pass_seconds", slow)
     with threads(2):
-        planner = EnginePlanner("auto")
-        planner.plan(built.program, built.probe, trials=1, rounds_left=1000)
-        assert planner.choice.threads == few
-        with built.numerics(planner.choice):
-            assert torch.get_num_threads() == (few or 2)
-        assert not choose.one_thread_suffices(built.program, built.probe(), 1)
+        own = built.program, built.probe()
+        assert choose.choose_cores(*own, 1000) == cores
+        assert choose.choose_cores(*own, 1) == (0, 1)
         assert torch.get_num_threads() == 2
+
+
+class Coupled(nn.Module):
+    """Dropout as a layer and as a function, attention, running statistics and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = nn.BatchNorm1d(6), nn.Linear(6, 8), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+        self.drop = nn.Dropout(0.3)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.passes += 1
+        x = self.drop(self.first(self.norm(x))).relu()[:, None].expand(-1, 3, -1)
+        x = nn.functional.dropout(self.attention(x, x, x)[0], 0.1, self.training)
+        return self.last(x.mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["fedzmg", "scaffold", "fedbn"])
+@pytest.mark.parametrize("large", [False, True])
+def test_clients_side_by_side_have_the_bits_of_one_after_another(
+    monkeypatch: pytest.MonkeyPatch, name: str, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr("fedzmg.engine.sequential.CHUNK_BYTES", 1)
+        monkeypatch.setattr("fedzmg.engine.sequential.LARGE", 1)
+    problem = random_task(
+        Coupled(), [9, 12, 8, 3, 10, 6], inputs=6, classes=3, cohort=5, batch_size=4, epochs=2
+    )
+    found = []
+    for workers in (1, 3):
+        choice = EngineChoice("sequential", "", threads=1, workers=workers)
+        built = simulation(choice, 3, 2, problem=problem, name=name)
+        records = [built.run_round().records for _ in range(3)]
+        assert getattr(built.engine, "workers", 0) == workers
+        found.append((built.snapshot.params, [r._replace(seconds=0.0) for r in chain(*records)]))
+    assert_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+def test_an_error_in_a_client_beside_others_names_it() -> None:
+    class Fails(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            if self.training and len(input) == 3:
+                raise ZeroDivisionError("mine")
+            return super().forward(input)
+
+    problem = random_task(Fails(6, 3), [4, 3, 4], inputs=6, classes=3, cohort=3, batch_size=4)
+    built = simulation(EngineChoice("sequential", "", workers=2), problem=problem)
+    with pytest.raises(ZeroDivisionError, match="mine") as raised:
+        built.run_round()
+    assert "local step 1" in raised.value.__notes__[0]
 
 
 def test_unknown_engine_and_device_are_rejected() -> None:
@@ -410,14 +472,14 @@ def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
             raise torch.OutOfMemoryError("no room")
         return 1e-5
 
-    monkeypatch.setattr(choose, "_pass_seconds", full)
+    monkeypatch.setattr(choose, "pass_seconds", full)
     built = simulation("vectorized")
     planner = EnginePlanner()
     program = replace(built.program, device=device)
     planner.plan(program, built.probe, trials=1, rounds_left=1 if device == GPU else 100)
     assert planner.choice.path == ("cuda_graph" if device == GPU else "vectorized")
     assert planner.chunk == (2 if device == GPU or not graph else None)
-    monkeypatch.setattr(choose, "_pass_seconds", lambda *_: (_ for _ in ()).throw(
+    monkeypatch.setattr(choose, "pass_seconds", lambda *_: (_ for _ in ()).throw(
         torch.OutOfMemoryError("no room")
     ))  # fmt: skip
     if device == GPU:

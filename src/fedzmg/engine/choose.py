@@ -7,36 +7,39 @@ run and kept when it resumes. On a CPU a short training takes the loop without m
 
 import math
 import shutil
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 
-from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.client_memory import MemoryStore
-from fedzmg.engine.local import Broadcast, Engine, Program
+from fedzmg.engine.local import Engine, Program
+from fedzmg.engine.probe import (
+    CHOOSING_SECONDS,
+    CHOOSING_SHARE,
+    PROBE_STEPS,
+    Probe,
+    choose_cores,
+    pass_seconds,
+)
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import CannotMap, InputError, unknown
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, threads
 from fedzmg.models.kernels.precision import HAS_TRITON
-from fedzmg.tree import State, num_bytes, row
+from fedzmg.tree import num_bytes, row
 
 PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 EngineName = Literal["auto", PathName]
 
-CHOOSING_SHARE = 0.04  # share of a training on a CPU for timing its paths; in all, below 0.05
-CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 MAPPED_SPEEDUP = 1.03  # of the map over the loop on a CPU; for several trials it is faster still
 CLEAR_SPEEDUP = 1.1  # speed-up of the loop without oneDNN that is needed to turn it off
-ONE_THREAD = 1.03  # slow-down of the loop on a CPU by one thread up to which one is taken
 CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
 IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
 TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
-PROBE_STEPS, MOST_STEPS = 2, 8  # local steps of a timed pass: fewest, and most on a CPU
+MOST_STEPS = 8  # local steps of a timed pass on a CPU
 
 CPU_COMPILE_SECONDS = 40.0  # time to compile a step on two cores (measured: 18 to 77 s)
 CPU_COMPILE_GAIN = 0.8  # share of a step's time for no clients that it saves (measured: 0.83, 1.0)
@@ -48,35 +51,6 @@ MEMORY_SHARE = 0.85  # share of the free GPU memory for clients; the rest is for
 ENOUGH_BYTES = 1.25e9  # weights of clients at once: more are hardly faster (on an H200)
 
 
-class Probe(NamedTuple):
-    """One trial's first round, on which engines are timed."""
-
-    batches: list[ClientBatch]
-    broadcast: Broadcast
-    memory: State
-
-    def first_steps(self, steps: int) -> "Probe":
-        """Shorten every client's training."""
-        return self._replace(batches=[b._replace(stream=b.stream[:steps]) for b in self.batches])
-
-    def longest(self, clients: int) -> "Probe":
-        """Keep the clients with the longest training."""
-        lengths = [-len(b.stream) for b in self.batches]
-        kept = sorted(sorted(range(len(lengths)), key=lengths.__getitem__)[:clients])
-        chosen = [self.batches[i] for i in kept]
-        return self._replace(batches=chosen, memory=row(self.memory, kept))
-
-    @property
-    def client_steps(self) -> int:
-        """Steps of all clients together."""
-        return sum(len(b.stream) for b in self.batches)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the longest local training."""
-        return max((len(b.stream) for b in self.batches), default=0)
-
-
 @dataclass(frozen=True)
 class EngineChoice:
     """An execution path and the reason for it."""
@@ -86,6 +60,7 @@ class EngineChoice:
     onednn: bool = ONEDNN_BY_DEFAULT
     fallback: bool = False  # clients are not mapped because the model cannot be; see ``reason``
     threads: int = 0  # of torch on a CPU; 0: as many as it is set to use
+    workers: int = 1  # clients of the loop on a CPU side by side
 
 
 class EnginePlanner:
@@ -149,15 +124,17 @@ class EnginePlanner:
         if on_gpu:
             work = rounds_left * self.trainings * (1 + (trials - 1) * PACKED_COST)
             return choose_on_gpu(program, probe(), work, self.chunk)
-        few = int(one_thread_suffices(program, own := probe(), rounds_left))
-        with threads(few):
-            return replace(choose_on_cpu(program, own, rounds_left, self.chunk), threads=few)
+        cores = choose_cores(program, own := probe(), rounds_left)
+        with threads(cores.threads):
+            found = choose_on_cpu(program, own, rounds_left, self.chunk, cores.workers)
+        workers = cores.workers if found.path == "sequential" else 1
+        return replace(found, threads=cores.threads, workers=workers)
 
     def build(self, program: Program) -> Engine:
         """Build the chosen engine."""
         path = self.choice.path
         if path == "sequential":
-            return Sequential(program, subtracts=False)
+            return Sequential(program, subtracts=False, workers=self.choice.workers)
         graph = path.endswith("cuda_graph")
         return Vectorized(
             program, chunk=self.chunk, compiled=path.startswith("compiled"), cuda_graph=graph,
@@ -178,10 +155,11 @@ class EnginePlanner:
 class _Timings:
     """Seconds per step and client of the paths on a CPU, each on a part of the probe."""
 
-    def __init__(self, program: Program, chunk: int | None) -> None:
+    def __init__(self, program: Program, chunk: int | None, workers: int = 1) -> None:
         self.parts: dict[PathName, Probe] = {}
+        self.workers = workers
         self._engines: dict[PathName, Engine] = {
-            "sequential": Sequential(program, subtracts=False),
+            "sequential": Sequential(program, subtracts=False, workers=workers),
             "vectorized": Vectorized(program, chunk=chunk),
         }
         self._warm: set[tuple[PathName, bool]] = set()
@@ -203,7 +181,7 @@ class _Timings:
 
     def _run(self, path: PathName, part: Probe, enabled: bool) -> float:
         with onednn(enabled):
-            seconds = _pass_seconds(self._engines[path], part)
+            seconds = pass_seconds(self._engines[path], part)
         self.spent += seconds
         return seconds / part.client_steps
 
@@ -216,54 +194,41 @@ class _Timings:
             f"{path}{'' if enabled else ' without oneDNN'} {1e3 * each:.3g} ms"
             for (path, enabled), each in self.best.items()
         )
-        return f"{', '.join(times)} per step of a client"
-
-
-def one_thread_suffices(program: Program, probe: Probe, rounds_left: int) -> bool:
-    """Tell whether more threads hardly help the loop; on a busy machine they do much harm."""
-    part, every = probe.longest(1).first_steps(PROBE_STEPS), torch.get_num_threads()
-    if every == 1 or CHOOSING_SHARE / 4 * rounds_left * probe.client_steps < 5 * PROBE_STEPS:
-        return False
-    engine, best = Sequential(program, subtracts=False), {1: math.inf, every: math.inf}
-    _pass_seconds(engine, part)  # the first one of a process loads libraries
-    for number in (1, every, 1, every):
-        began = time.perf_counter()
-        with threads(number):
-            _pass_seconds(engine, part)
-        best[number] = min(best[number], time.perf_counter() - began)
-        if best[1] > CHOOSING_SECONDS / 10:
-            return False
-    return best[1] <= ONE_THREAD * best[every]
+        beside = f", {self.workers} in the loop side by side" if self.workers > 1 else ""
+        return f"{', '.join(times)} per step of a client{beside}"
 
 
 def choose_on_cpu(
-    program: Program, probe: Probe, rounds_left: int, chunk: int | None = None
+    program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, workers: int = 1
 ) -> EngineChoice:
-    """Time the loop on one client and the map on as many as a share of the training allows."""
+    """Time the loop on few clients and the map on as many as a share of the training allows.
+
+    So many ``workers`` of the loop train clients side by side.
+    """
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
     planned = rounds_left * probe.client_steps
     budget = CHOOSING_SHARE * planned
     clients = min(len(probe.batches), chunk or len(probe.batches))
-    # A step to warm up and PROBE_STEPS timed ones, of the loop's client with oneDNN and without and
-    # of the mapped ones, in half of the share: mapping may halve the time of the training.
-    most_wide = int(budget / 2 / (1 + PROBE_STEPS)) - 2
+    # A step to warm up and PROBE_STEPS timed ones, of the loop with oneDNN and without and of the
+    # mapped clients, in half of the share: mapping may halve the time of the training.
+    most_wide = int(budget / 2 / (1 + PROBE_STEPS)) - 2 * workers
     if min(clients, most_wide) < MIN_WIDTH:
         few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
         return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
-    timings = _Timings(program, chunk)
-    timings.parts["sequential"] = probe.longest(1)
+    timings = _Timings(program, chunk, workers)
+    timings.parts["sequential"] = probe.longest(workers)
     # The first step of a process loads libraries.
     first = min(timings.warm_up("sequential", True) for _ in range(2))
     steps_in_time = int(CHOOSING_SECONDS / max(first, 1e-9))
-    width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 2)
+    width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 2 * workers)
     if width < MIN_WIDTH:
         long = f"{first:.2g} s a step: too long to try other paths"
         without = min(timings.warm_up("sequential", False) for _ in range(2))
         return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
-    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 + width)) - 1)
+    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 * workers + width)) - 1)
     short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)
-    timings.parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
+    timings.parts = {"sequential": short.longest(workers), "vectorized": short.longest(width)}
     for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
         loop, without = (timings.time("sequential", kind) for kind in (True, False))
         enabled = loop <= CLEAR_SPEEDUP * without
@@ -329,7 +294,7 @@ def choose_on_gpu(
     for slower in get_args(PathName)[:2]:
         engine = Vectorized(program, chunk=chunk, cuda_graph=slower == "vectorized")
         try:
-            passes = [_pass_seconds(engine, short) for _ in range(1 + TIMED_PASSES)]
+            passes = [pass_seconds(engine, short) for _ in range(1 + TIMED_PASSES)]
         except CannotMap as error:
             if slower == "sequential":
                 return unmapped(error)
@@ -356,16 +321,6 @@ def can_compile(device: torch.device) -> bool:
     if device.type == "cuda":
         return HAS_TRITON
     return any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl"))
-
-
-def _pass_seconds(engine: Engine, probe: Probe) -> float:
-    began, processor = time.perf_counter(), time.process_time()
-    deque(engine.train(*probe), maxlen=0)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        return time.perf_counter() - began
-    # The process's own time leaves out waiting for other processes on a busy machine.
-    return min(time.perf_counter() - began, time.process_time() - processor)
 
 
 def clients_that_fit(program: Program, probe: Probe, updates: int = 0) -> int | None:

@@ -4,7 +4,9 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +19,7 @@ from fedzmg.engine import local
 from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, eager_gradient
 from fedzmg.engine.replay import unshared
 from fedzmg.messages import FullPass, Upload
+from fedzmg.models.kernels import threads
 from fedzmg.models.objective import Batch
 from fedzmg.tree import State, Tree, leaves, num_bytes, row, rows_like, stack
 from fedzmg.wrappers.parts import PartsClient
@@ -32,12 +35,14 @@ TOGETHER, TOGETHER_BYTES = 4, 1 << 28  # models in place and merged together, at
 class Sequential:
     """Reference engine: clients in a loop, as in a deployed client; errors name ``path``.
 
-    With ``subtracts=False``, the merger subtracts models where uploads are their difference.
+    With ``subtracts=False``, the merger subtracts models where uploads are their difference. So
+    many ``workers`` train clients side by side, with one thread of torch each.
     """
 
     program: Program
     path: str = "sequential"
     subtracts: bool = True
+    workers: int = 1
     # Memory of merged models by their number: a system takes long to give as much in every round.
     kept: dict[int, Places | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -46,26 +51,28 @@ class Sequential:
     ) -> Iterator[Chunk]:
         """Yield chunks of clients whose uploads are merged together."""
         model = num_bytes(broadcast.params) // len(broadcast.round)
-        size = max(1, CHUNK_BYTES // max(model, 1))
+        small = CHUNK_BYTES // max(model, 1)
+        size = max(self.workers, small)
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
         origin = None if self.subtracts else common_origin(self.program.rule, batches, broadcast)
         rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
         places = None
-        if origin is not None and size == 1:
-            most = max(1, min(TOGETHER, TOGETHER_BYTES // model, len(batches)))
+        if origin is not None and small <= 1:
+            together = max(1, min(TOGETHER, TOGETHER_BYTES // model))
+            most = min(max(together, self.workers), len(batches))
             if most not in self.kept:
                 self.kept[most] = self._places(own[batches[0].trial].params, most)
             if (places := self.kept[most]) is not None:
                 size = most
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
-            outcomes = [
-                self._train_one(
-                    rules[b.trial], b, own[b.trial], row(memory, i), origin is None,
-                    places and places[2][i - first],
-                )
-                for i, b in zip(part, batches[first:], strict=False)
-            ]  # fmt: skip
+            outcomes = self._train_part(
+                [
+                    (rules[b.trial], b, own[b.trial], row(memory, i), origin is None,
+                     places and places[2][i - first])
+                    for i, b in zip(part, batches[first:], strict=False)
+                ]
+            )  # fmt: skip
             if places is not None:
                 outcomes = [o._replace(upload=Upload(Tree({}))) for o in outcomes]
             all_ = row(outcomes[0], None) if len(part) == 1 else stack(outcomes)
@@ -77,6 +84,34 @@ class Sequential:
                 models = Models(tree.flatten_rows(all_.upload.delta)[0], origin)
             steps = sum(len(batches[i].stream) for i in part)
             yield Chunk(part, [*range(len(part))], all_, steps, models)
+
+    def _train_part(self, clients: list[tuple[Any, ...]]) -> list[Outcome]:
+        """Train clients one after another, or side by side."""
+        if self.workers == 1 or len(clients) == 1:
+            return [self._train_one(*client) for client in clients]
+        idle: SimpleQueue[Sequential] = SimpleQueue()
+        for twin in self.twins:
+            idle.put(twin)
+        learns = torch.is_grad_enabled()
+
+        def train(client: tuple[Any, ...]) -> Outcome:
+            twin = idle.get()
+            try:
+                with torch.set_grad_enabled(learns):  # which is a setting of each thread
+                    return twin._train_one(*client)
+            finally:
+                idle.put(twin)
+
+        with threads(1), ThreadPoolExecutor(self.workers) as pool:
+            return list(pool.map(train, clients))
+
+    @functools.cached_property
+    def twins(self) -> "list[Sequential]":
+        """Engines with models of their own: to compute with one changes it."""
+        own = self.program.objective
+        models = [own.model.twin() for _ in range(self.workers)]
+        made = [replace(self.program, objective=replace(own, model=model)) for model in models]
+        return [Sequential(program, self.path, self.subtracts) for program in made]
 
     def _train_one(
         self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State, subtract: bool,

@@ -274,7 +274,8 @@ def build_simulation(
         engine = mapped if engine == "auto" else engine
     if facts:
         one = int(facts.get("threads") == 1)  # more are those of this machine
-        engine = EngineChoice(facts["engine"], "as recorded", facts["onednn"], threads=one)
+        known = facts["engine"], "as recorded", facts["onednn"]
+        engine = EngineChoice(*known, threads=one, workers=facts.get("workers", 1))
     return Simulation(
         task, trials, rounds=task.protocol.rounds, device=device, dtype=DTYPES[spec.dtype],
         engine=engines or EnginePlanner(engine, chunk=chunk, trainings=trainings),

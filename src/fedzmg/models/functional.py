@@ -146,6 +146,12 @@ class FunctionalModel:
         if self._halves is not None:
             self.split_head()
 
+    def twin(self) -> "FunctionalModel":
+        """Make a model for another thread, which computes the same."""
+        made = copy.copy(self)
+        made._prepare_calls()
+        return made
+
     def _copy(self, *, training: bool) -> nn.Module:
         # Constants are in memory once: a base model may be much larger than what is trained.
         shared = {id(p): p for p in self.module.parameters()}
@@ -174,6 +180,11 @@ class FunctionalModel:
     def needs_key(self) -> bool:
         """Training needs a key for every step: for dropout or any other keyed layer."""
         return bool(self.layer_keys)
+
+    @property
+    def seeds_generators(self) -> bool:
+        """Passes draw from the global random generators."""
+        return bool(self._replaced and self._replaced["seeds"])
 
     def params(self) -> Tree:
         """Copy the module's own trainable parameters."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fedzmg.data.federated import Examples
-from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner, Probe
+from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast
+from fedzmg.engine.probe import Probe
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.federation import Federation
