@@ -50,29 +50,32 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
     (rows, origin), clients = chunk.models, len(weights)
     order = sorted(range(clients), key=chunk.batches.__getitem__)
     counted = [i for i in order if weights[i] > 0]
-    if not all(isfinite(torch.dot(rows[i], rows[i])) for i in counted):
-        return None
     ends = np.cumsum([len(part) for part in origin]).tolist()
     models, sum_, begins = rows.numpy(), sums.averaged[0].numpy(), not bool(sums.clients.any())
+    before = None if begins else sums.averaged.clone()
 
     def add(part: tuple[int, Tensor]) -> list[float]:
         """Add a part of all models, which stays in the cache; NumPy starts faster than torch."""
         end, start = part[0], part[1].numpy()
         here, moved, found = slice(end - len(start), end), np.empty_like(start), [nan] * clients
         total = sum_[here]
-        for i in counted:
-            np.subtract(start, models[i, here], out=moved)
-            found[i] = max(float(moved.max()), -float(moved.min()))
-            if begins and i == counted[0]:
-                np.multiply(moved, weights[i], out=total)
-            else:
-                np.add(total, np.multiply(moved, weights[i], out=moved), out=total)
+        with np.errstate(all="ignore"):  # the largest value tells what is not finite
+            for i in counted:
+                np.subtract(start, models[i, here], out=moved)
+                found[i] = max(float(moved.max()), -float(moved.min()))
+                if begins and i == counted[0]:
+                    np.multiply(moved, weights[i], out=total)
+                else:
+                    np.add(total, np.multiply(moved, weights[i], out=moved), out=total)
         return found
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         threaded = torch.get_num_threads() > 1 and len(origin) > FEW_PARTS
         found = list((pool.map if threaded else map)(add, zip(ends, origin, strict=True)))
     norms, losses = np.max(found, 0).tolist(), chunk.outcomes.loss.tolist()
+    if not all(isfinite(norms[i]) for i in counted):
+        sums.averaged.copy_(torch.zeros(()) if before is None else before)
+        return None
     for i in counted:
         sums.loss.add_(losses[i])
     sums.weight.add_(sum(weights))
