@@ -24,7 +24,7 @@ from fedzmg.errors import InputError
 from fedzmg.models.kernels import layers
 from fedzmg.models.kernels.layers import RANGE, mapped
 from fedzmg.models.keyed import Draws, dropout
-from fedzmg.models.recurrent import RECURRENT
+from fedzmg.models.recurrent import RECURRENT, Recurrent
 
 POWER_ITERATIONS = 15  # power method in a pass; torch does as many once and one at every step
 
@@ -227,6 +227,8 @@ def swap_layers(module: nn.Module) -> tuple[str, ...]:
         parent.__class__ = SWAPS.get(type(parent), type(parent))
         if isinstance(parent, nn.Embedding | nn.EmbeddingBag):
             parent.sparse = False  # the same gradient, which rules add to dense weights
+        if isinstance(parent, Recurrent) and parent.dropout and parent.num_layers > 1:
+            parent.between = nn.Dropout(parent.dropout)
         # Not named_children(), which leaves out a module that is used a second time.
         for name, child in list(parent._modules.items()):
             if isinstance(child, nn.Dropout | KeyedLayer):

@@ -71,7 +71,9 @@ def scan(
 
 
 class Recurrent(nn.RNNBase):
-    """Common part of the recurrent layers."""
+    """Common part of the recurrent layers; ``between`` is their dropout, if any."""
+
+    between: nn.Module
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Compute outputs and last states; packed sequences only in a loop over clients."""
@@ -86,8 +88,8 @@ class Recurrent(nn.RNNBase):
             x = input if self.batch_first else input.transpose(0, 1)
         last = []
         for layer in range(self.num_layers):
-            if layer:
-                x = F.dropout(x, self.dropout, self.training)
+            if layer and self.dropout:
+                x = self.between(x)
             x, ends = self._layer(x, layer, states)
             last.append(ends)
         states = tuple(torch.cat(parts) for parts in zip(*last, strict=True))
