@@ -5,9 +5,10 @@
 
 The loop trains one client after another with ``torch.optim.SGD``, on data that is already on the
 device, with the clients and batches of our plan, and averages state dictionaries. Planning is not
-part of its time. Rounds of all paths are interleaved: a turn is one round of each. ``speed`` is the
-median over turns of the loop's time over ours; ``cpu_speed`` is the same of processor time, which a
-busy machine changes less. Our first round includes building a simulation and choosing its path.
+part of its time. Rounds of all paths are interleaved: a turn is one round of each, on a GPU
+several, since the host prepares one while the GPU computes another. ``speed`` is the median over
+turns of the loop's time over ours; ``cpu_speed`` is the same of processor time, which a busy
+machine changes less. Our first round includes building a simulation and choosing its path.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from fedzmg.tasks.task import Task
 Batch = tuple[torch.Tensor, torch.Tensor]
 CPU = torch.device("cpu")
 FEWEST_TURNS = 3
+TOGETHER = 5  # rounds of a turn on a GPU
 WITHOUT = "plain without oneDNN"
 PEAK = 494e12  # operations per second of an H200 in TF32
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -149,7 +151,7 @@ def compare(
     Args:
         task: any task.
         engines: names of paths, or ``auto``.
-        turns: measured rounds of each.
+        turns: measured turns of each.
         seconds: time after which no further turn begins once there are three.
         rounds: planned length of the training, which ``auto`` takes into account.
         lr: learning rate.
@@ -170,6 +172,7 @@ def compare(
     chosen = trial or Trial.of("fedavg", 0, **own)
     plan = RoundPlanner(quiet, [chosen.seed])
     own_loops = ("plain", WITHOUT) if device.type == "cpu" else ("plain",)
+    each = 1 if device.type == "cpu" else TOGETHER
     found: dict[str, dict[str, Any]] = {path: {} for path in (*own_loops, *engines)}
     rounds_of: dict[str, Callable[[list[ClientBatch]], object]] = {}
 
@@ -180,8 +183,8 @@ def compare(
         else:
             planner = TimedPlanner(path)  # type: ignore[arg-type]
             made = Simulation(
-                quiet, [chosen], rounds=max(rounds, turns + 3), device=device, dtype=torch.float32,
-                engine=planner, precision=precision,  # type: ignore[arg-type]
+                quiet, [chosen], rounds=max(rounds, (turns + 1) * each + 3), device=device,
+                dtype=torch.float32, engine=planner, precision=precision,  # type: ignore[arg-type]
             )  # fmt: skip
             made.round = 1  # which alone would be evaluated
             rounds_of[path] = lambda _: made.run_round()
@@ -198,9 +201,11 @@ def compare(
         for turn in range(turns + 1):
             if turn > FEWEST_TURNS and time.perf_counter() - began > seconds:
                 break
-            batches, order = plan.batches(3 + turn), list(found)
+            planned = [plan.batches(3 + turn * each + i) for i in range(each)]
+            order = list(found)
             for path in order[turn % len(order) :] + order[: turn % len(order)]:
-                times[path].append(_timed(lambda p=path: rounds_of[p](batches), device))  # type: ignore[misc]  # noqa: B023
+                spent = _timed(lambda p=path: [*map(rounds_of[p], planned)], device)  # type: ignore[misc]  # noqa: B023
+                times[path].append((spent[0] / each, spent[1] / each))
     with FlopCounterMode(display=False) as counter:
         rounds_of["plain"](plan.batches(2))
     plain = np.array(times["plain"][1:])
