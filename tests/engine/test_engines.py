@@ -168,7 +168,7 @@ def test_a_network_of_long_steps_is_not_tried_out(passes: Any, without: float) -
 
 
 @pytest.mark.parametrize(
-    ("alone", "beside", "cores"),
+    ("alone", "several", "cores"),
     [
         (0.1, 1.0, (1, 1)),
         (5.0, 9.0, (0, 1)),
@@ -178,14 +178,14 @@ def test_a_network_of_long_steps_is_not_tried_out(passes: Any, without: float) -
     ],
 )
 def test_the_fastest_use_of_cores_is_measured(
-    monkeypatch: pytest.MonkeyPatch, alone: float, beside: float, cores: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, alone: float, several: float, cores: tuple[int, int]
 ) -> None:
     """By the wall clock: threads that wait for a busy machine count."""
     built, measured = simulation("sequential"), probing.pass_seconds
 
     def slow(engine: Any, probe: Probe) -> float:
         each = alone if torch.get_num_threads() == 1 else 1.0
-        time.sleep(0.02 * (each if engine.workers == 1 else beside * len(probe.batches)))
+        time.sleep(0.02 * (each if engine.parallel == 1 else several * len(probe.batches)))
         return measured(engine, probe)
 
     monkeypatch.setattr(probing, "pass_seconds", slow)
@@ -216,7 +216,7 @@ class Coupled(nn.Module):
 
 @pytest.mark.parametrize("name", ["fedzmg", "scaffold", "fedbn"])
 @pytest.mark.parametrize("large", [False, True])
-def test_clients_side_by_side_have_the_bits_of_one_after_another(
+def test_clients_in_parallel_have_the_bits_of_one_after_another(
     monkeypatch: pytest.MonkeyPatch, name: str, large: bool
 ) -> None:
     if large:
@@ -226,17 +226,36 @@ def test_clients_side_by_side_have_the_bits_of_one_after_another(
         Coupled(), [9, 12, 8, 3, 10, 6], inputs=6, classes=3, cohort=5, batch_size=4, epochs=2
     )
     found = []
-    for workers in (1, 3):
-        choice = EngineChoice("sequential", "", threads=1, workers=workers)
+    for parallel in (1, 3):
+        choice = EngineChoice("sequential", "", threads=1, parallel=parallel)
         built = simulation(choice, 3, 2, problem=problem, name=name)
         records = [built.run_round().records for _ in range(3)]
-        assert getattr(built.engine, "workers", 0) == workers
+        assert getattr(built.engine, "parallel", 0) == parallel
         found.append((built.snapshot.params, [r._replace(seconds=0.0) for r in chain(*records)]))
     assert_equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
 
 
-def test_an_error_in_a_client_beside_others_names_it() -> None:
+class Counts(nn.Linear):
+    """Outputs that depend on the number of passes."""
+
+    passes = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.passes += 1
+        return super().forward(input) * (1 + 1 / self.passes)
+
+
+def test_models_that_share_or_keep_state_do_not_train_in_parallel() -> None:
+    hooked, drawn = nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))
+    seen: list[Tensor] = []
+    hooked.register_forward_hook(lambda *args: seen.append(args[2]))
+    for module, safe in ((hooked, False), (Counts(6, 3), False), (drawn, True), (Coupled(), False)):
+        problem = random_task(module, [4, 4], inputs=6, classes=3, cohort=2, batch_size=4)
+        assert simulation("sequential", problem=problem).program.objective.model.thread_safe == safe
+
+
+def test_an_error_in_one_of_several_clients_in_parallel_names_it() -> None:
     class Fails(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             if self.training and len(input) == 3:
@@ -244,7 +263,7 @@ def test_an_error_in_a_client_beside_others_names_it() -> None:
             return super().forward(input)
 
     problem = random_task(Fails(6, 3), [4, 3, 4], inputs=6, classes=3, cohort=3, batch_size=4)
-    built = simulation(EngineChoice("sequential", "", workers=2), problem=problem)
+    built = simulation(EngineChoice("sequential", "", parallel=2), problem=problem)
     with pytest.raises(ZeroDivisionError, match="mine") as raised:
         built.run_round()
     assert "local step 1" in raised.value.__notes__[0]

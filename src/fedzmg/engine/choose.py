@@ -60,7 +60,7 @@ class EngineChoice:
     onednn: bool = ONEDNN_BY_DEFAULT
     fallback: bool = False  # clients are not mapped because the model cannot be; see ``reason``
     threads: int = 0  # of torch on a CPU; 0: as many as it is set to use
-    workers: int = 1  # clients of the loop on a CPU side by side
+    parallel: int = 1  # clients of the loop on a CPU that train at once
 
 
 class EnginePlanner:
@@ -126,15 +126,15 @@ class EnginePlanner:
             return choose_on_gpu(program, probe(), work, self.chunk)
         cores = choose_cores(program, own := probe(), rounds_left)
         with threads(cores.threads):
-            found = choose_on_cpu(program, own, rounds_left, self.chunk, cores.workers)
-        workers = cores.workers if found.path == "sequential" else 1
-        return replace(found, threads=cores.threads, workers=workers)
+            found = choose_on_cpu(program, own, rounds_left, self.chunk, cores.parallel)
+        parallel = cores.parallel if found.path == "sequential" else 1
+        return replace(found, threads=cores.threads, parallel=parallel)
 
     def build(self, program: Program) -> Engine:
         """Build the chosen engine."""
         path = self.choice.path
         if path == "sequential":
-            return Sequential(program, subtracts=False, workers=self.choice.workers)
+            return Sequential(program, subtracts=False, parallel=self.choice.parallel)
         graph = path.endswith("cuda_graph")
         return Vectorized(
             program, chunk=self.chunk, compiled=path.startswith("compiled"), cuda_graph=graph,
@@ -155,11 +155,11 @@ class EnginePlanner:
 class _Timings:
     """Seconds per step and client of the paths on a CPU, each on a part of the probe."""
 
-    def __init__(self, program: Program, chunk: int | None, workers: int = 1) -> None:
+    def __init__(self, program: Program, chunk: int | None, parallel: int = 1) -> None:
         self.parts: dict[PathName, Probe] = {}
-        self.workers = workers
+        self.parallel = parallel
         self._engines: dict[PathName, Engine] = {
-            "sequential": Sequential(program, subtracts=False, workers=workers),
+            "sequential": Sequential(program, subtracts=False, parallel=parallel),
             "vectorized": Vectorized(program, chunk=chunk),
         }
         self._warm: set[tuple[PathName, bool]] = set()
@@ -194,16 +194,16 @@ class _Timings:
             f"{path}{'' if enabled else ' without oneDNN'} {1e3 * each:.3g} ms"
             for (path, enabled), each in self.best.items()
         )
-        beside = f", {self.workers} in the loop side by side" if self.workers > 1 else ""
+        beside = f", the loop trains {self.parallel} in parallel" if self.parallel > 1 else ""
         return f"{', '.join(times)} per step of a client{beside}"
 
 
 def choose_on_cpu(
-    program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, workers: int = 1
+    program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, parallel: int = 1
 ) -> EngineChoice:
     """Time the loop on few clients and the map on as many as a share of the training allows.
 
-    So many ``workers`` of the loop train clients side by side.
+    ``parallel`` is the number of clients that the loop trains at once.
     """
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
@@ -212,23 +212,23 @@ def choose_on_cpu(
     clients = min(len(probe.batches), chunk or len(probe.batches))
     # A step to warm up and PROBE_STEPS timed ones, of the loop with oneDNN and without and of the
     # mapped clients, in half of the share: mapping may halve the time of the training.
-    most_wide = int(budget / 2 / (1 + PROBE_STEPS)) - 2 * workers
+    most_wide = int(budget / 2 / (1 + PROBE_STEPS)) - 2 * parallel
     if min(clients, most_wide) < MIN_WIDTH:
         few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
         return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
-    timings = _Timings(program, chunk, workers)
-    timings.parts["sequential"] = probe.longest(workers)
+    timings = _Timings(program, chunk, parallel)
+    timings.parts["sequential"] = probe.longest(parallel)
     # The first step of a process loads libraries.
     first = min(timings.warm_up("sequential", True) for _ in range(2))
     steps_in_time = int(CHOOSING_SECONDS / max(first, 1e-9))
-    width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 2 * workers)
+    width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 2 * parallel)
     if width < MIN_WIDTH:
         long = f"{first:.2g} s a step: too long to try other paths"
         without = min(timings.warm_up("sequential", False) for _ in range(2))
         return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
-    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 * workers + width)) - 1)
+    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 * parallel + width)) - 1)
     short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)
-    timings.parts = {"sequential": short.longest(workers), "vectorized": short.longest(width)}
+    timings.parts = {"sequential": short.longest(parallel), "vectorized": short.longest(width)}
     for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
         loop, without = (timings.time("sequential", kind) for kind in (True, False))
         enabled = loop <= CLEAR_SPEEDUP * without

@@ -1,9 +1,10 @@
 """The first round, on which execution paths are timed, and the cores of a CPU that the loop uses.
 
 A small network gains nothing from several threads within an operation, and on a busy machine they
-wait for each other. Clients that train side by side, with one thread each, use all cores.
+wait for each other. Clients that train in parallel, with one thread each, use all cores.
 """
 
+import math
 import time
 from collections import deque
 from typing import NamedTuple
@@ -12,16 +13,16 @@ import torch
 
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Broadcast, Engine, Program
-from fedzmg.engine.sequential import Sequential
+from fedzmg.engine.sequential import TOGETHER_BYTES, Sequential
 from fedzmg.models.kernels import threads
-from fedzmg.tree import State, row
+from fedzmg.tree import State, num_bytes, row
 
 CHOOSING_SHARE = 0.04  # share of a training on a CPU for timing its paths; in all, below 0.05
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 PROBE_STEPS = 2  # local steps of a timed pass at least
 ONE_THREAD = 1.03  # slow-down of the loop on a CPU by one thread up to which one is taken
-WORKERS_SPEEDUP = 1.1  # speed-up by clients side by side from which on they are
-MOST_WORKERS = 16  # clients side by side, which are in memory at once
+PARALLEL_SPEEDUP = 1.1  # least speed-up for which clients train in parallel
+MOST_PARALLEL = 16  # clients in parallel; all are in memory
 
 
 class Probe(NamedTuple):
@@ -54,10 +55,10 @@ class Probe(NamedTuple):
 
 
 class Cores(NamedTuple):
-    """How a CPU trains."""
+    """Threads of torch and number of clients of the loop in parallel."""
 
-    threads: int = 0  # of torch; 0: as many as it is set to use
-    workers: int = 1  # clients of the loop side by side, with one thread each
+    threads: int = 0  # 0: as many as torch is set to use
+    parallel: int = 1  # each with one thread, if more than one
 
 
 def pass_seconds(engine: Engine, probe: Probe) -> float:
@@ -72,32 +73,43 @@ def pass_seconds(engine: Engine, probe: Probe) -> float:
 
 
 def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
-    """Time the loop with all threads, with one, and with clients side by side, by the wall clock.
+    """Time the loop with all threads, with one, and with clients in parallel, by the wall clock.
 
     Threads that wait for other work on a busy machine do much harm.
     """
-    every, part = torch.get_num_threads(), probe.first_steps(PROBE_STEPS)
-    workers = min(every, MOST_WORKERS, len(part.batches))
-    if program.objective.model.seeds_generators:  # which all threads share
-        workers = 1
-    if every == 1 or CHOOSING_SHARE / 2 * rounds_left * probe.client_steps < 7 * PROBE_STEPS:
+    every, planned = torch.get_num_threads(), rounds_left * probe.client_steps
+    model = num_bytes(probe.broadcast.params) // len(probe.broadcast.round)
+    parallel = min(every, MOST_PARALLEL, len(probe.batches), TOGETHER_BYTES // max(model, 1))
+    if parallel < 2 or not program.objective.model.thread_safe:
+        parallel = 0
+    # A warm-up, two passes with all threads, two with one and two of the clients in parallel.
+    if (steps := int(CHOOSING_SHARE / 2 * planned / (5 + 2 * parallel))) == 0:
+        steps, parallel = int(CHOOSING_SHARE / 2 * planned / 5), 0
+    if every == 1 or steps == 0:
         return Cores()
-    alone = Sequential(program, subtracts=False)
-    ways = {"all": (every, alone, part.longest(1)), "one": (1, alone, part.longest(1))}
-    if workers > 1:
-        beside = Sequential(program, subtracts=False, workers=workers)
-        ways["workers"] = 1, beside, part.longest(workers)
-    seconds = dict.fromkeys(("all", "one", "workers"), float("inf"))
-    pass_seconds(alone, ways["all"][2])  # the first one of a process loads libraries
-    for _ in range(2):
-        for name, (number, engine, own) in ways.items():
-            began = time.perf_counter()
+    part, loop = probe.first_steps(min(PROBE_STEPS, steps)), Sequential(program, subtracts=False)
+    ways = {"all": (every, loop, part.longest(1)), "one": (1, loop, part.longest(1))}
+    if parallel:
+        several = Sequential(program, subtracts=False, parallel=parallel)
+        ways["parallel"] = 1, several, part.longest(parallel)
+    seconds = dict.fromkeys(("all", "one", "parallel"), math.inf)
+    began = time.perf_counter()
+    pass_seconds(loop, part.longest(1))  # the first one of a process loads libraries
+    for name, (number, engine, own) in [*ways.items()] * 2:
+        if (start := time.perf_counter()) - began > CHOOSING_SECONDS / 2:
+            break
+        try:
             with threads(number):
                 pass_seconds(engine, own)
-            each = (time.perf_counter() - began) / len(own.batches)
-            seconds[name] = min(seconds[name], each)
-        if sum(seconds.values()) > CHOOSING_SECONDS / 4:
-            break
-    one = seconds["one"] <= ONE_THREAD * seconds["all"]
-    gains = WORKERS_SPEEDUP * seconds["workers"] <= seconds["one" if one else "all"]
-    return Cores(int(one), workers if gains else 1)
+        except Exception:
+            if engine is loop:
+                raise
+            continue  # too little memory, or a model that cannot be used by several threads
+        each = (time.perf_counter() - start) / len(own.batches)
+        seconds[name] = min(seconds[name], each)
+    one = seconds["one"] <= ONE_THREAD * seconds["all"] < math.inf
+    # The last clients of a cohort may leave cores idle.
+    idle = math.ceil(len(probe.batches) / max(parallel, 1)) * parallel / len(probe.batches)
+    best = seconds["one" if one else "all"]
+    gains = PARALLEL_SPEEDUP * idle * seconds["parallel"] <= best < math.inf
+    return Cores(int(one), parallel if gains else 1)

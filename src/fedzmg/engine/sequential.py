@@ -35,34 +35,35 @@ TOGETHER, TOGETHER_BYTES = 4, 1 << 28  # models in place and merged together, at
 class Sequential:
     """Reference engine: clients in a loop, as in a deployed client; errors name ``path``.
 
-    With ``subtracts=False``, the merger subtracts models where uploads are their difference. So
-    many ``workers`` train clients side by side, with one thread of torch each.
+    With ``subtracts=False``, the merger subtracts models where uploads are their difference.
+    ``parallel`` is the number of clients that train at once; if more than one, each has one thread
+    of torch.
     """
 
     program: Program
     path: str = "sequential"
     subtracts: bool = True
-    workers: int = 1
-    # Memory of merged models by their number: a system takes long to give as much in every round.
-    kept: dict[int, Places | None] = field(default_factory=dict, repr=False, compare=False)
+    parallel: int = 1
+    # Memory of merged models: a system takes long to give as much in every round.
+    kept: list[Places | None] = field(default_factory=list, repr=False, compare=False)
 
     def train(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
     ) -> Iterator[Chunk]:
         """Yield chunks of clients whose uploads are merged together."""
         model = num_bytes(broadcast.params) // len(broadcast.round)
-        small = CHUNK_BYTES // max(model, 1)
-        size = max(self.workers, small)
+        fitting, parallel = CHUNK_BYTES // max(model, 1), self.parallel
+        size = parallel * max(1, fitting // parallel)
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
         origin = None if self.subtracts else common_origin(self.program.rule, batches, broadcast)
         rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
         places = None
-        if origin is not None and small <= 1:
-            together = max(1, min(TOGETHER, TOGETHER_BYTES // model))
-            most = min(max(together, self.workers), len(batches))
-            if most not in self.kept:
-                self.kept[most] = self._places(own[batches[0].trial].params, most)
-            if (places := self.kept[most]) is not None:
+        if origin is not None and fitting <= 1:
+            together = min(TOGETHER, TOGETHER_BYTES // model)
+            most = min(parallel * max(1, together // parallel), len(batches))
+            if not self.kept or (self.kept[0] is not None and len(self.kept[0][2]) < most):
+                self.kept[:] = [self._places(own[batches[0].trial].params, most)]
+            if (places := self.kept[0]) is not None:
                 size = most
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
@@ -86,8 +87,8 @@ class Sequential:
             yield Chunk(part, [*range(len(part))], all_, steps, models)
 
     def _train_part(self, clients: list[tuple[Any, ...]]) -> list[Outcome]:
-        """Train clients one after another, or side by side."""
-        if self.workers == 1 or len(clients) == 1:
+        """Train clients one after another, or in parallel."""
+        if self.parallel == 1:
             return [self._train_one(*client) for client in clients]
         idle: SimpleQueue[Sequential] = SimpleQueue()
         for twin in self.twins:
@@ -97,19 +98,21 @@ class Sequential:
         def train(client: tuple[Any, ...]) -> Outcome:
             twin = idle.get()
             try:
-                with torch.set_grad_enabled(learns):  # which is a setting of each thread
+                with torch.set_grad_enabled(learns):  # new threads begin with True
                     return twin._train_one(*client)
             finally:
                 idle.put(twin)
 
-        with threads(1), ThreadPoolExecutor(self.workers) as pool:
+        # Some kernels of a new thread would use all cores.
+        one: Any = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with threads(1), ThreadPoolExecutor(self.parallel, **one) as pool:
             return list(pool.map(train, clients))
 
     @functools.cached_property
     def twins(self) -> "list[Sequential]":
-        """Engines with models of their own: to compute with one changes it."""
+        """Engines with a copy of the module each, which a pass changes for a while."""
         own = self.program.objective
-        models = [own.model.twin() for _ in range(self.workers)]
+        models = [own.model.twin() for _ in range(self.parallel)]
         made = [replace(self.program, objective=replace(own, model=model)) for model in models]
         return [Sequential(program, self.path, self.subtracts) for program in made]
 

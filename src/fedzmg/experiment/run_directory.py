@@ -196,7 +196,7 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
     sides = [side for t in simulation.trials for side in (t.algorithm.client, t.algorithm.server)]
     projects = any(hasattr(rule, "axes") for side in sides for rule in chain(side))
     unprojected = not_projected(task.model.layout) if projects else ""
-    beside = {"workers": simulation.choice.workers} if simulation.choice.workers > 1 else {}
+    beside = {"parallel": simulation.choice.parallel} if simulation.choice.parallel > 1 else {}
     return {
         "format": FORMAT, **provenance(), "started": timestamp(),
         "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,

@@ -275,7 +275,7 @@ def build_simulation(
     if facts:
         one = int(facts.get("threads") == 1)  # more are those of this machine
         known = facts["engine"], "as recorded", facts["onednn"]
-        engine = EngineChoice(*known, threads=one, workers=facts.get("workers", 1))
+        engine = EngineChoice(*known, threads=one, parallel=facts.get("parallel", 1))
     return Simulation(
         task, trials, rounds=task.protocol.rounds, device=device, dtype=DTYPES[spec.dtype],
         engine=engines or EnginePlanner(engine, chunk=chunk, trainings=trainings),

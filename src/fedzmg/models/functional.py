@@ -12,6 +12,7 @@ from torch.func import functional_call
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError
 from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
+from fedzmg.models.behaviour import are_equal, depends_on_batch, shares_hooks
 from fedzmg.models.keyed import NO_KEY, KeyedFunctions
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import Known, layout_of
@@ -84,21 +85,6 @@ def _logits(outputs: Any) -> Tensor:
     return found
 
 
-def _depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
-    """Tell whether outputs change with the other examples of a batch, such as padding."""
-    for among, lone in zip(leaves(batch), leaves(alone), strict=True):
-        if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
-            continue  # not one output per example, which the loss will say better
-        if among[:1].numel() != lone.numel():
-            return True
-        scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0
-        one, atol = among[:1].double(), 1e-3 * scale + 1e-12
-        lone = lone.reshape(one.shape).double()
-        if not torch.allclose(one, lone, rtol=0, atol=atol, equal_nan=True):
-            return True
-    return False
-
-
 class FunctionalModel:
     """A module as a pure function ``model(params, x)``.
 
@@ -136,6 +122,7 @@ class FunctionalModel:
         """Passes change parameters in place: those of embeddings with ``max_norm``."""
         self._replaced: dict[str, Any] | None = None  # options of KeyedFunctions, if needed
         self.loop_reason = ""  # to train client by client; empty: clients can be mapped
+        self._repeats = True  # a pass on the same examples gives the same outputs
         self._squeezed: torch.Size | None = None  # an example's outputs, if a lone one loses axes
         self._halves: tuple[Call, dict[bool, Call]] | None = None  # last layer; others by mode
         self._prepare_calls()
@@ -182,9 +169,10 @@ class FunctionalModel:
         return bool(self.layer_keys)
 
     @property
-    def seeds_generators(self) -> bool:
-        """Passes draw from the global random generators."""
-        return bool(self._replaced and self._replaced["seeds"])
+    def thread_safe(self) -> bool:
+        """Copies of the model can be used by several threads: they share nothing that changes."""
+        seeds = self._replaced is not None and self._replaced["seeds"]
+        return self._repeats and not (seeds or self.renormalizes or shares_hooks(self.module))
 
     def params(self) -> Tree:
         """Copy the module's own trainable parameters."""
@@ -243,6 +231,8 @@ class FunctionalModel:
     ) -> Tensor:
         """Compute the inputs of the last layer; in training if ``moved`` is given."""
         assert self._halves is not None, "split_head comes first"
+        if self.renormalizes and moved is None:
+            params = params.map(torch.clone)
         body = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != self._last}
         return self._pass(self._halves[1][moved is not None], body, x, key, real, moved)
 
@@ -295,12 +285,14 @@ class FunctionalModel:
                 source.learn_axes(drawn)
             if any(any(source.axes) for source in sources):
                 trained, alone = self.train(params, x), self.train(params, one)
+            again = self.train(params, x)
             outputs, lone = self.evaluate(params, x), self.evaluate(params, one)
+        self._repeats = are_equal(trained, again)
         # Batch statistics couple examples on purpose, and know which are padding.
         coupled = self.norms.dependent, self.norms.always_dependent
         pairs = (trained, alone), (outputs, lone)
         for pair, known in zip(pairs, coupled, strict=True):
-            if not known and _depends_on_batch(*pair, examples):
+            if not known and depends_on_batch(*pair, examples):
                 reason = "outputs for an example depend on the other examples of its batch"
                 self.loop_reason = reason
         if isinstance(outputs, Tensor) and outputs.shape[:1] == (examples,) and one is not x:

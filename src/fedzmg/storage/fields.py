@@ -67,7 +67,7 @@ _PLUGIN = _table({"file": str, "sha256": str}, distribution=str)
 _MANIFEST = _table(
     {}, metric=str, higher_is_better=bool, clients=Count, examples=Count, device=str, engine=str,
     onednn=bool, threads=Annotated[int, pydantic.Field(ge=1, le=4096)], chunk=Count | None,
-    workers=Annotated[int, pydantic.Field(ge=1, le=4096)],
+    parallel=Annotated[int, pydantic.Field(ge=1, le=4096)],
     pack=Annotated[list[str], _FEW], chunk_changes=_CHANGES, pack_changes=_CHANGES,
     command=str | list[str] | None, seconds=Number, logs=dict[LogName, LogMark],
     plugins=_Dict[str, _PLUGIN],

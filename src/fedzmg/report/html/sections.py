@@ -30,7 +30,7 @@ _DIRECTORY_COLUMNS = (
 )
 _FACTS = (
     "fedzmg", "commit", "dirty", "python", "torch", "numpy", "platform", "device", "device_name",
-    "threads", "workers", "dtype", "precision", "engine", "not_projected", "clients", "examples",
+    "threads", "parallel", "dtype", "precision", "engine", "not_projected", "clients", "examples",
     "data_sha256", "task_sha256",
 )  # fmt: skip
 
