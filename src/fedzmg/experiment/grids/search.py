@@ -253,17 +253,15 @@ class Search(training.TrainingStorage):
         run_directory.note_change(self.path, name, change)
 
 
-def unfinished_packs(
-    spec: GridSpec, name: str, directory: Path, task: Task
-) -> list[tuple[int, list[int]]]:
-    """Return the packs of an algorithm without the trials that its log holds."""
-    rows = read_rows(directory / "metrics.jsonl")
-    stops = Stops(spec, name, task.metric, directory / "stopped.jsonl").now
+def unfinished_packs(spec: GridSpec, name: str, path: Path, task: Task) -> dict[int, list[int]]:
+    """Return the packs of an algorithm, by number, without the trials that its log holds."""
+    rows = read_rows(path / "metrics.jsonl")
+    stops = Stops(spec, name, task.metric, path / "stopped.jsonl").now
     ends = {(i, r) for i, one in stops.items() for r in spec.logged() if r > one.round}
-    rounds, logged, found = spec.logged(), rows.keys() | ends, list[tuple[int, list[int]]]()
-    for number, pack in enumerate(proposals.all_packs(spec, name, directory, task, rows, stops)):
+    rounds, logged, found = spec.logged(), rows.keys() | ends, dict[int, list[int]]()
+    for number, pack in enumerate(proposals.all_packs(spec, name, path, task, rows, stops)):
         if left := [i for i in pack if any((i, r) not in logged for r in rounds)]:
-            found.append((number, left))
+            found[number] = left
             if spec.search.method == "optuna":  # the next proposal needs their scores
                 break
     return found
