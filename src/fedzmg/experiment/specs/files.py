@@ -144,9 +144,7 @@ class GridSpec(Plan):
     def points(self, name: str) -> list[dict[str, float]]:
         """Return every combination of an algorithm's axes; the last axis varies fastest."""
         axes = self.axes_of(name)
-        return [
-            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
-        ]
+        return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
 
     def build_task(self) -> Task:
         """Build the task; with ``selection = "test"`` all test examples choose."""
