@@ -30,11 +30,8 @@ FORMAT = 1
 class Device:
     """Answers the server's messages; one at a time.
 
-    Args:
-        data: a task of ``fedzmg list``, or ``FILE.py:NAME`` of one's own.
-        client: number of the client in the federation.
-        state: directory of client memory.
-        device: where to train.
+    ``data`` is a task of ``fedzmg list``, or ``FILE.py:NAME`` of one's own; ``state`` is the
+    directory of client memory.
     """
 
     def __init__(self, data: str, client: int, state: Path, device: torch.device) -> None:
