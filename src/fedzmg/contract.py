@@ -135,9 +135,7 @@ class ClientRule(Rule, ABC):
         """Return one loss per example of a batch."""
         return batch.losses
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         """Return the point of a batch's next gradient, and the state; before :meth:`step`."""
         return params, scratch
 

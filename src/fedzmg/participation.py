@@ -104,9 +104,8 @@ def _lists(given: Any) -> tuple[tuple[int | str, ...], ...]:
         good = any(lists) and not any(isinstance(one, str) for one in (given, *given))
     except TypeError:
         good, lists = False, ()
-    if not good or not all(
-        type(c) in (int, str) or is_number(c, whole=True) for r in lists for c in r
-    ):
+    known = (type(c) in (int, str) or is_number(c, whole=True) for one in lists for c in one)
+    if not good or not all(known):
         wanted = "a list of client numbers or names for every round, such as [[0, 1], [2, 3]]"
         raise InputError(f"schedule = {brief(given)}: expected {wanted}")
     return tuple(tuple(c if isinstance(c, str) else int(c) for c in one) for one in lists)
