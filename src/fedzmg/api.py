@@ -45,11 +45,9 @@ def register(thing: Any) -> None:
 
 
 def tuning_notes(
-    task: str,
-    names: Sequence[str],
-    settings: Collection[str] = (),
+    task: str, names: Sequence[str], settings: Collection[str],
     options: Mapping[str, Mapping[str, float]] | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Describe algorithms with untuned or doubtful rates; ``settings`` are keys that a user set."""
     known, searches = tuned(task) if options is None else options, tunings(task)
     notes, untuned = [], []
@@ -78,12 +76,9 @@ def untuned(spec: Plan, objects: Collection[str] = ()) -> list[str]:
 
 
 def comparison_spec(
-    task: Task,
-    algorithms: Mapping[str, Mapping[str, Any]],
-    seeds: Sequence[int],
-    settings: Mapping[str, Any],
-    **fields: Any,
-) -> StudySpec:
+    task: Task, algorithms: Mapping[str, Mapping[str, Any]], seeds: Sequence[int],
+    settings: Mapping[str, Any], **fields: Any,
+) -> StudySpec:  # fmt: skip
     """Build the study of a comparison; ``fields`` may be ``rounds``, ``engine`` and ``device``."""
     for name, key in itertools.product(algorithms, settings):
         own = key.removeprefix(f"{name}.")

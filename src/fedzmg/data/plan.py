@@ -82,9 +82,7 @@ def sample_cohort(seed: int, round_: int, population: int, size: int, *, replace
 class LocalWork:
     """Local work: epochs, or steps of a participation; whole steps, at least one if it has data."""
 
-    def __init__(
-        self, participation: Participation, batching: Batching, extra_epochs: int = 0
-    ) -> None:
+    def __init__(self, participation: Participation, batching: Batching, extra_epochs: int) -> None:
         steps = participation.steps
         self._amount: Work | None = participation.epochs if steps is None else steps
         self._in_steps, self._extra = steps is not None, extra_epochs
