@@ -154,22 +154,20 @@ class Launcher:
                 _launch(plan, self._moving(plan, grads_at, device), options, scale, found_inf)
         return plan.others
 
-    def _planned(
-        self, weights: Weights, here: Weights, grads_at: list[int], capturable: bool
-    ) -> Plan:
+    def _planned(self, weights: Weights, here: Weights, grads: list[int], capturable: bool) -> Plan:
         params_at = _addresses(here.params)
         fixed = [params_at, _addresses(here.velocities) or params_at]
         plan = self._plan
-        if plan is not None and plan.fixed == fixed and plan.grads == grads_at:
+        if plan is not None and plan.fixed == fixed and plan.grads == grads:
             return plan
-        aligned = [(w | v | g) % ALIGNMENT == 0 for w, v, g in zip(*fixed, grads_at, strict=True)]
+        aligned = [(w | v | g) % ALIGNMENT == 0 for w, v, g in zip(*fixed, grads, strict=True)]
         if plan is None or plan.fixed != fixed or plan.aligned != aligned:
             plan = self._plan = Plan(weights, fixed, aligned)
             if capturable and here.params[0].is_cuda:
                 # Compile now: nothing may be compiled while a CUDA graph is captured.
                 with _current(here.params[0].device):
                     _write(params_at[:1], here.params[0].device)
-        plan.grads = grads_at
+        plan.grads = grads
         return plan
 
     def _moving(self, plan: Plan, addresses: list[int], device: torch.device) -> Tensor:

@@ -195,14 +195,12 @@ def foreach(weights: Weights, options: Options) -> None:
         _descend_all(here.params, here.velocities, lr, momentum if nesterov else 1)
 
 
-def _descend_all(
-    params: list[Tensor], directions: list[Tensor], lr: float | Tensor, by: float
-) -> None:
+def _descend_all(params: list[Tensor], along: list[Tensor], lr: float | Tensor, by: float) -> None:
     if not isinstance(lr, Tensor):
-        torch._foreach_add_(params, directions, alpha=-by * lr)
+        torch._foreach_add_(params, along, alpha=-by * lr)
         return
     # In pairs: a list times a tensor would copy the model.
-    for param, direction in zip(params, directions, strict=True):
+    for param, direction in zip(params, along, strict=True):
         _descend(param, direction, lr, by)
 
 

@@ -16,9 +16,7 @@ from fedzmg.models.layout import Axes, Known, check_names, group_axes, known_axe
 from fedzmg.optim import fused, updates
 from fedzmg.optim.updates import Weights, is_sharded, usable
 
-Params: TypeAlias = (
-    nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
-)
+Params: TypeAlias = nn.Module | Iterable[Tensor | tuple[str, Tensor] | dict[str, Any]]
 _KIND = attrgetter("device", "dtype")
 
 
@@ -69,16 +67,10 @@ class ZeroMeanSGD(Optimizer):
         fused: bool | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         defaults = {
-            "lr": lr,
-            "momentum": momentum,
+            "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov,
+            "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
             "dampening": 0,  # read by torch's SGD when it loads our state
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-            "capturable": capturable,
-        }
+        }  # fmt: skip
         self._known: Known | None = axes
         params: Any = params_or_model
         if isinstance(params_or_model, type):
@@ -227,9 +219,8 @@ class ZeroMeanSGD(Optimizer):
                 left = launchers[number, kind](some, options, scale, found_inf)
                 some = some.some(left)
             elif group["fused"] and device.type not in ("cpu", "cuda" if HAS_TRITON else "cpu"):
-                raise InputError(
-                    f"fused=True: no kernel for {device.type} (CUDA needs triton); leave it out"
-                )
+                lacking = f"no kernel for {device.type} (CUDA needs triton)"
+                raise InputError(f"fused=True: {lacking}; leave it out")
             if not some.params or (found_inf is not None and bool(found_inf)):
                 continue
             if scale is not None:
