@@ -63,11 +63,8 @@ class Participation:
     def describe(self) -> dict[str, Any]:
         """Return the fields that are not defaults; functions by name."""
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {
-            name: function_name(value) if callable(value) else value
-            for name, value in found.items()
-            if value != getattr(Participation, name)
-        }
+        own = {name: v for name, v in found.items() if v != getattr(Participation, name)}
+        return {name: function_name(v) if callable(v) else v for name, v in own.items()}
 
 
 def function_name(function: Any) -> str:

@@ -110,10 +110,8 @@ class Blueprint:
         """Train a client; return its results, a row per occurrence, and its new memory."""
         run, data = self.run, self.program.data
         first, last = (int(o) for o in data.offsets[client : client + 2])
-        batches = [
-            self.work.batch((run.trial.seed, round_, client, i), first, last - first)
-            for i in range(occurrences)
-        ]
+        own = run.trial.seed, round_, client
+        batches = [self.work.batch((*own, i), first, last - first) for i in range(occurrences)]
         rows = tree_map(lambda leaf: torch.cat([leaf] * occurrences), memory)
         found = self._train(batches, down, round_, rows)
         return found._replace(memory=()), row(found.memory, [-1])

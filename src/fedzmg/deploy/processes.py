@@ -20,10 +20,9 @@ import psutil
 from fedzmg.errors import InputError
 
 QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
+}  # fmt: skip
 """Environment in which Flower contacts nobody but its own server."""
 APP = Path(__file__).with_name("app.toml")
 

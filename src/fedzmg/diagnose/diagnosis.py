@@ -65,8 +65,7 @@ def diagnose(
     task: Task, *, params: Mapping[str, Tensor] | None = None, round: int = 0,
     clients: int = CLIENTS, examples: int = EXAMPLES, drifting: int = DRIFTING,
     lr: float | None = None, trial: int = TRIAL, along: int = 0, every: int | None = None,
-    seed: int = 0,
-    device: Device = "auto", dtype: torch.dtype = torch.float32,
+    seed: int = 0, device: Device = "auto", dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:  # fmt: skip
     """Measure what the zero-mean projection would do to a task's clients.

@@ -66,10 +66,8 @@ def _expect(progress: Progress | None) -> tuple[Expectation, str]:
     if ratio is None:
         began = f"{trained} lower the loss of {progress.start:.4g} at no learning rate"
         return "unclear", f"{began}: no verdict"
-    without, projected = (
-        f"{loss:.4g} (client learning rate {rate:.2g})"
-        for loss, rate in zip(progress.losses, progress.rates, strict=True)
-    )
+    ends = zip(progress.losses, progress.rates, strict=True)
+    without, projected = (f"{loss:.4g} (client learning rate {rate:.2g})" for loss, rate in ends)
     fall = f"{trained} lower the loss from {progress.start:.4g} to {without}"
     fall += f", with the projection to {projected}"
     expect: Expectation = "gain" if ratio >= GAIN else "loss" if ratio <= LOSS else "little"

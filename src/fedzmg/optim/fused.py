@@ -63,10 +63,8 @@ def form_of(
         return Form(FLAT, max(entries, 1), entries, 1, 1, 0)
     walk = [(axis in axes, shape[axis]) for axis in order if shape[axis] > 1]
     # Neighbouring axes of one kind are one axis.
-    runs = [
-        (kind, math.prod(size for _, size in each))
-        for kind, each in groupby(walk, key=lambda item: item[0])
-    ]
+    groups = groupby(walk, key=lambda item: item[0])
+    runs = [(kind, math.prod(size for _, size in each)) for kind, each in groups]
     kinds = [kind for kind, _ in runs]
     if not sums_given and kinds in ([], [True], [False], [False, True]) and count <= MAX_ROW:
         widths = [width for width in SHORT if count <= width]

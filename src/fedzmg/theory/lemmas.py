@@ -142,10 +142,8 @@ def _constants_inside(size: Size, found: Finding) -> None:
     inside = problem.restricted((problem.optimum + way)[:, None], basis)
     gradients = times(problem.curvature, off)
     moments = [(g**2).sum(-1).amax(-1) for g in (gradients, descent.zero_mean(gradients))]
-    deltas = [
-        numerator(constant(one, moment, one.dims), rate, one.convexity, way)
-        for one, moment in zip((problem, inside), moments, strict=True)
-    ]
+    both = zip((problem, inside), moments, strict=True)
+    deltas = [numerator(constant(p, g, p.dims), rate, p.convexity, way) for p, g in both]
     # w* is on the hyperplane: F* stays. Each F_k* becomes a minimum over fewer models and rises, on
     # quadratics by s_k^2 / (2 1'A_k^-1 1), so Gamma = F* - sum_k p_k F_k* falls by their mean.
     flat = torch.linalg.solve(problem.curvature, torch.ones_like(off)).sum(-1)

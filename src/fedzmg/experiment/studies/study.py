@@ -113,10 +113,7 @@ def _packs(spec: StudySpec, task: Task, runs: dict[str, list[ResolvedRun]]) -> d
         for members in packs(task, [each[0].trial for each in runs.values()])
         for first in range(0, len(members), size)
     ]
-    return {
-        ", ".join(each) if len(each) <= 3 else f"{each[0]} and {len(each) - 1} more": each
-        for each in found
-    }
+    return {", ".join(p) if len(p) <= 3 else f"{p[0]} and {len(p) - 1} more": p for p in found}
 
 
 def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[RunSpec]:
