@@ -51,9 +51,8 @@ def traffic(result: StudyResult) -> Chart | None:
 
 
 def _chart(
-    shown: Mapping[str, Curve], study: Study, by: str, title: str, caption: str,
-    size: tuple[float, float],
-) -> Chart | None:  # fmt: skip
+    shown: Mapping[str, Curve], study: Study, by: str, title: str, caption: str, size: style.Size
+) -> Chart | None:
     """Draw curves by rounds or MiB: in one panel, or in one per family of many algorithms."""
     if not shown:
         return None
