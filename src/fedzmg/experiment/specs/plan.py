@@ -274,13 +274,9 @@ def named_algorithms(given: Any) -> tuple[dict[str, dict[str, Any]], dict[str, A
 
 
 def _name(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, AlgorithmInfo):
-        return value.algorithm.name
-    if isinstance(value, Algorithm):
-        return value.name
-    raise InputError(f"algorithms: {brief(value)}: expected {EXAMPLE}")
+    if not isinstance(value, str | Algorithm | AlgorithmInfo):
+        raise InputError(f"algorithms: {brief(value)}: expected {EXAMPLE}")
+    return getattr(getattr(value, "algorithm", value), "name", value)  # a text is a name
 
 
 def _base_and_options(name: str, value: Any) -> tuple[Any, Mapping[str, Any]]:
