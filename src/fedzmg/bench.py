@@ -241,12 +241,9 @@ def measure_all(
     trials: Sequence[int | str], *, device: torch.device, **options: Any,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Time every combination; ``options`` are those of :func:`time_rounds`."""
-    for kind, names, known in (
-        ("workload", workloads, list(WORKLOADS)),
-        ("engine", engines, get_args(EngineName)),
-        ("precision", precisions, PRECISIONS),
-    ):
-        check_names(kind, names, known)
+    check_names("workload", workloads, WORKLOADS)
+    check_names("engine", engines, get_args(EngineName))
+    check_names("precision", precisions, PRECISIONS)
     for count in trials:
         if not str(count).isdecimal() or len(str(count)) > 4 or int(count) < 1:
             raise InputError(f"trials = {count!r}: expected whole numbers from 1 to 9999")

@@ -127,12 +127,11 @@ class RemoteShards:
     def _get(self, refs: list[Any]) -> list[Any]:
         errors = self._ray.exceptions
         try:
-            found: list[Any] = self._ray.get(refs)
+            return list(self._ray.get(refs))
         except errors.RayTaskError:
             raise
         except errors.RayError as error:
             raise LostWorker(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
-        return found
 
 
 def train_run(

@@ -80,10 +80,8 @@ def usable(grad: Any, parameter: Any, axes: Axes) -> Tensor:
         grad = grad.to_dense()
     if is_sharded(parameter) != is_sharded(grad):
         kinds = f"{type(parameter).__name__}, {type(grad).__name__}"
-        raise InputError(
-            f"a parameter and its gradient are not sharded alike ({kinds}): shard the model "
-            "before training"
-        )
+        unlike = f"a parameter and its gradient are not sharded alike ({kinds})"
+        raise InputError(f"{unlike}: shard the model before training")
     if is_sharded(parameter) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
     return grad  # type: ignore[no-any-return]

@@ -141,12 +141,11 @@ class ZeroMeanSGD(Optimizer):
                 raise InputError("the state belongs to another optimizer than SGD")
             group = {**self.defaults, "input_axes": own["input_axes"], **saved}
             _check(group)
-            if [tuple(axes) for axes in group["input_axes"]] != own["input_axes"]:
-                raise InputError(
-                    f"the state was saved with input axes {group['input_axes']}, "
-                    f"here they are {own['input_axes']}: make both optimizers alike"
-                )
-            groups.append({**group, "input_axes": own["input_axes"]})
+            there, here = group["input_axes"], own["input_axes"]
+            if [tuple(axes) for axes in there] != here:
+                both = f"the state was saved with input axes {there}, here they are {here}"
+                raise InputError(f"{both}: make both optimizers alike")
+            groups.append({**group, "input_axes": here})
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def _init_group(
