@@ -75,8 +75,7 @@ class ClientBatch(NamedTuple):
 
 def sample_cohort(seed: int, round_: int, population: int, size: int, *, replacement: bool) -> Ids:
     """Sample the clients of a round, the same for every algorithm under this seed."""
-    rng = brief_stream(seed, "cohort", round_)
-    return rng.choice(population, size=size, replace=replacement)
+    return brief_stream(seed, "cohort", round_).choice(population, size=size, replace=replacement)
 
 
 class LocalWork:

@@ -106,8 +106,7 @@ def run_pack(
         for i, job in enumerate(jobs):
             if job.complete:
                 params = Tree({}) if job.position is None else job.position.checkpoint.params()
-                records = tuple(job.records)
-                histories[i] = History(task, job.run.trial, records, params, job.clients)
+                histories[i] = History(task, job.run.trial, tuple(job.records), params, job.clients)
             else:
                 # A crash between two checkpoints leaves runs at different rounds. Packing does not
                 # change a bit, so they continue in separate packs.
@@ -260,8 +259,7 @@ class RunStorage(training.TrainingStorage):
             # The log alone does not tell: its last line precedes the last checkpoint.
             if ended or i in stopping:
                 path = self._directories[i].path
-                logs = log_marks(path, run_directory.LOG)
-                change_manifest(path, finished=timestamp(), logs=logs)
+                change_manifest(path, finished=timestamp(), logs=log_marks(path, run_directory.LOG))
 
     def note_change(self, simulation: Simulation, name: str) -> None:
         names = run_directory.member_names(simulation)

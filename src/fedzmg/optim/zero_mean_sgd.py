@@ -215,8 +215,7 @@ class ZeroMeanSGD(Optimizer):
             if not single and fused.possible(device, dtype):
                 launchers = self.__dict__.setdefault("_launchers", defaultdict(fused.Launcher))
                 options = _with_lr(group, lr if on_device else float(lr))
-                left = launchers[number, kind](some, options, scale, found_inf)
-                some = some.some(left)
+                some = some.some(launchers[number, kind](some, options, scale, found_inf))
             elif group["fused"] and device.type not in ("cpu", "cuda" if HAS_TRITON else "cpu"):
                 lacking = f"no kernel for {device.type} (CUDA needs triton)"
                 raise InputError(f"fused=True: {lacking}; leave it out")

@@ -258,8 +258,7 @@ def _drift_bound(size: Size, found: Finding) -> None:
         gradients = times(problem.curvature, models - problem.centre)
         both = torch.stack([gradients, descent.zero_mean(gradients)])
         moments = torch.maximum(moments, (both**2).sum(-1).amax(-1))
-        spread = _spread(problem.share, models)
-        drift = torch.maximum(drift, spread / rate(state.step - 1) ** 2)
+        drift = torch.maximum(drift, _spread(problem.share, models) / rate(state.step - 1) ** 2)
     bound = 4.0 * (LOCAL_STEPS - 1) ** 2
     largest, sharper = drift / (bound * moments)
     found.at_most("drift / bound, largest", 1.0, largest, basis="claim")

@@ -151,6 +151,5 @@ class Logistic:
         """Draw 6 clients that differ in the mean of 8 features and in their true weights."""
         features = normal(generator, 6, 40, 8) + 0.5 * normal(generator, 6, 1, 1)
         truth = 0.4 + normal(generator, 8) + 0.5 * normal(generator, 6, 1, 8)
-        noise = normal(generator, 6, 40)
-        labels = torch.sign((features * truth).sum(-1) + noise)[..., None]
+        labels = torch.sign((features * truth).sum(-1) + normal(generator, 6, 40))[..., None]
         return cls(labels * pad(features, (0, int(bias)), value=1.0))

@@ -241,8 +241,7 @@ class Search(training.TrainingStorage):
         left = {i: trial for i, trial in left.items() if i not in simulation.stopped_trials}
         tensors = {trial: simulation.checkpoint(i).tensors for i, trial in left.items()}
         memory = {trial: simulation.memory.mark(i, now) for i, trial in left.items()}
-        logs = log_marks(self.path, *LOGS)
-        found = stored.StoredCheckpoint(now, now, tensors, logs, memory)
+        found = stored.StoredCheckpoint(now, now, tensors, log_marks(self.path, *LOGS), memory)
         stored.write_checkpoint(self._checkpoint, found, self._binding)
         simulation.memory.commit(simulation.round)
 
@@ -275,8 +274,7 @@ def absorb_pack(directory: Path, pack: Path) -> None:
     facts, plan = run_directory.read_manifest(pack), directory.parent / "grid.toml"
     changes = ("pack_changes", "chunk_changes")
     if not (directory / "manifest.json").exists():
-        left_out = ("seconds", "logs", *changes)
-        shared = {k: v for k, v in facts.items() if k not in left_out}
+        shared = {k: v for k, v in facts.items() if k not in ("seconds", "logs", *changes)}
         write_json(directory / "manifest.json", shared, spec=plan)
     for log in LOGS:
         if lines := log_lines(pack / log, dict):

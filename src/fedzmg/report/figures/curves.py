@@ -84,8 +84,7 @@ def _panels(shown: Mapping[str, Curve], study: Study, by: str, title: str, capti
     height = 1.9 + 0.14 * max(lines)
     size = (2.5 * style.COLUMNS, -(-len(families) // style.COLUMNS) * height + 0.8)
     chart = Chart(title, f"{caption} Grey: all other algorithms.", size)
-    ylabel = f"test {study.metric}"
-    panels = chart.small_panels(list(families), _XLABELS[by], ylabel, study.metric)
+    panels = chart.small_panels(list(families), _XLABELS[by], f"test {study.metric}", study.metric)
     gap = np.array([np.nan])  # all curves in one line with gaps
     x = np.concatenate([part for curve in shown.values() for part in (getattr(curve, by), gap)])
     y = np.concatenate([part for curve in shown.values() for part in (curve.mean, gap)])

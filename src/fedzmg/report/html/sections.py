@@ -58,8 +58,7 @@ def of_studies(results: Sequence[StudyResult], drawn: Mapping[str, Chart]) -> It
     """Make one section per study."""
     for i, (prefix, result) in enumerate(by_prefix(results).items()):
         own = {name: drawn[prefix + name] for name in STUDY_FIGURES if prefix + name in drawn}
-        blocks = _blocks(result, own)
-        yield Section(f"s{i}", result.study.name, _facts(result.study), blocks)
+        yield Section(f"s{i}", result.study.name, _facts(result.study), _blocks(result, own))
 
 
 def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
