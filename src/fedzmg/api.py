@@ -45,11 +45,9 @@ def register(thing: Any) -> None:
 
 
 def tuning_notes(
-    task: str,
-    names: Sequence[str],
-    settings: Collection[str] = (),
+    task: str, names: Sequence[str], settings: Collection[str],
     options: Mapping[str, Mapping[str, float]] | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Describe algorithms with untuned or doubtful rates; ``settings`` are keys that a user set."""
     known, searches = tuned(task) if options is None else options, tunings(task)
     notes, untuned = [], []
@@ -63,11 +61,9 @@ def tuning_notes(
         elif task in TUNED_ON:
             notes.append(f"{task}: learning rates tuned on {TUNED_ON[task]}")
     if untuned:
-        more = f" and {len(untuned) - 3} more" if len(untuned) > 3 else ""
-        notes.append(
-            f"{', '.join(untuned[:3])}{more}: default learning rates, not tuned for {task} "
-            "('fedzmg tune' and fedzmg.tune search)"
-        )
+        some = ", ".join(untuned[:3]) + f" and {len(untuned) - 3} more" * (len(untuned) > 3)
+        remedy = "('fedzmg tune' and fedzmg.tune search)"
+        notes.append(f"{some}: default learning rates, not tuned for {task} {remedy}")
     return list(dict.fromkeys(notes))
 
 
@@ -78,12 +74,9 @@ def untuned(spec: Plan, objects: Collection[str] = ()) -> list[str]:
 
 
 def comparison_spec(
-    task: Task,
-    algorithms: Mapping[str, Mapping[str, Any]],
-    seeds: Sequence[int],
-    settings: Mapping[str, Any],
-    **fields: Any,
-) -> StudySpec:
+    task: Task, algorithms: Mapping[str, Mapping[str, Any]], seeds: Sequence[int],
+    settings: Mapping[str, Any], **fields: Any,
+) -> StudySpec:  # fmt: skip
     """Build the study of a comparison; ``fields`` may be ``rounds``, ``engine`` and ``device``."""
     for name, key in itertools.product(algorithms, settings):
         own = key.removeprefix(f"{name}.")
@@ -108,18 +101,11 @@ def comparison_spec(
 
 
 def compare(
-    task: Task | str,
-    algorithms: Algorithms = COMPARED,
-    *,
-    seeds: int | Sequence[int] = 3,
-    rounds: int | None = None,
-    preset: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
-    engine: EngineName = "auto",
-    device: Device = "auto",
-    out: Path | str | None = None,
-    progress: Progress | bool = False,
-) -> StudyResult:
+    task: Task | str, algorithms: Algorithms = COMPARED, *, seeds: int | Sequence[int] = 3,
+    rounds: int | None = None, preset: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None, engine: EngineName = "auto",
+    device: Device = "auto", out: Path | str | None = None, progress: Progress | bool = False,
+) -> StudyResult:  # fmt: skip
     """Train algorithms on the same cohorts and batches, and test the differences.
 
     Args:
@@ -161,24 +147,14 @@ def compare(
 
 
 def tune(
-    task: Task | str,
-    algorithms: Algorithms,
-    axes: Mapping[str, Iterable[float]],
-    *,
-    seeds: int | Sequence[int] = 1,
-    rounds: int | None = None,
-    last: int | None = None,
-    halving: Iterable[tuple[int, int]] = (),
-    preset: Mapping[str, Any] | None = None,
+    task: Task | str, algorithms: Algorithms, axes: Mapping[str, Iterable[float]], *,
+    seeds: int | Sequence[int] = 1, rounds: int | None = None, last: int | None = None,
+    halving: Iterable[tuple[int, int]] = (), preset: Mapping[str, Any] | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
-    selection: Literal["tune", "test"] = "tune",
-    search: Literal["grid", "optuna"] = "grid",
-    budget: int = 40,
-    engine: EngineName = "auto",
-    device: Device = "auto",
-    out: Path | str | None = None,
-    progress: Progress | bool = False,
-) -> Tuned:
+    selection: Literal["tune", "test"] = "tune", search: Literal["grid", "optuna"] = "grid",
+    budget: int = 40, engine: EngineName = "auto", device: Device = "auto",
+    out: Path | str | None = None, progress: Progress | bool = False,
+) -> Tuned:  # fmt: skip
     """Search learning rates, or any other numbers, over the combinations of the axes.
 
     Arguments and errors are those of :func:`compare`, except for:

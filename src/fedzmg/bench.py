@@ -115,9 +115,8 @@ def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
     fitted = fit(algorithm, task.model.layout, task.parts, len(task.train))
     rule, server = fitted.client, fitted.server
     shared = server.share(server.init(params))
-    context = ClientContext(
-        params, shared, rule.init_memory(params), torch.tensor(1), torch.tensor(size)
-    )
+    memory, count = rule.init_memory(params), torch.tensor(size)
+    context = ClientContext(params, shared, memory, torch.tensor(1), count)
     full_pass = FullPass(torch.zeros(()), params.zeros()) if rule.full_pass != "never" else ()
     state = sum(t.numel() * t.element_size() for t in leaves(rule.begin(context, full_pass)))
     # Weights: read forward, read backward, read and written by the update. Gradients: written,
@@ -242,12 +241,9 @@ def measure_all(
     trials: Sequence[int | str], *, device: torch.device, **options: Any,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Time every combination; ``options`` are those of :func:`time_rounds`."""
-    for kind, names, known in (
-        ("workload", workloads, list(WORKLOADS)),
-        ("engine", engines, get_args(EngineName)),
-        ("precision", precisions, PRECISIONS),
-    ):
-        check_names(kind, names, known)
+    check_names("workload", workloads, WORKLOADS)
+    check_names("engine", engines, get_args(EngineName))
+    check_names("precision", precisions, PRECISIONS)
     for count in trials:
         if not str(count).isdecimal() or len(str(count)) > 4 or int(count) < 1:
             raise InputError(f"trials = {count!r}: expected whole numbers from 1 to 9999")
@@ -265,8 +261,6 @@ def environment(device: torch.device) -> dict[str, Any]:
     on_gpu, cpu = device.type == "cuda", f"{platform.machine()}, {torch.get_num_threads()} threads"
     return {
         "machine": torch.cuda.get_device_name(device) if on_gpu else cpu,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **provenance(),
-    }
+        "torch": torch.__version__, "python": platform.python_version(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), **provenance(),
+    }  # fmt: skip

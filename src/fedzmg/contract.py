@@ -135,9 +135,7 @@ class ClientRule(Rule, ABC):
         """Return one loss per example of a batch."""
         return batch.losses
 
-    def next_point(
-        self, context: ClientContext, params: Tree, scratch: State, grad: Tree
-    ) -> Stepped:
+    def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
         """Return the point of a batch's next gradient, and the state; before :meth:`step`."""
         return params, scratch
 
@@ -330,10 +328,7 @@ def _check_pairing(client: ClientRule, server: ServerRule) -> None:
     alone = (sides[0].keys() ^ sides[1].keys()) - {""}
     if alone:
         # The rule whose partner is missing, or the innermost one.
-        names = [
-            next((rules[pairing] for pairing in alone & rules.keys()), list(rules.values())[-1])
-            for rules in sides
-        ]
+        names = [next((own[p] for p in alone & own.keys()), [*own.values()][-1]) for own in sides]
         raise InputError(
             f"{names[0]} clients do not work with the server rule {names[1]}: rules with different "
             f"`pairing` names ({' and '.join(sorted(alone))}) cannot be combined; use both sides "

@@ -59,22 +59,17 @@ def brief(value: object) -> str:
 
 
 _OTHER_WORDS = {
-    ours: words.split()
-    for ours, words in {
-        "lr": "learning_rate eta step_size stepsize local_lr",
-        "rounds": "num_rounds n_rounds comm_rounds global_rounds global_epochs",
-        "cohort": "fraction_fit clients_per_round min_fit_clients join_ratio participation_rate "
-        "sample_rate num_sampled_clients frac num_clients n_clients num_users n_parties",
-        "clients": "num_clients n_clients num_users n_parties num_partitions",
-        "epochs": "local_epochs num_epochs n_epochs local_ep epochs_per_round num_local_epochs",
-        "batch_size": "local_batch_size train_batch_size batchsize local_bs bs",
-        "eval_every": "eval_interval eval_gap evaluate_every test_every test_interval",
-        "decay": "weight_decay wd l2",
-        "mu": "proximal_mu prox_mu",
-        "seed": "random_state",
-        "accuracy": "acc top1",
-    }.items()
-}
+    "lr": "learning_rate eta step_size stepsize local_lr",
+    "rounds": "num_rounds n_rounds comm_rounds global_rounds global_epochs",
+    "cohort": "fraction_fit clients_per_round min_fit_clients join_ratio participation_rate "
+    "sample_rate num_sampled_clients frac num_clients n_clients num_users n_parties",
+    "clients": "num_clients n_clients num_users n_parties num_partitions",
+    "epochs": "local_epochs num_epochs n_epochs local_ep epochs_per_round num_local_epochs",
+    "batch_size": "local_batch_size train_batch_size batchsize local_bs bs",
+    "eval_every": "eval_interval eval_gap evaluate_every test_every test_interval",
+    "decay": "weight_decay wd l2", "mu": "proximal_mu prox_mu", "seed": "random_state",
+    "accuracy": "acc top1",
+}  # fmt: skip
 """Words of other frameworks for our options."""
 
 
@@ -110,7 +105,7 @@ def listed(words: Iterable[str], last: str = "and") -> str:
 def _close(name: str, names: list[str]) -> list[str]:
     """Return the names that were probably meant."""
     table, _, last = name.rpartition(".")
-    same = {last, *(ours for ours, words in _OTHER_WORDS.items() if last in words)}
+    same = {last, *(ours for ours, words in _OTHER_WORDS.items() if last in words.split())}
     # "cohort" means "protocol.cohort".
     ends = [found for found in names if found.rpartition(".")[2] in same]
     # Compare without the common prefix, which would make all names of a table similar.

@@ -127,10 +127,8 @@ def evaluate(
     each = _for_each_model(params, objective, metric, prepare, total)
     with torch.no_grad(), MappedLayers():
         # A copy: a prepare function may work in place.
-        parts = [
-            each(*tree_map(torch.clone, row(examples, slice(first, first + chunk))))
-            for first in range(0, examples.size, chunk)
-        ]
+        chunks = (row(examples, slice(i, i + chunk)) for i in range(0, examples.size, chunk))
+        parts = [each(*tree_map(torch.clone, some)) for some in chunks]
         losses, found = zip(*parts, strict=True)
         if metric.pooled:
             score = torch.stack([metric.pooled_value(rows) for rows in torch.cat(found, 1)])

@@ -26,10 +26,9 @@ def _label_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Te
         labels = labels[..., None]
         wanted = labels == torch.arange(logits.shape[-1], device=logits.device)
         return logits, wanted, labels >= 0, exclusive
-    logits, labels = (
-        _class_columns(values if values.ndim > 1 else values[:, None], targets)[0]
-        for values in (outputs, targets.reshape(outputs.shape))
-    )
+    both = (outputs, targets.reshape(outputs.shape))
+    columns = (values if values.ndim > 1 else values[:, None] for values in both)
+    logits, labels = (_class_columns(values, targets)[0] for values in columns)
     return logits, labels > 0, labels >= 0, exclusive
 
 
@@ -169,13 +168,10 @@ METRICS: dict[str, Metric] = {"masked_accuracy": MASKED_ACCURACY} | {
     )
 }
 _USUAL = {
-    "masked_cross_entropy": "masked_accuracy",
-    "next_token_cross_entropy": "next_token_perplexity",
-    "pixel_cross_entropy": "pixel_accuracy",
-    "binary_cross_entropy": "binary_accuracy",
-    "squared_error": "mse",
-    "absolute_error": "mae",
-}
+    "masked_cross_entropy": "masked_accuracy", "pixel_cross_entropy": "pixel_accuracy",
+    "next_token_cross_entropy": "next_token_perplexity", "squared_error": "mse",
+    "binary_cross_entropy": "binary_accuracy", "absolute_error": "mae",
+}  # fmt: skip
 """Metric of a task that names none, by loss; others have an accuracy."""
 
 

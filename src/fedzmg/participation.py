@@ -63,11 +63,8 @@ class Participation:
     def describe(self) -> dict[str, Any]:
         """Return the fields that are not defaults; functions by name."""
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {
-            name: function_name(value) if callable(value) else value
-            for name, value in found.items()
-            if value != getattr(Participation, name)
-        }
+        own = {name: v for name, v in found.items() if v != getattr(Participation, name)}
+        return {name: function_name(v) if callable(v) else v for name, v in own.items()}
 
 
 def function_name(function: Any) -> str:
@@ -104,9 +101,8 @@ def _lists(given: Any) -> tuple[tuple[int | str, ...], ...]:
         good = any(lists) and not any(isinstance(one, str) for one in (given, *given))
     except TypeError:
         good, lists = False, ()
-    if not good or not all(
-        type(c) in (int, str) or is_number(c, whole=True) for r in lists for c in r
-    ):
+    known = (type(c) in (int, str) or is_number(c, whole=True) for one in lists for c in one)
+    if not good or not all(known):
         wanted = "a list of client numbers or names for every round, such as [[0, 1], [2, 3]]"
         raise InputError(f"schedule = {brief(given)}: expected {wanted}")
     return tuple(tuple(c if isinstance(c, str) else int(c) for c in one) for one in lists)

@@ -64,13 +64,11 @@ class Parts:
 
     def split(self, layout: Layout) -> Split:
         """Sort the parameters of a model into its parts."""
-        personal, frozen = (
-            {name for pattern in patterns for name in matches(pattern, layout)}
-            for patterns in (self.personal, self.frozen)
-        )
+        both = self.personal, self.frozen
+        personal, frozen = ({name for p in own for name in matches(p, layout)} for own in both)
         moving = {name for name, info in layout.items() if info.is_buffer}
-        if both := (personal & frozen) - moving:
-            raise InputError(f"parameter {min(both)!r} is personal and frozen: choose one")
+        if twice := (personal & frozen) - moving:
+            raise InputError(f"parameter {min(twice)!r} is personal and frozen: choose one")
         shared = tuple(n for n in layout if n not in personal | frozen | moving)
         if not shared:
             given = ", ".join((*self.personal, *self.frozen))

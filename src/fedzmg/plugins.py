@@ -72,9 +72,8 @@ def user_code(what: str, file: str = "") -> Iterator[None]:
         where = f"{what}, line {lines[-1]}" if lines else what
         raise InputError(f"{where}: {error}") from error
     except SystemExit:
-        raise InputError(
-            f'{what} ends the program: put that part under if __name__ == "__main__"'
-        ) from None
+        remedy = 'put that part under if __name__ == "__main__"'
+        raise InputError(f"{what} ends the program: {remedy}") from None
     except Exception as error:
         raise PluginError(f"{what} raised {type(error).__name__} while it was loaded") from error
 
@@ -162,12 +161,10 @@ class Registry(UserDict[str, T]):
     """
 
     def __init__(
-        self,
-        kind: str,
-        entries: Mapping[str, T],
+        self, kind: str, entries: Mapping[str, T],
         convert: Callable[[Any, str, ModuleType | None], tuple[str, T]],
         same: Callable[[T, T], bool],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(entries)
         self.kind, self._convert, self._same = kind, convert, same
         self.origins: dict[str, Origin] = {}
@@ -184,11 +181,8 @@ class Registry(UserDict[str, T]):
     @property
     def not_imported(self) -> dict[str, str]:
         """Installed things that were not imported, with the names of their packages."""
-        return {
-            name: _distribution(point)
-            for name, point in sorted(self.installed.items())
-            if name not in self.data
-        }
+        points = sorted(self.installed.items())
+        return {name: _distribution(point) for name, point in points if name not in self.data}
 
     def __contains__(self, name: object) -> bool:
         return name in self.data or name in self.installed or _referred(name) is not None
@@ -212,11 +206,10 @@ class Registry(UserDict[str, T]):
         if isinstance(name, str) and name in self:
             return self[name]
         if (found := split_reference(name)) is not None:
-            if found[0] in _PLUGINS:
-                raise InputError(f"{found[0]} defines no {found[1]!r}: correct {self.kind} {name}")
-            raise InputError(
-                f"unknown {self.kind} {name!r}: name its file with --plugin {found[0]}"
-            )
+            file, own = found
+            if file in _PLUGINS:
+                raise InputError(f"{file} defines no {own!r}: correct {self.kind} {name}")
+            raise InputError(f"unknown {self.kind} {name!r}: name its file with --plugin {file}")
         listing = "fedzmg list --aggregators" if self.kind == "aggregator" else "fedzmg list"
         error = unknown(self.kind, str(name), [*self.data, *self.installed], listing)
         if self.origins:

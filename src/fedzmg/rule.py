@@ -103,9 +103,8 @@ class Rule:
                 raise InputError(f"{field.name} = {value!r}: expected true or false")
             low = field.metadata.get("whole")
             if low is not None and not absent and (type(value) is not int or value < low):
-                raise InputError(
-                    f"{field.name} = {value!r}: expected a whole number of at least {low}"
-                )
+                wanted = f"a whole number of at least {low}"
+                raise InputError(f"{field.name} = {value!r}: expected {wanted}")
             if limits is None or absent:
                 continue
             if isinstance(value, Real) and not isinstance(value, bool):
@@ -117,9 +116,7 @@ class Rule:
                 if closed and limits["above"] < value < limits["below"] and finite:
                     continue
             signs = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
-            ends = [
-                f"{sign} {limits[k]:g}" for k, sign in signs.items() if abs(limits[k]) < math.inf
-            ]
+            ends = [f"{s} {limits[k]:g}" for k, s in signs.items() if abs(limits[k]) < math.inf]
             wanted = " ".join(["a finite number", " and ".join(ends)]).strip()
             raise InputError(f"{field.name} = {value!r}: expected {wanted}")
 
@@ -212,9 +209,8 @@ def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
     made = getattr(rule, "__dataclass_params__", None)
     if undone or not dataclasses.is_dataclass(rule) or not (made and made.frozen):
-        raise InputError(
-            f"{name} is not a frozen dataclass: put @dataclass(frozen=True) above the class"
-        )
+        remedy = "put @dataclass(frozen=True) above the class"
+        raise InputError(f"{name} is not a frozen dataclass: {remedy}")
     check_names(f"value in {name}.needs", getattr(rule, "needs", ()), kind._known_needs)
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)

@@ -133,11 +133,9 @@ _REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("sub", "__sub__"), operator.sub),
     **dict.fromkeys(("mul", "__mul__"), operator.mul),
     **dict.fromkeys(("div", "__truediv__", "true_divide"), operator.truediv),
-    "__radd__": lambda a, b: b + a,
-    "__rsub__": lambda a, b: b - a,
-    "__rmul__": lambda a, b: b * a,
-    "__rdiv__": lambda a, b: b / a,
-}
+    "__radd__": lambda a, b: b + a, "__rsub__": lambda a, b: b - a,
+    "__rmul__": lambda a, b: b * a, "__rdiv__": lambda a, b: b / a,
+}  # fmt: skip
 
 
 pytree.register_pytree_node(

@@ -124,7 +124,7 @@ def test_kill_between_the_last_checkpoint_and_its_note(
         if moment == "before":
             patch.setattr(RunDirectory, "save", kill)
         else:
-            patch.setattr(runs.run_directory, "change_manifest", kill)
+            patch.setattr(runs, "change_manifest", kill)
         with pytest.raises(Killed):
             run_pack(task, [RUN], [path])
     assert "finished" not in json.loads((path / "manifest.json").read_bytes())

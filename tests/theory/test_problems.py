@@ -129,14 +129,14 @@ def test_expected_distances_without_noise_are_those_of_the_run() -> None:
 
 
 def test_logistic_gradients_and_hessians_are_derivatives_of_the_loss() -> None:
-    problem = Logistic.draw(seeded(4), clients=3, examples=10, bias=True)
+    problem = Logistic.draw(seeded(4), bias=True)
     # The last feature of a positive example is 1, of a negative one -1.
-    plain = Logistic.draw(seeded(4), clients=3, examples=10)
+    plain = Logistic.draw(seeded(4))
     torch.testing.assert_close(problem.signed[..., :-1], plain.signed)
     assert problem.signed[..., -1].unique().tolist() == [-1.0, 1.0]
     point = normal(seeded(5), problem.dims).requires_grad_()
     [gradient] = torch.autograd.grad(problem.value(point), [point])
-    everywhere = point.detach().expand(3, 1, problem.dims)
+    everywhere = point.detach().expand(6, 1, problem.dims)
     torch.testing.assert_close(problem.gradients(everywhere).mean((0, 1)), gradient)
     curvature = torch.autograd.functional.hessian(problem.value, point.detach())
     torch.testing.assert_close(problem.hessian(point.detach()), curvature)

@@ -31,22 +31,17 @@ class AggregatorInfo(NamedTuple):
 _ROWS: dict[str, tuple[Aggregator, str, str]] = {
     "mean": (Mean(), "weighted mean, the default; keeps no updates", "McMahan et al. 2017"),
     "median": (Median(), "median of every parameter", "Yin et al. 2018"),
-    "trimmed_mean": (
-        TrimmedMean(), "mean without the f smallest and f largest values", "Yin et al. 2018",
-    ),
+    "trimmed_mean": (TrimmedMean(), "mean without the f smallest and f largest values",
+                     "Yin et al. 2018"),
     "krum": (Krum(), "the update nearest to its n - f - 2 neighbours", "Blanchard et al. 2017"),
-    "multi_krum": (
-        MultiKrum(), "mean of the n - f updates of lowest Krum score", "Blanchard et al. 2017",
-    ),
-    "bulyan": (
-        Bulyan(), "winners of Krum, then values nearest to the median", "El Mhamdi et al. 2018",
-    ),
-    "geometric_median": (
-        GeometricMedian(), "smallest sum of distances (RFA)", "Pillutla et al. 2022",
-    ),
-    "centred_clipping": (
-        CentredClipping(), "last aggregate plus clipped differences", "Karimireddy et al. 2021",
-    ),
+    "multi_krum": (MultiKrum(), "mean of the n - f updates of lowest Krum score",
+                   "Blanchard et al. 2017"),
+    "bulyan": (Bulyan(), "winners of Krum, then values nearest to the median",
+               "El Mhamdi et al. 2018"),
+    "geometric_median": (GeometricMedian(), "smallest sum of distances (RFA)",
+                         "Pillutla et al. 2022"),
+    "centred_clipping": (CentredClipping(), "last aggregate plus clipped differences",
+                         "Karimireddy et al. 2021"),
     "norm_bound": (NormBound(), "mean of updates with bounded norms", "Sun et al. 2019"),
 }  # fmt: skip
 

@@ -18,17 +18,13 @@ if TYPE_CHECKING:
     from fedzmg.tasks.task import Task
     from fedzmg.tree import Tree
 
-ON_CPU = ("mlp",)
-ON_GPU = ("cifar100", "emnist62", "shakespeare")
+ON_CPU, ON_GPU = "mlp", "cifar100, emnist62, shakespeare"
 
 
 def bench(
     workloads: Annotated[
-        list[str] | None,
-        Argument(
-            help="mlp, cifar100, emnist62, shakespeare, ragged-text.",
-            show_default=f"{', '.join(ON_CPU)} on a CPU; {', '.join(ON_GPU)} on a GPU",
-        ),
+        list[str] | None, Argument(help="mlp, cifar100, emnist62, shakespeare, ragged-text.",
+                                   show_default=f"{ON_CPU} on a CPU; {ON_GPU} on a GPU"),
     ] = None,
     engine: Annotated[str, opt(f"Comma-separated: {ENGINES}")] = "auto",
     precision: Annotated[str, opt("On a GPU, comma-separated: tf32, float32, bf16.")] = "tf32",
@@ -39,7 +35,7 @@ def bench(
     deterministic: Annotated[bool, opt("GPU: kernels that always give the same bits.")] = False,
     out: Annotated[Path | None, opt("Write the numbers to this JSON file.")] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
     from fedzmg import algorithms
     from fedzmg.bench import environment, measure_all
@@ -53,7 +49,7 @@ def bench(
     target = resolve_device(device)
     found = []
     for timing in measure_all(
-        workloads or (ON_CPU if target.type == "cpu" else ON_GPU),
+        workloads or (ON_CPU if target.type == "cpu" else ON_GPU).split(", "),
         engine.split(","), precision.split(","), trials.split(","),
         rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
     ):  # fmt: skip

@@ -49,11 +49,8 @@ def tune(
     task: training.TaskName,
     algorithms: Annotated[str, opt("Comma-separated, or all.")],
     axis: Annotated[
-        list[str],
-        opt(
-            "Values to try, or LOW..HIGH for ten a decade; several axes are combined.",
-            metavar="KEY=VALUE,VALUE,...",
-        ),
+        list[str], opt("Values to try, or LOW..HIGH for ten a decade; several axes are combined.",
+                       metavar="KEY=VALUE,VALUE,..."),
     ],
     search: Annotated[
         str, opt("grid trains every combination; optuna those that Optuna proposes.")
@@ -61,26 +58,20 @@ def tune(
     budget: Annotated[int, opt("Points that Optuna proposes.", min=1)] = 40,
     batch: Annotated[int, opt("Points that Optuna proposes at once.", min=1)] = 8,
     seeds: Annotated[int, opt("Seeds for each point: 1000, 1001, ...", min=1)] = 1,
-    rounds: training.Rounds = None,
-    set_: training.AlgorithmSettings = None,
-    device: Device = "auto",
-    out: training.Out = None,
-    on: training.On = None,
-    track: training.Track = None,
-    as_json: Json = False,
-) -> None:
+    rounds: training.Rounds = None, set_: training.AlgorithmSettings = None,
+    device: Device = "auto", out: training.Out = None, on: training.On = None,
+    track: training.Track = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Search learning rates, or any other numbers; print the command that compares with them."""
     from fedzmg.api import search_spec
     from fedzmg.experiment.grids.grid import Tuned
     from fedzmg.experiment.specs.plan import named_algorithms
 
     axes = dict(map(_axis, axis))
-    chosen, settings = training.task_and_settings("tune", task, set_)
+    chosen, given = training.task_and_settings("tune", task, set_)
     names, _ = named_algorithms(algorithms)
     how = {"method": search, "budget": budget, "batch": batch}
-    spec = search_spec(
-        chosen, names, axes, seeds, settings, rounds=rounds, device=device, search=how
-    )
+    spec = search_spec(chosen, names, axes, seeds, given, rounds=rounds, device=device, search=how)
     spec.check(chosen)
     directory = out or training.default_directory(f"tune-{chosen.name}", spec)
     common.say(*chosen.notes)
@@ -132,16 +123,14 @@ def _compare_line(task: str, found: Tuned, given: list[str]) -> list[str]:
     from fedzmg.algorithms import ALGORITHMS
     from fedzmg.experiment.grids.grid import chosen_options
     from fedzmg.plugins import options_for
+    from fedzmg.storage.formats import flat
 
     entries = {name: own for name, own in found.data["algorithms"].items() if own["best"]}
     best = {name: chosen_options(name, own, own["best"]) for name, own in entries.items()}
     if not best:
         return []
     loaded = options_for(ALGORITHMS.origins.get(name) for name in best)
-    own = {
-        f"{name}.{key}": value for name, options in best.items() for key, value in options.items()
-    }
     kept = [text for text in given if text.startswith(("preset.", "protocol.", "federation."))]
-    sets = [*kept, *(f"{key}={value}" for key, value in own.items())]
+    sets = [*kept, *(f"{key}={value}" for key, value in flat(best).items())]
     words = ["fedzmg", "compare", task, "--algorithms", ",".join(best), *loaded]
     return [shlex.join([*words, *(word for text in sets for word in ("--set", text))])]

@@ -114,8 +114,7 @@ def connected(on: str) -> Iterator[Cluster]:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:300]
         remedy = "start it, check the address, or pass its token in RAY_AUTH_TOKEN"
-        line = f"--on {on}: the cluster does not answer ({reason}): {remedy}"
-        raise InputError(line) from None
+        raise InputError(f"--on {on}: the cluster does not answer ({reason}): {remedy}") from None
     try:
         yield Cluster(on, ray, threads, share)
     finally:

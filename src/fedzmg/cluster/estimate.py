@@ -15,11 +15,9 @@ TASK_SECONDS = 1.0  # time between two packs of a worker (measured on two idle c
 
 
 def wall_seconds(
-    packs: Sequence[float],
-    workers: int,
-    start: float = START_SECONDS,
+    packs: Sequence[float], workers: int, *, start: float = START_SECONDS,
     between: float = TASK_SECONDS,
-) -> float:
+) -> float:  # fmt: skip
     """Return the end of the last pack, each of which begins on the first free worker.
 
     >>> wall_seconds([1.0, 1.0, 4.0], 2, start=0.0, between=3.0)

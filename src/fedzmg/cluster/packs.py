@@ -98,7 +98,7 @@ class Packs:
                 chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in waiting]
                 if not alone:
                     left = {n: search.unfinished_packs(spec, n, waiting[n], task) for n in waiting}
-                    parts = {(name, i): pack for name, own in left.items() for i, pack in own}
+                    parts = {(n, i): pack for n, own in left.items() for i, pack in own.items()}
                     chosen = [(name, pack) for (name, _), pack in self._split(parts, needs, spec)]
                 jobs = []
                 for name, pack in chosen:

@@ -91,6 +91,7 @@ class RemoteShards:
         memory = PROCESS_BYTES + num_bytes((task.train.examples, task.test))
         made = cluster.remote(ShardWorker, needs, memory)
         self._actors = [made.remote() for _ in range(number)]
+        self._of_shard = [self._actors[shard % number] for shard in range(spec.shards)]
 
     def open(self, fresh: State, clients: int, places: Sequence[Path] | None) -> Sequence[Any]:
         absolute = places and [place.absolute() for place in places]
@@ -105,11 +106,8 @@ class RemoteShards:
         self, simulation: Simulation, round_: int, broadcast: Broadcast
     ) -> Iterator[ShardPart]:
         sent, stopped = self._ray.put(broadcast), simulation.stopped_trials
-        refs = [
-            self._actors[shard % len(self._actors)].train.remote(shard, round_, sent, stopped)
-            for shard in range(self.count)
-        ]
-        for ref in refs:
+        shards = enumerate(self._of_shard)
+        for ref in [actor.train.remote(i, round_, sent, stopped) for i, actor in shards]:
             [part] = self._get([ref])
             if part is not None:
                 yield part
@@ -119,8 +117,7 @@ class RemoteShards:
 
     def call(self, shard: int, method: str, *arguments: Any) -> Any:
         """Call a method of a shard's client memory."""
-        actor = self._actors[shard % len(self._actors)]
-        return self._get([actor.call.remote(shard, method, *arguments)])[0]
+        return self._get([self._of_shard[shard].call.remote(shard, method, *arguments)])[0]
 
     def close(self) -> None:
         """End the workers."""
@@ -130,12 +127,11 @@ class RemoteShards:
     def _get(self, refs: list[Any]) -> list[Any]:
         errors = self._ray.exceptions
         try:
-            found: list[Any] = self._ray.get(refs)
+            return list(self._ray.get(refs))
         except errors.RayTaskError:
             raise
         except errors.RayError as error:
             raise LostWorker(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
-        return found
 
 
 def train_run(

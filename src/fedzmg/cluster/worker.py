@@ -189,10 +189,8 @@ def build_task(setup: Setup, spec: RunSpec | GridSpec) -> Task:
     if key not in _TASKS:
         task = spec.build_task()
         if task.fingerprint() != setup.task_sha256:
-            remedy = "use the same versions and data on every node"
-            raise InputError(
-                f"{platform.node()} has another {spec.task!r} than the driver: {remedy}"
-            )
+            other = f"{platform.node()} has another {spec.task!r} than the driver"
+            raise InputError(f"{other}: use the same versions and data on every node")
         _TASKS.clear()
         _TASKS[key] = task
     return _TASKS[key]

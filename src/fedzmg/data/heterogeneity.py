@@ -159,8 +159,6 @@ def describe(
 
 
 _entropy = entropy  # describe() has an option of that name
-
-
 _NUMBERS = Path(__file__).with_name("paper_heterogeneity.json")
 PAPER: dict[str, dict[str, Any]] = json.loads(_NUMBERS.read_text(encoding="utf-8"))
 """Numbers of the FedZMG paper: (mean, deviation) over ten clients, and clients that it names.

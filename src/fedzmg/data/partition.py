@@ -174,9 +174,8 @@ def pachinko(
 
 def _fill(rng: Any, left: Ids, above: Ids, wanted: int, root: float, leaf: float) -> Ids:
     """Draw a client's labels, removed from ``left``: many at once, up to one that runs out."""
-    groups = int(above.max()) + 1
     # A draw over all labels, without those that are exhausted, is Dirichlet over the others.
-    coarse_logs = _log_gamma(rng, root, groups)
+    coarse_logs = _log_gamma(rng, root, int(above.max()) + 1)
     fine_logs = _log_gamma(rng, leaf, len(left))
     kept: list[Ids] = []
     while wanted:
@@ -202,8 +201,7 @@ def _fill(rng: Any, left: Ids, above: Ids, wanted: int, root: float, leaf: float
 def _log_gamma(rng: np.random.Generator, shape: float, size: int) -> Floats:
     """Draw logarithms of gamma variates, which do not underflow; normalised they are Dirichlet."""
     # Gamma(a) is Gamma(a + 1) U^(1 / a), and -log U is exponential.
-    logs = np.log(rng.standard_gamma(shape + 1.0, size))
-    return logs - rng.standard_exponential(size) / shape
+    return np.log(rng.standard_gamma(shape + 1.0, size)) - rng.standard_exponential(size) / shape
 
 
 def _softmax(logs: Floats, group: Ids | None = None) -> Floats:

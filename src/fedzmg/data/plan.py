@@ -75,16 +75,13 @@ class ClientBatch(NamedTuple):
 
 def sample_cohort(seed: int, round_: int, population: int, size: int, *, replacement: bool) -> Ids:
     """Sample the clients of a round, the same for every algorithm under this seed."""
-    rng = brief_stream(seed, "cohort", round_)
-    return rng.choice(population, size=size, replace=replacement)
+    return brief_stream(seed, "cohort", round_).choice(population, size=size, replace=replacement)
 
 
 class LocalWork:
     """Local work: epochs, or steps of a participation; whole steps, at least one if it has data."""
 
-    def __init__(
-        self, participation: Participation, batching: Batching, extra_epochs: int = 0
-    ) -> None:
+    def __init__(self, participation: Participation, batching: Batching, extra_epochs: int) -> None:
         steps = participation.steps
         self._amount: Work | None = participation.epochs if steps is None else steps
         self._in_steps, self._extra = steps is not None, extra_epochs

@@ -84,19 +84,15 @@ class Blueprint:
         task, dtype = replace(task, protocol=spec.build_protocol(task)), DTYPES[spec.dtype]
         shared = shared_algorithm(task, [run.trial])
         fitted = fit(run.trial.algorithm, task.model.layout, task.parts, len(task.train))
-        client, server = (
-            PackedRule.of(side, shared, [fitted], dtype, device) for side in ("client", "server")
-        )
+        sides = ("client", "server")
+        client, server = (PackedRule.of(s, shared, [fitted], dtype, device) for s in sides)
         first = initial_params(task.model, task.init, run.trial.seed)
         start = first.map(lambda leaf: leaf[None].to(device, dtype))
         state = server.map(lambda rule, p: rule.init(p), start)
         sent = server.map(lambda rule, s, _: rule.share(s), state, torch.zeros(1))
         program = build_program(task, shared.client, dtype, device, spec.precision)
-        work = LocalWork(
-            spec.federation.build().participation,
-            task.protocol.batching,
-            shared.client.extra_epochs,
-        )
+        participation = spec.federation.build().participation
+        work = LocalWork(participation, task.protocol.batching, shared.client.extra_epochs)
         memory = client.map(lambda rule, p: rule.init_memory(p), start)
         down = Down(travelling(shared.server, row(start, 0)), row(sent, 0))
         found = cls(
@@ -114,18 +110,14 @@ class Blueprint:
         """Train a client; return its results, a row per occurrence, and its new memory."""
         run, data = self.run, self.program.data
         first, last = (int(o) for o in data.offsets[client : client + 2])
-        batches = [
-            self.work.batch((run.trial.seed, round_, client, i), first, last - first)
-            for i in range(occurrences)
-        ]
+        own = run.trial.seed, round_, client
+        batches = [self.work.batch((*own, i), first, last - first) for i in range(occurrences)]
         rows = tree_map(lambda leaf: torch.cat([leaf] * occurrences), memory)
         found = self._train(batches, down, round_, rows)
         return found._replace(memory=()), row(found.memory, [-1])
 
     def _train(self, batches: list[ClientBatch], down: Down, round_: int, memory: State) -> Outcome:
-        params, shared = tree_map(
-            lambda leaf: leaf[None], (filled(down.params, self.start), down.shared)
-        )
+        params, shared = row((filled(down.params, self.start), down.shared), None)
         stamp = torch.full((1,), round_, dtype=torch.int64, device=self.program.device)
         broadcast = Broadcast(params, shared, self.numbers, stamp)
         with onednn(True), rounding(self.run.spec.precision):

@@ -15,7 +15,7 @@ from fedzmg.data.federated import FederatedData
 from fedzmg.deploy import codec
 from fedzmg.deploy.blueprint import Blueprint, partition
 from fedzmg.deploy.codec import BadMessage
-from fedzmg.deploy.frames import UNKNOWN, Frame, Wire
+from fedzmg.deploy.frames import UNKNOWN, Frame
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.plugins import load_reference
@@ -30,11 +30,8 @@ FORMAT = 1
 class Device:
     """Answers the server's messages; one at a time.
 
-    Args:
-        data: a task of ``fedzmg list``, or ``FILE.py:NAME`` of one's own.
-        client: number of the client in the federation.
-        state: directory of client memory.
-        device: where to train.
+    ``data`` is a task of ``fedzmg list``, or ``FILE.py:NAME`` of one's own; ``state`` is the
+    directory of client memory.
     """
 
     def __init__(self, data: str, client: int, state: Path, device: torch.device) -> None:
@@ -112,9 +109,8 @@ class Device:
             for file in path.glob("memory-*.safetensors"):
                 if file.name not in named:
                     file.unlink(missing_ok=True)
-        arrays: dict[str, Wire] = {}
-        for i in range(times):
-            arrays |= {f"{i}{name}": w for name, w in codec.encode(row(outcomes, i)).items()}
+        each = enumerate(codec.encode(row(outcomes, i)) for i in range(times))
+        arrays = {f"{i}{name}": wire for i, own in each for name, wire in own.items()}
         answer = {key: facts[key] for key in ("federation", "round", "nonce")}
         seconds = time.perf_counter() - began
         return Frame({**answer, "client": self.client, "lost": lost, "seconds": seconds}, arrays)

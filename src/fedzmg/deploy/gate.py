@@ -31,16 +31,9 @@ def open_gate(
 ) -> Iterator[Counter[str]]:
     """Listen in a thread; yield the bytes of bodies from devices (``up``) and to them (``down``).
 
-    Args:
-        inner: port of the SuperLink on the loopback interface.
-        host: interface to listen on.
-        port: port to listen on.
-        most: bytes that a device may send in answer to a message.
-        keys: directory with the certificates; None: plain text.
-        cut: file to which nodes that send more are appended.
-
-    Raises:
-        InputError: if the port is taken.
+    ``inner`` is the port of the SuperLink on the loopback interface. ``keys`` has certificates;
+    None: plain text. Nodes that answer a message with more than ``most`` bytes are appended to the
+    file ``cut``. ``InputError``: the port is taken.
     """
     import httpx
     import uvicorn

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -54,7 +55,7 @@ def run_server(
         (home / LOG).open("w+") as log,
     ):
         (home / "app").mkdir(exist_ok=True)
-        (home / "app" / "pyproject.toml").write_text(APP)
+        shutil.copy(APP, home / "app" / "pyproject.toml")
         for name in (DONE, CUT):
             (home / name).unlink(missing_ok=True)
         named = {node: re.fullmatch(r"device-(\d+)", key) for node, key in nodes.items()}

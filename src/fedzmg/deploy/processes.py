@@ -20,21 +20,11 @@ import psutil
 from fedzmg.errors import InputError
 
 QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
+}  # fmt: skip
 """Environment in which Flower contacts nobody but its own server."""
-APP = """\
-project = {name = "fedzmg-app", version = "1.0.0", license = "Apache-2.0", dependencies = []}
-[tool.flwr.app]
-publisher = "fedzmg"
-config = {}
-[tool.flwr.app.components]
-serverapp = "fedzmg.deploy.server_app:app"
-clientapp = "fedzmg.deploy.client_app:app"
-"""
-"""Flower's description of an app whose code is this package, as it is installed on each side."""
+APP = Path(__file__).with_name("app.toml")
 
 
 def require_flower() -> None:

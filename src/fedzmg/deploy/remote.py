@@ -89,11 +89,9 @@ class Remote:
         online = self.link.online()
         self._greeted = {n: message for n, message in self._greeted.items() if n in online}
         facts = {
-            "kind": "hello",
-            "federation": self.nodes.federation,
-            "spec": self.blueprint.run.spec.to_toml(),
-            "population": self.population,
-        }
+            "kind": "hello", "federation": self.nodes.federation,
+            "spec": self.blueprint.run.spec.to_toml(), "population": self.population,
+        }  # fmt: skip
         for number in online - self._greeted.keys():
             self._greeted[number] = self.link.push(number, Frame(facts), self._valid_seconds)
         for reply in self.link.pull([message for message in self._greeted.values() if message]):

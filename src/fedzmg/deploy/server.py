@@ -86,8 +86,5 @@ def train(link: Link, settings: Settings) -> History:
     data = ReportedData.of(task.test, [n.examples for n in found], names, prints)
     task = replace(task, train=data)
     with trackers.Tracking(trackers.named(settings.track), out, log, None) as progress:
-        engines = RemotePlanner(remote)
-        [history] = run_pack(
-            task, [run], [out], progress=progress, checkpoint_seconds=0, engines=engines
-        )
-    return history
+        own = RemotePlanner(remote)
+        return run_pack(task, [run], [out], progress=progress, checkpoint_seconds=0, engines=own)[0]

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedzmg import ZeroMean
 from fedzmg.algorithms.mimelite import MimeLite
 from fedzmg.contract import ClientRule, Layout, Parts, numbers, structure
+from fedzmg.data.columns import Ids
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Floats, Measurement, Pair, Part, measure, spread_of
 from fedzmg.diagnose.verdict import Progress, Verdict, judge
@@ -65,8 +65,7 @@ def diagnose(
     task: Task, *, params: Mapping[str, Tensor] | None = None, round: int = 0,
     clients: int = CLIENTS, examples: int = EXAMPLES, drifting: int = DRIFTING,
     lr: float | None = None, trial: int = TRIAL, along: int = 0, every: int | None = None,
-    seed: int = 0,
-    device: Device = "auto", dtype: torch.dtype = torch.float32,
+    seed: int = 0, device: Device = "auto", dtype: torch.dtype = torch.float32,
     progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:  # fmt: skip
     """Measure what the zero-mean projection would do to a task's clients.
@@ -175,9 +174,7 @@ def _matched(params: Mapping[str, Tensor], start: Tree, task: Task) -> Tree:
     return Tree({name: params[name].detach() for name in start})
 
 
-def excerpt(
-    task: Task, most_clients: int, most_examples: int, seed: int
-) -> tuple[npt.NDArray[np.int64], Task]:
+def excerpt(task: Task, most_clients: int, most_examples: int, seed: int) -> tuple[Ids, Task]:
     """Draw clients that have examples; return their positions, and a task of some examples."""
     data = task.train
     present = np.flatnonzero(data.counts)
@@ -226,9 +223,7 @@ def gradients(task: Task, params: Tree, weights: Floats) -> Iterator[Part]:
     yield from _uploads(task, MimeLite(), entries, params, weights)
 
 
-def updates(
-    task: Task, params: Tree, clients: npt.NDArray[np.int64], rule: ClientRule, seed: int
-) -> Iterator[Part]:
+def updates(task: Task, params: Tree, clients: Ids, rule: ClientRule, seed: int) -> Iterator[Part]:
     """Yield the clients' updates ``w - w_k`` after one round of local steps."""
     data, entries = task.train, []
     for client in clients.tolist():

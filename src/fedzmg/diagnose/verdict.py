@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
-from fedzmg.diagnose.measure import Layer, Measurement, Pair
+from fedzmg.diagnose.measure import Measurement, Pair
 from fedzmg.results.formatting import NONE, count_text
 
 Expectation = Literal["gain", "little", "loss", "unclear"]
@@ -55,12 +55,7 @@ def judge(
     """Predict the effect of the projection."""
     if not found.layers:
         return Verdict("little", "nothing is projected in this model: expect no difference", ())
-    expect, summary = _expect(progress)
-    why = "has one input per unit, so its gradient is its mean: projected, it stays where it starts"
-    stuck = (f"{layer.name} {why}" for layer in found.layers if layer.inputs == 1)
-    first = next((layer for layer in found.layers if layer.inputs > 1), found.layers[0])
-    evidence = _evidence(found.whole, first, len(found.whole.shares), centred)
-    return Verdict(expect, summary, (*stuck, *evidence))
+    return Verdict(*_expect(progress), tuple(_evidence(found, centred)))
 
 
 def _expect(progress: Progress | None) -> tuple[Expectation, str]:
@@ -71,10 +66,8 @@ def _expect(progress: Progress | None) -> tuple[Expectation, str]:
     if ratio is None:
         began = f"{trained} lower the loss of {progress.start:.4g} at no learning rate"
         return "unclear", f"{began}: no verdict"
-    without, projected = (
-        f"{loss:.4g} (client learning rate {rate:.2g})"
-        for loss, rate in zip(progress.losses, progress.rates, strict=True)
-    )
+    ends = zip(progress.losses, progress.rates, strict=True)
+    without, projected = (f"{loss:.4g} (client learning rate {rate:.2g})" for loss, rate in ends)
     fall = f"{trained} lower the loss from {progress.start:.4g} to {without}"
     fall += f", with the projection to {projected}"
     expect: Expectation = "gain" if ratio >= GAIN else "loss" if ratio <= LOSS else "little"
@@ -83,10 +76,12 @@ def _expect(progress: Progress | None) -> tuple[Expectation, str]:
     return expect, f"{fall}, {far}: {words}"
 
 
-def _evidence(
-    whole: Layer, first: Layer, clients: int, centred: Measurement | None
-) -> Iterator[str]:
+def _evidence(found: Measurement, centred: Measurement | None) -> Iterator[str]:
     """Describe the measurements behind a verdict, one sentence each."""
+    why = "has one input per unit, so its gradient is its mean: projected, it stays where it starts"
+    yield from (f"{layer.name} {why}" for layer in found.layers if layer.inputs == 1)
+    first = next((layer for layer in found.layers if layer.inputs > 1), found.layers[0])
+    whole, clients = found.whole, len(found.whole.shares)
     share, kept = whole.share, whole.distance.kept
     if share.mean is not None:
         spread = f"{percent(share.low)} to {percent(share.high)}"

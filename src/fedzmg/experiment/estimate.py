@@ -153,15 +153,11 @@ def _time_steps(
     quick = replace(protocol, cohort=len(chosen), epochs=1, eval_every=ROUNDS + 1)
     few, short = row(task.test, slice(2)), data.take(chosen, rows)
     simulation = Simulation(
-        replace(task, train=short, test=few, test_owners=None, protocol=quick),
-        trials,
+        replace(task, train=short, test=few, test_owners=None, protocol=quick), trials,
         # Too few to compile anything, and one more than are run, because the last one evaluates.
-        rounds=ROUNDS + 1,
-        device=device,
-        dtype=DTYPES[spec.dtype],
-        engine=engine,
+        rounds=ROUNDS + 1, device=device, dtype=DTYPES[spec.dtype], engine=engine,
         precision=spec.precision,
-    )
+    )  # fmt: skip
     best, first = float("inf"), _clock(device)
     for i in range(ROUNDS):  # the first one warms up, and evaluates
         began = _clock(device)

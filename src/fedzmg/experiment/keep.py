@@ -46,13 +46,9 @@ class Kept(NamedTuple):
 
 def keep(source: Path, to: Path) -> Kept:
     """Copy results; an earlier copy of the same at ``to`` is replaced."""
-    found = list(_files(source))
-    files = [path for path in found if path.relative_to(source).parts[0] != _REPORT]
-    wanted = [
-        path
-        for path in sorted(files)
-        if (path.suffix in _KINDS or path.name == CLIENTS) and path.name not in _OWN
-    ]
+    files = [path for path in _files(source) if path.relative_to(source).parts[0] != _REPORT]
+    kinds = [path for path in sorted(files) if path.suffix in _KINDS or path.name == CLIENTS]
+    wanted = [path for path in kinds if path.name not in _OWN]
     if not any(path.name in ("manifest.json", "grid.json", "study.json") for path in wanted):
         raise InputError(f"{source} holds no results: pass a run, study, comparison or grid")
     if (source / lock.KEPT).is_file():

@@ -47,11 +47,8 @@ def rules_sha256(
     return _hash((*(type(rule) for rule in rules), *parts))
 
 
-def code_facts(
-    task: Task, algorithms: Iterable[Algorithm], federation: Federation
-) -> dict[str, Any]:
+def code_facts(task: Task, trained: list[Algorithm], federation: Federation) -> dict[str, Any]:
     """Return what a manifest records of code: the hash of rules, and files outside the package."""
-    trained = list(algorithms)
     merged = federation.aggregator
     used = [] if merged is None else [table_of(merged)["name"]]
     names = dict.fromkeys([*(algorithm.name for algorithm in trained), *used, task.name])
@@ -89,9 +86,7 @@ def say_changed(
             say(f"{names}: {verb} changed since {out} was trained; {remedy}")
 
 
-def refuse_unloaded(
-    task: str | None, algorithms: Iterable[str], path: Path, call: str = ""
-) -> None:
+def refuse_unloaded(task: str | None, algorithms: Iterable[str], path: Path, call: str) -> None:
     """Refuse results of an unknown task or algorithm; ``call`` takes a task made in Python."""
     missing = [name for name in algorithms if name not in ALGORITHMS]
     missing += [] if task is None or task in TASKS else [task]
@@ -101,8 +96,7 @@ def refuse_unloaded(
     for manifest in files_below(path if path.is_dir() else path.parent, "manifest.json"):
         recorded |= read_json(manifest).get(PLUGINS, {})
     if (origin := recorded.get(name)) is None and name == task:
-        remedy = f"call {call}" if call else "use Python"
-        raise InputError(f"{path} is of {name!r}, a task made in Python: {remedy}")
+        raise InputError(f"{path} is of {name!r}, a task made in Python: call {call}")
     kind = "task" if name == task else "algorithm"
     if origin is not None and "distribution" in origin:
         raise InputError(f"{path} is of {name!r} of {origin['distribution']}: install that package")

@@ -13,7 +13,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment import run_directory, training
 from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.rules_hash import FACT, PLUGINS
-from fedzmg.experiment.run_directory import Position, RunDirectory
+from fedzmg.experiment.run_directory import Position, RunDirectory, change_manifest, timestamp
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.simulation import RoundReport, Simulation, resolve_device
 from fedzmg.simulation.history import ClientMetrics, History, Record
@@ -94,9 +94,7 @@ def run_pack(
             if jobs[i].complete and not jobs[i].is_marked:
                 # It was killed after its last checkpoint.
                 with training.named_write_errors(directory.path):
-                    run_directory.change_manifest(
-                        directory.path, finished=run_directory.timestamp()
-                    )
+                    change_manifest(directory.path, finished=timestamp())
         if together:
             least = min((job.done for job in jobs if not job.complete), default=rounds)
             for i, directory in to_hold.items():
@@ -108,8 +106,7 @@ def run_pack(
         for i, job in enumerate(jobs):
             if job.complete:
                 params = Tree({}) if job.position is None else job.position.checkpoint.params()
-                records = tuple(job.records)
-                histories[i] = History(task, job.run.trial, records, params, job.clients)
+                histories[i] = History(task, job.run.trial, tuple(job.records), params, job.clients)
             else:
                 # A crash between two checkpoints leaves runs at different rounds. Packing does not
                 # change a bit, so they continue in separate packs.
@@ -163,17 +160,14 @@ def _open_job(
             position = directory.position(logged=records, until=until)
             done = 0 if position is None else position.checkpoint.round
         job = Job(
-            run, directory, facts, position, done,
-            complete=done >= last,
+            run, directory, facts, position, done, complete=done >= last,
             records=[records[round_] for round_ in range(1, done + 1)],
-            clients=directory.clients(until=done),
-            stopped=stopped,
+            clients=directory.clients(until=done), stopped=stopped,
         )  # fmt: skip
     if progress is not None:
         if until is None and job.position is not None and job.position.rejected:
-            progress.say(
-                f"{job.position.rejected}: the previous checkpoint is used, from round {job.done}"
-            )
+            used = f"the previous checkpoint is used, from round {job.done}"
+            progress.say(f"{job.position.rejected}: {used}")
         with training.named_write_errors(directory.path):
             directory.repair(job.position)
     return job
@@ -221,7 +215,7 @@ class RunStorage(training.TrainingStorage):
                     progress.say(f"{directory.path} {what}: the last bits may differ")
             again = (FACT, PLUGINS) if self._saved_round == 0 else ()
             changes = {name: now.get(name) for name in again}
-            run_directory.change_manifest(directory.path, finished=None, logs=None, **changes)
+            change_manifest(directory.path, finished=None, logs=None, **changes)
 
     def append(self, report: RoundReport) -> RoundReport:
         simulation = report.simulation
@@ -264,9 +258,8 @@ class RunStorage(training.TrainingStorage):
         for i in active:
             # The log alone does not tell: its last line precedes the last checkpoint.
             if ended or i in stopping:
-                path, now = self._directories[i].path, run_directory.timestamp()
-                logs = log_marks(path, run_directory.LOG)
-                run_directory.change_manifest(path, finished=now, logs=logs)
+                path = self._directories[i].path
+                change_manifest(path, finished=timestamp(), logs=log_marks(path, run_directory.LOG))
 
     def note_change(self, simulation: Simulation, name: str) -> None:
         names = run_directory.member_names(simulation)

@@ -211,7 +211,7 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
         "preset": dict(task.preset), "clients": len(task.train),
         "examples": task.train.examples.size, "data_sha256": task.train.fingerprint(),
         "task_sha256": task.fingerprint(),
-        **code_facts(task, (t.algorithm for t in simulation.trials), simulation.federation),
+        **code_facts(task, [t.algorithm for t in simulation.trials], simulation.federation),
     }  # fmt: skip
 
 

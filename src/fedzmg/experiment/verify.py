@@ -69,11 +69,9 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict ready for JSON."""
         return {
-            **vars(self),
-            "size": json_words(self.size),
+            **vars(self), "size": json_words(self.size), "reproduced": self.reproduced,
             "facts": [fact._asdict() for fact in self.facts],
-            "reproduced": self.reproduced,
-        }
+        }  # fmt: skip
 
 
 class _Kept(NamedTuple):
@@ -244,16 +242,12 @@ def _repeat(
     if end < wanted:
         notes.append(f"only up to round {end}: the pack changed then")
     with _environment(pack[0].name, facts) as device:
-        simulation = build_simulation(
-            task, trials, spec, None, facts=facts, device=device, chunk=chunk
-        )
+        made = build_simulation(task, trials, spec, None, facts=facts, device=device, chunk=chunk)
         rounds = []
         for _ in range(end):
-            records = simulation.run_round().records
-            if isinstance(spec, GridSpec):
-                records = evaluated(spec, simulation, records)
-            rounds.append(records)
-        return rounds, run_directory.describe_training(simulation)
+            records = made.run_round().records
+            rounds.append(evaluated(spec, made, records) if isinstance(spec, GridSpec) else records)
+        return rounds, run_directory.describe_training(made)
 
 
 @contextlib.contextmanager

@@ -68,15 +68,12 @@ class Centred(Optimizer):
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        model: nn.Module | None = None,
+        self, optimizer: Optimizer, model: nn.Module | None = None,
         axes: Mapping[str, Axes] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(optimizer, Optimizer):
-            raise InputError(
-                f"optimizer is a {type(optimizer).__name__}: expected a torch.optim.Optimizer"
-            )
+            kind = type(optimizer).__name__
+            raise InputError(f"optimizer is a {kind}: expected a torch.optim.Optimizer")
         self.optimizer = optimizer
         self._known: Known | None = axes
         if model is not None:

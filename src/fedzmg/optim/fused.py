@@ -63,10 +63,8 @@ def form_of(
         return Form(FLAT, max(entries, 1), entries, 1, 1, 0)
     walk = [(axis in axes, shape[axis]) for axis in order if shape[axis] > 1]
     # Neighbouring axes of one kind are one axis.
-    runs = [
-        (kind, math.prod(size for _, size in each))
-        for kind, each in groupby(walk, key=lambda item: item[0])
-    ]
+    groups = groupby(walk, key=lambda item: item[0])
+    runs = [(kind, math.prod(size for _, size in each)) for kind, each in groups]
     kinds = [kind for kind, _ in runs]
     if not sums_given and kinds in ([], [True], [False], [False, True]) and count <= MAX_ROW:
         widths = [width for width in SHORT if count <= width]
@@ -154,22 +152,20 @@ class Launcher:
                 _launch(plan, self._moving(plan, grads_at, device), options, scale, found_inf)
         return plan.others
 
-    def _planned(
-        self, weights: Weights, here: Weights, grads_at: list[int], capturable: bool
-    ) -> Plan:
+    def _planned(self, weights: Weights, here: Weights, grads: list[int], capturable: bool) -> Plan:
         params_at = _addresses(here.params)
         fixed = [params_at, _addresses(here.velocities) or params_at]
         plan = self._plan
-        if plan is not None and plan.fixed == fixed and plan.grads == grads_at:
+        if plan is not None and plan.fixed == fixed and plan.grads == grads:
             return plan
-        aligned = [(w | v | g) % ALIGNMENT == 0 for w, v, g in zip(*fixed, grads_at, strict=True)]
+        aligned = [(w | v | g) % ALIGNMENT == 0 for w, v, g in zip(*fixed, grads, strict=True)]
         if plan is None or plan.fixed != fixed or plan.aligned != aligned:
             plan = self._plan = Plan(weights, fixed, aligned)
             if capturable and here.params[0].is_cuda:
                 # Compile now: nothing may be compiled while a CUDA graph is captured.
                 with _current(here.params[0].device):
                     _write(params_at[:1], here.params[0].device)
-        plan.grads = grads_at
+        plan.grads = grads
         return plan
 
     def _moving(self, plan: Plan, addresses: list[int], device: torch.device) -> Tensor:

@@ -125,10 +125,8 @@ def _name(path: tuple[Any, ...]) -> str:
     if len(path) > 1 and getattr(path[-1], "name", "") == "value":
         path = path[:-1]  # the attribute in which Flax NNX keeps the array of a variable
     kinds = ("key", "idx", "name")
-    return "/".join(
-        str(next((getattr(part, kind) for kind in kinds if hasattr(part, kind)), part))
-        for part in path
-    )
+    keys = (next((getattr(p, kind) for kind in kinds if hasattr(p, kind)), p) for p in path)
+    return "/".join(map(str, keys))
 
 
 def _by_name(name: str, shapes: Mapping[str, Shape]) -> Axes:

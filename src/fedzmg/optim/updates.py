@@ -80,10 +80,8 @@ def usable(grad: Any, parameter: Any, axes: Axes) -> Tensor:
         grad = grad.to_dense()
     if is_sharded(parameter) != is_sharded(grad):
         kinds = f"{type(parameter).__name__}, {type(grad).__name__}"
-        raise InputError(
-            f"a parameter and its gradient are not sharded alike ({kinds}): shard the model "
-            "before training"
-        )
+        unlike = f"a parameter and its gradient are not sharded alike ({kinds})"
+        raise InputError(f"{unlike}: shard the model before training")
     if is_sharded(parameter) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
     return grad  # type: ignore[no-any-return]
@@ -195,14 +193,12 @@ def foreach(weights: Weights, options: Options) -> None:
         _descend_all(here.params, here.velocities, lr, momentum if nesterov else 1)
 
 
-def _descend_all(
-    params: list[Tensor], directions: list[Tensor], lr: float | Tensor, by: float
-) -> None:
+def _descend_all(params: list[Tensor], along: list[Tensor], lr: float | Tensor, by: float) -> None:
     if not isinstance(lr, Tensor):
-        torch._foreach_add_(params, directions, alpha=-by * lr)
+        torch._foreach_add_(params, along, alpha=-by * lr)
         return
     # In pairs: a list times a tensor would copy the model.
-    for param, direction in zip(params, directions, strict=True):
+    for param, direction in zip(params, along, strict=True):
         _descend(param, direction, lr, by)
 
 

@@ -16,9 +16,7 @@ from fedzmg.models.layout import Axes, Known, check_names, group_axes, known_axe
 from fedzmg.optim import fused, updates
 from fedzmg.optim.updates import Weights, is_sharded, usable
 
-Params: TypeAlias = (
-    nn.Module | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
-)
+Params: TypeAlias = nn.Module | Iterable[Tensor | tuple[str, Tensor] | dict[str, Any]]
 _KIND = attrgetter("device", "dtype")
 
 
@@ -69,16 +67,10 @@ class ZeroMeanSGD(Optimizer):
         fused: bool | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         defaults = {
-            "lr": lr,
-            "momentum": momentum,
+            "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov,
+            "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
             "dampening": 0,  # read by torch's SGD when it loads our state
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-            "capturable": capturable,
-        }
+        }  # fmt: skip
         self._known: Known | None = axes
         params: Any = params_or_model
         if isinstance(params_or_model, type):
@@ -149,12 +141,11 @@ class ZeroMeanSGD(Optimizer):
                 raise InputError("the state belongs to another optimizer than SGD")
             group = {**self.defaults, "input_axes": own["input_axes"], **saved}
             _check(group)
-            if [tuple(axes) for axes in group["input_axes"]] != own["input_axes"]:
-                raise InputError(
-                    f"the state was saved with input axes {group['input_axes']}, "
-                    f"here they are {own['input_axes']}: make both optimizers alike"
-                )
-            groups.append({**group, "input_axes": own["input_axes"]})
+            there, here = group["input_axes"], own["input_axes"]
+            if [tuple(axes) for axes in there] != here:
+                both = f"the state was saved with input axes {there}, here they are {here}"
+                raise InputError(f"{both}: make both optimizers alike")
+            groups.append({**group, "input_axes": here})
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def _init_group(
@@ -224,12 +215,10 @@ class ZeroMeanSGD(Optimizer):
             if not single and fused.possible(device, dtype):
                 launchers = self.__dict__.setdefault("_launchers", defaultdict(fused.Launcher))
                 options = _with_lr(group, lr if on_device else float(lr))
-                left = launchers[number, kind](some, options, scale, found_inf)
-                some = some.some(left)
+                some = some.some(launchers[number, kind](some, options, scale, found_inf))
             elif group["fused"] and device.type not in ("cpu", "cuda" if HAS_TRITON else "cpu"):
-                raise InputError(
-                    f"fused=True: no kernel for {device.type} (CUDA needs triton); leave it out"
-                )
+                lacking = f"no kernel for {device.type} (CUDA needs triton)"
+                raise InputError(f"fused=True: {lacking}; leave it out")
             if not some.params or (found_inf is not None and bool(found_inf)):
                 continue
             if scale is not None:

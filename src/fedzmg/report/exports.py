@@ -20,9 +20,7 @@ _STUDY_TABLES: tuple[Callable[[StudyResult], Table | None], ...] = (
     study.scores, study.paired_tests, study.thresholds, study.beside_paper, clients,
     own_models, study.finals, study.traffic, study.settings, uploads,
 )  # fmt: skip
-_FORMATS: dict[str, Callable[[Table], str]] = {
-    "md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json,
-}  # fmt: skip
+_FORMATS = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}
 
 
 def publish(

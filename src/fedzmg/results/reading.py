@@ -100,7 +100,7 @@ def read(tops: Sequence[Path]) -> Material:
     runs: list[Run] = []
     contents: dict[str, list[dict[str, Any]]] = {name: [] for name in _CONTENTS}
     plans: dict[str, Mapping[str, Any]] = {}
-    labels: dict[str, tuple[str, str]] = {}
+    labels: dict[str, tuple[str, str]] = {}  # study and label by directory of an algorithm
     files: list[PlanFile] = []
     notes: list[str] = []
     names = tuple(top.resolve().name or "root" for top in tops)
@@ -118,9 +118,11 @@ def read(tops: Sequence[Path]) -> Material:
                 plans[where] = read_toml(directory / "study.toml")
                 for label, folder in directories(plans[where]).items():
                     labels[(directory / folder).as_posix()] = where, label
-            if "spec.toml" in held:
-                run = read_run(directory, shown, notes)
-                runs += [] if run is None else [planned(run, labels)]
+            if "spec.toml" in held and (run := read_run(directory, shown, notes)) is not None:
+                if directory.name == f"seed-{run.seed}":
+                    study, label = labels.get(directory.parent.as_posix(), ("", ""))
+                    run = replace(run, plan=study, label=label)
+                runs.append(run)
             for file in (file for file in _CONTENTS if file in held):
                 contents[file].append({**read_json(directory / file), "directory": shown})
             any_here |= not {"spec.toml", *_CONTENTS}.isdisjoint(held)
@@ -130,14 +132,11 @@ def read(tops: Sequence[Path]) -> Material:
             raise InputError(f"{top} holds {what}; give a directory that {writers} wrote")
     grids, described = contents.values()
     return Material(
-        names,
-        tuple(top.as_posix() for top in tops),
-        tuple(studies(runs, plans, notes)),
+        names, tuple(top.as_posix() for top in tops), tuple(studies(runs, plans, notes)),
         {f"grid{i}-{slug(name_of(one))}" if grids[1:] else "grid": one
          for i, one in enumerate(grids, 1)},
         {f"-{i}" if described[1:] else "": one for i, one in enumerate(described, 1)},
-        tuple(files),
-        tuple(notes),
+        tuple(files), tuple(notes),
     )  # fmt: skip
 
 
@@ -160,15 +159,6 @@ def variants(plan: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def directories(plan: Mapping[str, Any]) -> dict[str, str]:
     """Return the directory of each algorithm of a plan, by label."""
     return {v.get("label") or name: folder_name(name) for name, v in variants(plan).items()}
-
-
-def planned(run: Run, labels: Mapping[str, tuple[str, str]]) -> Run:
-    """Return a run with directory and label of the study around it, from ``labels`` by folder."""
-    directory, _, name = run.path.rpartition("/")
-    if name != f"seed-{run.seed}" or directory not in labels:
-        return run
-    plan, label = labels[directory]
-    return replace(run, plan=plan, label=label)
 
 
 def studies(runs: Iterable[Run], plans: Mapping[str, Any], notes: list[str]) -> list[Study]:

@@ -169,8 +169,7 @@ def read_run(directory: Path, shown: str, notes: list[str]) -> Run | None:
     if not log["done"]:
         notes.append(f"{shown} has no finished round yet")
         return None
-    clients = read_clients(directory)
-    return Run(shown, directory.as_posix(), spec, manifest, **log, clients=clients)
+    return Run(shown, directory.as_posix(), spec, manifest, **log, clients=read_clients(directory))
 
 
 def read_log(path: Path) -> dict[str, Any]:

@@ -128,10 +128,7 @@ def over_seeds(
 ) -> list[tuple[float | None, float | None]]:
     """Return mean and deviation of a value by algorithm; no deviation of infinite values."""
     columns = [[one[key] for one in records if one["algorithm"] == label] for label in labels]
-    return [
-        mean_and_sd(values) if all(map(math.isfinite, values)) else (sum(values), None)
-        for values in columns
-    ]
+    return [mean_and_sd(c) if all(map(math.isfinite, c)) else (sum(c), None) for c in columns]
 
 
 def band_around(
@@ -165,11 +162,10 @@ def drawn_curve(runs: Sequence[Run]) -> Curve | None:
 
 def finals(runs: Sequence[Run], rule: FinalRule = "full") -> dict[int, float]:
     """Return the final metric of every seed that finished, did not diverge and is finite."""
-    curves = {run: run.scored for run in _lived(runs) if run.complete}
-    found = {
-        run.seed: final_score(list(curve), list(curve.values()), total=run.done, rule=rule)
-        for run, curve in curves.items()
-    }
+    found = {}
+    for run in (run for run in _lived(runs) if run.complete):
+        rounds, values = list(run.scored), list(run.scored.values())
+        found[run.seed] = final_score(rounds, values, total=run.done, rule=rule)
     return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 

@@ -41,11 +41,8 @@ def write_checkpoint(
     path: Path, checkpoint: StoredCheckpoint, binding: str, keep: Path | None = None
 ) -> None:
     """Replace a checkpoint file; ``keep`` is the new name of the old one."""
-    tensors = {
-        f"{trial}|{name}": tensor
-        for trial, named in checkpoint.tensors.items()
-        for name, tensor in named.items()
-    }
+    trials = checkpoint.tensors.items()
+    tensors = {f"{t}|{name}": tensor for t, named in trials for name, tensor in named.items()}
     metadata = {
         "format": str(FORMAT), "round": str(checkpoint.round),
         "previous": str(checkpoint.previous), "binding": binding,

@@ -103,8 +103,6 @@ KINDS: dict[str, Any] = {
     "stopped.json": _STOP, "scores.json": _ENTRY, "grid.json": _GRID,
     "heterogeneity.json": _HETEROGENEITY,
 }  # fmt: skip
-
-
 _adapter: Any = functools.cache(pydantic.TypeAdapter)
 
 

@@ -18,7 +18,6 @@ from fedzmg.storage.reading import parse_lines, read_file, split_lines, strict_j
 T = TypeVar("T")
 
 CONTENT, SPEC = "content_sha256", "spec_sha256"  # hash of the other fields, and of the spec
-
 RESTORE = "restore or remove it"
 _NUMBERS = ("metric", "test_metric", "loss", "train_loss", "seconds", "score")  # fields of logs
 

@@ -16,9 +16,7 @@ from fedzmg.tasks.task import Task
 
 __all__ = ["TASKS", "OwnTask", "Preset", "Protocol", "Task", "get", "info"]
 
-_CLASSES = (
-    Characters, Cifar100, Digits, DigitsPersonal, Logistic, NextCharacter, Plays, Quadratic
-)  # fmt: skip
+_CLASSES = (Characters, Cifar100, Digits, DigitsPersonal, Logistic, NextCharacter, Plays, Quadratic)
 _BY_NAME = {preset.__name__: preset for preset in _CLASSES}
 _TABLE = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 

@@ -147,8 +147,7 @@ class Preset(ABC):
         known = self.options()
         if options and not known:
             raise InputError(f"preset = {dict(options)}: the task {self.name!r} has no options")
-        command = f"fedzmg list {self.name}"
-        check_names(f"preset field of {self.name}", options, known, command)
+        check_names(f"preset field of {self.name}", options, known, f"fedzmg list {self.name}")
 
     @property
     def missing(self) -> str:

@@ -244,15 +244,13 @@ class Cifar100(PaperTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = "cifar100-tff" if self.split == "tff" else "cifar100"
-        object.__setattr__(self, "data", name)
+        object.__setattr__(self, "data", "cifar100-tff" if self.split == "tff" else "cifar100")
 
     def network(self) -> nn.Module:
         layers: dict[str, nn.Module] = {"flip": RandomFlip(), "shift": RandomShift(SHIFT)}
         front = [(name, layer) for name, layer in layers.items() if name in self.augment]
         # Layer names stay, and a seed gives the same initial weights with and without.
-        groups = GROUPS if self.layers == "cnn-gn" else 0
-        own = cifar100_cnn(self.outputs, groups)
+        own = cifar100_cnn(self.outputs, GROUPS if self.layers == "cnn-gn" else 0)
         if self.layers == "resnet18-gn":
             own = networks.resnet18_gn(self.outputs, groups=GROUPS)
         return nn.Sequential(OrderedDict([*front, *own.named_children()]))

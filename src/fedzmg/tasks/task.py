@@ -65,8 +65,7 @@ class Task:
         if self.model.batch_norm == "local" and "batch_norm" not in self.parts.personal:
             object.__setattr__(self, "parts", self.parts | Parts(personal=("batch_norm",)))
         if norms_of(self.model.source):
-            preset = {**self.preset, "batch_norm": self.model.batch_norm}
-            object.__setattr__(self, "preset", preset)
+            object.__setattr__(self, "preset", {**self.preset, "batch_norm": self.model.batch_norm})
         self.check()
 
     def check(self) -> None:
@@ -104,8 +103,7 @@ class Task:
             if data is None:
                 continue
             # A copy: a prepare function may modify its input.
-            few = tree_map(torch.clone, row(data, slice(2)))
-            x, y = few.to(data.y.device, dtype)
+            x, y = tree_map(torch.clone, row(data, slice(2))).to(data.y.device, dtype)
             with _named(f"the model cannot read {what} data of {inputs.describe_inputs(x)}"):
                 # Independence of examples is a matter of the model: one try of it suffices.
                 call = self.model.try_out if what == "training" else self.model.evaluate

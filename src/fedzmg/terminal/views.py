@@ -177,9 +177,8 @@ def tables(data: Mapping[str, Any], width: int) -> RenderableType:
         (name, _source(one | {"source": one["summary"]}), one["missing"])
         for name, one in data["tasks"].items()
     ]
-    installed = []
-    for kind, own in data.get("installed", {}).items():
-        installed += [(name, kind, package) for name, package in own.items()]
+    found = data.get("installed", {}).items()
+    installed = [(name, kind, package) for kind, own in found for name, package in own.items()]
     tables = [("Algorithms", "source", algorithms), ("Tasks", "data to get first", tasks)]
     tables += [("Installed, not imported yet", "package", installed)] if installed else []
     heads = ("name", "what it is")

@@ -18,9 +18,7 @@ from fedzmg.testing.result import CheckResult, CheckRow, failed_row
 __all__ = ["PROPERTIES", "Case", "CheckResult", "CheckRow", "check", "check_property"]
 
 
-def check(
-    algorithm: Algorithm | AlgorithmInfo, *, only: Sequence[str] | None = None
-) -> CheckResult:
+def check(algorithm: Algorithm | AlgorithmInfo, *, only: Sequence[str] = ()) -> CheckResult:
     """Train an algorithm in many ways on a tiny task, and compare what must be equal.
 
     Args:

@@ -22,9 +22,9 @@ Noise: TypeAlias = Callable[[], Tensor]
 LOCAL_STEPS, DEVIATION = 5, 0.5
 
 
-def zero_mean(gradients: Tensor, axes: tuple[int, ...] = (-1,)) -> Tensor:
+def zero_mean(gradients: Tensor) -> Tensor:
     """Apply the package's projection: one mean per vector."""
-    return projection.zero_mean(gradients, axes)
+    return projection.zero_mean(gradients, (-1,))
 
 
 def identity(gradients: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class State(NamedTuple):
     server: tuple[Tensor, ...]  # [repetitions, d], after the averaging that may follow the step
 
 
-def isotropic(seed: int, *shape: int, deviation: float = DEVIATION) -> Noise:
+def isotropic(seed: int, *shape: int) -> Noise:
     """Return a source of normal noise ``[clients, repetitions, d]``, the same for all methods."""
     # NumPy draws three times as fast as torch. Every draw overwrites the last.
     source = np.random.Generator(np.random.SFC64(seed))
@@ -91,7 +91,7 @@ def isotropic(seed: int, *shape: int, deviation: float = DEVIATION) -> Noise:
 
     def draw() -> Tensor:
         source.standard_normal(out=buffer)
-        return torch.from_numpy(buffer).mul_(deviation)
+        return torch.from_numpy(buffer).mul_(DEVIATION)
 
     return draw
 

@@ -199,10 +199,8 @@ def _small_beta(size: Size, found: Finding) -> None:
     half, start = torch.full((2,), 0.5, dtype=REAL), torch.tensor([1.0, -1.0], dtype=REAL)
     problem = Quadratics(eye(2).expand(2, 2, 2), torch.zeros(2, 2, dtype=REAL), half)
     for beta in (0.25, 0.75, 2.0):
-        seen = {
-            state.step: square(state.server[0])
-            for state in descent.descend(problem, start, Schedule(beta, 8.0), steps=steps)
-        }
+        states = descent.descend(problem, start, Schedule(beta, 8.0), steps=steps)
+        seen = {state.step: square(state.server[0]) for state in states}
         fitted = slope(list(seen), list(seen.values()))
         # The product of 1 - beta/(t + 8) falls like t^-beta.
         logs = [math.lgamma(t + 8) - math.lgamma(t + 8 - beta) for t in (0, steps)]

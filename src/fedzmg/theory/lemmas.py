@@ -30,9 +30,8 @@ def _operator(size: Size, found: Finding) -> None:
     skew = (phi_a * b).sum(-1) - (a * phi_b).sum(-1)
     distance = ((phi_a - phi_b) ** 2).sum(-1)
     found.zero("|<Phi a, b> - <a, Phi b>|, largest", skew, 1e-11, basis="claim")
-    found.zero(
-        "|Phi Phi a - Phi a|, largest", descent.zero_mean(phi_a) - phi_a, 1e-12, basis="claim"
-    )
+    again = descent.zero_mean(phi_a) - phi_a
+    found.zero("|Phi Phi a - Phi a|, largest", again, 1e-12, basis="claim")
     shorter = phi_a.norm(dim=-1) / a.norm(dim=-1)
     found.at_most("|Phi a| / |a|, largest", 1.0, shorter, 1e-12, basis="claim")
     found.zero("error of the identity, largest", distance - identity, 1e-10, basis="claim")
@@ -143,10 +142,8 @@ def _constants_inside(size: Size, found: Finding) -> None:
     inside = problem.restricted((problem.optimum + way)[:, None], basis)
     gradients = times(problem.curvature, off)
     moments = [(g**2).sum(-1).amax(-1) for g in (gradients, descent.zero_mean(gradients))]
-    deltas = [
-        numerator(constant(one, moment, one.dims), rate, one.convexity, way)
-        for one, moment in zip((problem, inside), moments, strict=True)
-    ]
+    both = zip((problem, inside), moments, strict=True)
+    deltas = [numerator(constant(p, g, p.dims), rate, p.convexity, way) for p, g in both]
     # w* is on the hyperplane: F* stays. Each F_k* becomes a minimum over fewer models and rises, on
     # quadratics by s_k^2 / (2 1'A_k^-1 1), so Gamma = F* - sum_k p_k F_k* falls by their mean.
     flat = torch.linalg.solve(problem.curvature, torch.ones_like(off)).sum(-1)
@@ -181,23 +178,19 @@ def _constants(size: Size, found: Finding) -> None:
     delta_inside, delta_other = _bound_inside(run), _bound_inside(other)
     noise = descent.isotropic(10, len(problem.share), size.samples // 10, dims)()
     averaged = (problem.share[:, None, None] * noise).sum(0)
+    centred = descent.zero_mean(averaged)
     end = run.steps[-1]
     limit = descent.asymptotic_constant(problem, rate, descent.hyperplane_basis(dims)) / end
     final = delta / (rate.gamma + end)
     tolerance = 3.0 / size.repetitions**0.5 + 300.0 / end
     saved = 1.0 - projected.sum() / plain.sum()
     found.at_least("1 - FedZMG's C / FedAvg's C, above 0", 0.0, saved, -1e-12, basis="claim")
-    for name, curve, bound in (
-        ("FedAvg", run.plain, delta_plain), ("FedZMG", run.projected, delta),
-    ):  # fmt: skip
-        worst = _tightest(run, curve, bound)
+    for name, own, bound in (("FedAvg", run.plain, delta_plain), ("FedZMG", run.projected, delta)):
+        worst = _tightest(run, own, bound)
         found.at_most(f"{name}: measured / bound, largest", 1.0, worst, basis="claim")
-    for name, terms, part in (
-        ("FedAvg", plain, averaged), ("FedZMG", projected, descent.zero_mean(averaged)),
-    ):  # fmt: skip
-        found.add(
-            f"noise term, {name}", float(terms[-1]), (part**2).sum(-1).mean(), 0.05, "relative"
-        )
+    for name, terms, part in (("FedAvg", plain, averaged), ("FedZMG", projected, centred)):
+        power = (part**2).sum(-1).mean()
+        found.add(f"noise term, {name}", float(terms[-1]), power, 0.05, "relative")
     found.setting = f"{SETTING}, the run of T5, G^2 measured along it: 6 L Gamma = {plain[0]:.0f}, "
     found.setting += f"8 (E-1)^2 G^2 = {plain[1]:,.0f}"
     found.at_most("noise term / C, at most a thousandth", 1e-3, projected[-1] / projected.sum())

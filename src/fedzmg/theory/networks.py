@@ -208,14 +208,13 @@ def _curvature(size: Size, found: Finding) -> None:
 
     It falls at most to the next eigenvalues, max(lambda_2, -lambda_(d-1)), per direction removed.
     """
-    found.setting = (
-        f"{size.problems} quadratics, logistic regression at 20 points, the tanh network "
-    )
-    found.setting += f"at 4 points; {size.samples // 10:,} random symmetric matrices, d = 12"
+    number = size.samples // 10
+    found.setting = f"{size.problems} quadratics, logistic regression at 20 points, the tanh "
+    found.setting += f"network at 4 points; {number:,} random symmetric matrices, d = 12"
     generator = seeded(108)
     many, regression = Quadratics.draw(generator, size.problems, 8), Logistic.draw(generator)
     net, points = Net(108), normal(generator, 20, regression.dims)
-    drawn = normal(generator, size.samples // 10, many.dims, many.dims)
+    drawn = normal(generator, number, many.dims, many.dims)
     # A shift by multiples of I makes some of them definite, of either sign.
     shifts = 5.0 * normal(generator, len(drawn), 1, 1) * eye(many.dims)
     hessians = {

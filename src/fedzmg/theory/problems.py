@@ -114,12 +114,12 @@ class Quadratics:
 class Logistic:
     """Mean logistic losses plus ``l2 |w|^2 / 2``; ``signed``: features times labels -1 or 1."""
 
-    def __init__(self, signed: Tensor, l2: float = 0.05) -> None:
-        self.signed, self.l2 = signed, l2
+    def __init__(self, signed: Tensor) -> None:
+        self.signed, self.l2 = signed, 0.05
         self.share = torch.full((len(signed),), 1.0 / len(signed), dtype=REAL)
         self.dims = signed.shape[-1]
         gram = signed.mT @ signed / signed.shape[-2]
-        self.smoothness = 0.25 * float(torch.linalg.eigvalsh(gram).max()) + l2
+        self.smoothness = 0.25 * float(torch.linalg.eigvalsh(gram).max()) + self.l2
 
     def value(self, model: Tensor) -> Tensor:
         return softplus(-self.signed @ model).mean() + 0.5 * self.l2 * (model @ model)
@@ -147,13 +147,9 @@ class Logistic:
         return model
 
     @classmethod
-    def draw(
-        cls, generator: torch.Generator, clients: int = 6, examples: int = 40, *, bias: bool = False
-    ) -> "Logistic":
-        """Draw clients that differ in the mean of their features and in their true weights."""
-        features = normal(generator, clients, examples, 8)
-        features += 0.5 * normal(generator, clients, 1, 1)
-        truth = 0.4 + normal(generator, 8) + 0.5 * normal(generator, clients, 1, 8)
-        noise = normal(generator, clients, examples)
-        labels = torch.sign((features * truth).sum(-1) + noise)[..., None]
+    def draw(cls, generator: torch.Generator, *, bias: bool = False) -> "Logistic":
+        """Draw 6 clients that differ in the mean of 8 features and in their true weights."""
+        features = normal(generator, 6, 40, 8) + 0.5 * normal(generator, 6, 1, 1)
+        truth = 0.4 + normal(generator, 8) + 0.5 * normal(generator, 6, 1, 8)
+        labels = torch.sign((features * truth).sum(-1) + normal(generator, 6, 40))[..., None]
         return cls(labels * pad(features, (0, int(bias)), value=1.0))

@@ -204,11 +204,9 @@ class MLflow:
         self._client = MlflowClient(tracking_uri=uri)
         self._id = _kept_id(run, lambda: self._create(run, local=uri == own))
         self._client.update_run(self._id, status="RUNNING")
-        self._logged = {
-            (key, found.step): str(found.value)
-            for key in self._client.get_run(self._id).data.metrics
-            for found in self._client.get_metric_history(self._id, key)
-        }
+        keys, history = self._client.get_run(self._id).data.metrics, self._client.get_metric_history
+        found = [(key, one) for key in keys for one in history(self._id, key)]
+        self._logged = {(key, one.step): str(one.value) for key, one in found}
 
     def _create(self, run: TrackedRun, *, local: bool) -> str:
         from mlflow.entities import Param

@@ -33,11 +33,8 @@ from fedzmg.wrappers.wrapper import ServerWrapper, Wrapper, rate_of
 
 R = TypeVar("R", bound=Rule)
 NEEDS: dict[str, tuple[str, ...]] = {  # all but the constant one take a floor, too
-    "constant": (),
-    "step": ("every", "gamma"),
-    "cosine": ("horizon",),
-    "exponential": ("gamma",),
-}
+    "constant": (), "step": ("every", "gamma"), "cosine": ("horizon",), "exponential": ("gamma",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,7 @@ def _columns(where: str, notes: Any, x: Any, y: Any = None, clients: Any = None)
         raise InputError(f"{where}: no row: give at least one")
     if not text:
         common.check_numbers(values, f"{where}: x")
-    grouping = common.by_client(clients, rows, where)
-    return common.assemble(where, grouping, values, y, notes=notes)
+    return common.assemble(where, common.by_client(clients, rows, where), values, y, notes=notes)
 
 
 def _load(stream: IO[bytes], name: str, where: str, found: dict[str, Array]) -> None:

@@ -38,12 +38,9 @@ from fedzmg.errors import InputError
 
 Client: TypeAlias = tuple[str, str, Mapping[str, Column]]  # name, in messages, and columns if any
 _DATASETS: dict[str, tuple[str, tuple[int, ...], str]] = {  # column, shape, kinds of dtype
-    "pixels": ("x", (28, 28), "f"),
-    "image": ("x", (32, 32, 3), "u"),
-    "label": ("y", (), "iu"),
-    "coarse_label": ("coarse", (), "iu"),
-    "snippets": ("text", (), "S"),
-}
+    "pixels": ("x", (28, 28), "f"), "image": ("x", (32, 32, 3), "u"), "label": ("y", (), "iu"),
+    "coarse_label": ("coarse", (), "iu"), "snippets": ("text", (), "S"),
+}  # fmt: skip
 _LAYOUTS = ({"pixels", "label"}, {"image", "label", "coarse_label"}, {"snippets"})
 _LEAF = "give LEAF's lists users and num_samples and its table user_data, or get the file again"
 _USER = "give lists x and y of equal length, their length in num_samples, and rows of equal length"

@@ -109,8 +109,7 @@ def read_mat(paths: Paths, *, split: str = "train") -> Columns:
         writers = part["writers"].item().reshape(-1) if "writers" in part.dtype.names else None
         if labels.dtype.kind not in "biuf":
             raise ValueError(f"labels are {labels.dtype}")
-    grouping = common.by_client(writers, len(upright), where)
-    return common.assemble(where, grouping, upright, labels)
+    return common.assemble(where, common.by_client(writers, len(upright), where), upright, labels)
 
 
 def read_cifar_binary(paths: Paths) -> Columns:

@@ -74,22 +74,19 @@ def run_grid(
             there = remote.train_grid(spec, whole, left, progress, end, seconds)
             names = itertools.chain(done, stack.enter_context(contextlib.closing(there)))
         for name in names:
-            inner = folders[name]
-            if not (inner / "scores.json").is_file():
-                search.Search(
-                    spec, name, task, inner, progress, end, seconds, held, reporting
-                ).run()
+            path, scores = folders[name], folders[name] / "scores.json"
+            if not scores.is_file():
+                search.Search(spec, name, task, path, progress, end, seconds, held, reporting).run()
             else:
                 progress.begin(name, spec.rounds, spec.rounds)
-            scores = inner / "scores.json"
             found[name] = read_json(scores, REMAKE, FORMAT, spec=out / "grid.toml")
             if found[name].get("label") != spec.shown(name):
                 raise InputError(f"{scores} is not of {name}: {REMAKE}")
             with training.named_write_errors(out):
                 # Also after a crash: a scored algorithm never trains again.
-                shutil.rmtree(inner / "memory", ignore_errors=True)
-                shutil.rmtree(inner / search.PACKS, ignore_errors=True)
-                (inner / search.CHECKPOINT).unlink(missing_ok=True)
+                shutil.rmtree(path / "memory", ignore_errors=True)
+                shutil.rmtree(path / search.PACKS, ignore_errors=True)
+                (path / search.CHECKPOINT).unlink(missing_ok=True)
                 write_json(out / "grid.json", _summary(spec, task, found), spec=out / "grid.toml")
     return read_json(out / "grid.json", REMAKE, FORMAT, spec=out / "grid.toml")
 

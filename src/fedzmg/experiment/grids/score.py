@@ -50,9 +50,8 @@ def score(
             found = [rows[trial, r] for r in counted(spec) if (trial, r) in rows]
             lost = trial in stops and stops[trial].why == "diverged"
             lost = lost or any(row["diverged"] for row in found)
-            mean = (
-                statistics.fmean(row[field] for row in found) if len(found) == spec.last else None
-            )
+            values = [row[field] for row in found]
+            mean = statistics.fmean(values) if len(values) == spec.last else None
             diverged += lost
             runs.append(metric.worst if lost else mean)
         whole = [run for run in runs if run is not None]

@@ -241,8 +241,7 @@ class Search(training.TrainingStorage):
         left = {i: trial for i, trial in left.items() if i not in simulation.stopped_trials}
         tensors = {trial: simulation.checkpoint(i).tensors for i, trial in left.items()}
         memory = {trial: simulation.memory.mark(i, now) for i, trial in left.items()}
-        logs = log_marks(self.path, *LOGS)
-        found = stored.StoredCheckpoint(now, now, tensors, logs, memory)
+        found = stored.StoredCheckpoint(now, now, tensors, log_marks(self.path, *LOGS), memory)
         stored.write_checkpoint(self._checkpoint, found, self._binding)
         simulation.memory.commit(simulation.round)
 
@@ -253,17 +252,15 @@ class Search(training.TrainingStorage):
         run_directory.note_change(self.path, name, change)
 
 
-def unfinished_packs(
-    spec: GridSpec, name: str, directory: Path, task: Task
-) -> list[tuple[int, list[int]]]:
-    """Return the packs of an algorithm without the trials that its log holds."""
-    rows = read_rows(directory / "metrics.jsonl")
-    stops = Stops(spec, name, task.metric, directory / "stopped.jsonl").now
+def unfinished_packs(spec: GridSpec, name: str, path: Path, task: Task) -> dict[int, list[int]]:
+    """Return the packs of an algorithm, by number, without the trials that its log holds."""
+    rows = read_rows(path / "metrics.jsonl")
+    stops = Stops(spec, name, task.metric, path / "stopped.jsonl").now
     ends = {(i, r) for i, one in stops.items() for r in spec.logged() if r > one.round}
-    rounds, logged, found = spec.logged(), rows.keys() | ends, list[tuple[int, list[int]]]()
-    for number, pack in enumerate(proposals.all_packs(spec, name, directory, task, rows, stops)):
+    rounds, logged, found = spec.logged(), rows.keys() | ends, dict[int, list[int]]()
+    for number, pack in enumerate(proposals.all_packs(spec, name, path, task, rows, stops)):
         if left := [i for i in pack if any((i, r) not in logged for r in rounds)]:
-            found.append((number, left))
+            found[number] = left
             if spec.search.method == "optuna":  # the next proposal needs their scores
                 break
     return found
@@ -277,8 +274,7 @@ def absorb_pack(directory: Path, pack: Path) -> None:
     facts, plan = run_directory.read_manifest(pack), directory.parent / "grid.toml"
     changes = ("pack_changes", "chunk_changes")
     if not (directory / "manifest.json").exists():
-        left_out = ("seconds", "logs", *changes)
-        shared = {k: v for k, v in facts.items() if k not in left_out}
+        shared = {k: v for k, v in facts.items() if k not in ("seconds", "logs", *changes)}
         write_json(directory / "manifest.json", shared, spec=plan)
     for log in LOGS:
         if lines := log_lines(pack / log, dict):

@@ -22,8 +22,6 @@ from fedzmg.tasks.preset import tuned
 from fedzmg.tasks.task import Task
 
 NO_GRID = ("tuned", "known", "given")  # values of ``rates`` that name no directory of a grid
-
-
 Rung: TypeAlias = Annotated[list[int], pydantic.Field(min_length=2, max_length=2)]
 """A round, and the number of points that continue after it."""
 
@@ -144,9 +142,7 @@ class GridSpec(Plan):
     def points(self, name: str) -> list[dict[str, float]]:
         """Return every combination of an algorithm's axes; the last axis varies fastest."""
         axes = self.axes_of(name)
-        return [
-            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
-        ]
+        return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
 
     def build_task(self) -> Task:
         """Build the task; with ``selection = "test"`` all test examples choose."""
@@ -175,16 +171,15 @@ class GridSpec(Plan):
         super().check(task)
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
+        axes, fixed = self.axes_of(name), self.fixed(name)
         if not self.axes:
             raise InputError("axes is empty: leave it out for the paper's, or name an option")
-        if not self.axes_of(name):
+        if not axes:
             raise InputError(f"{name} has none of the axes {', '.join(self.axes)}: leave it out")
-        both = self.fixed(name).keys() & self.axes_of(name).keys()
-        if both:
+        if both := fixed.keys() & axes.keys():
             raise InputError(f"{name}: {min(both)} is both fixed and an axis: choose one")
         # No rule restricts two options together: every value is tried once, not every point.
-        axes = self.axes_of(name)
-        first = {**self.fixed(name), **{key: values[0] for key, values in axes.items()}}
+        first = {**fixed, **{key: values[0] for key, values in axes.items()}}
         for key, values in axes.items():
             for value in values:
                 self.configured(name, {**first, key: value}, task)
@@ -232,11 +227,8 @@ class StudySpec(Plan):
     def extends(self, kept: Plan) -> bool:
         """Return True if this study only adds algorithms or seeds to another one."""
         added = {"algorithms": self.algorithms, "seeds": self.seeds}
-        return (
-            all(self.algorithms.get(name) == own for name, own in kept.algorithms.items())
-            and set(kept.seeds) <= set(self.seeds)
-            and self == kept.model_copy(update=added)
-        )
+        same = all(self.algorithms.get(name) == own for name, own in kept.algorithms.items())
+        return same and set(kept.seeds) <= set(self.seeds) and self == kept.model_copy(update=added)
 
     def orders(self) -> dict[str, list[str]]:
         # The others are tested against the first.

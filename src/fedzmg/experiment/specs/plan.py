@@ -101,10 +101,8 @@ class Plan(Experiment):
     label: str = ""
     """A remark that is shown with every result, such as "reduced protocol"."""
     seeds: Seeds
-    rounds: Annotated[int, pydantic.Field(ge=1, le=MOST_PLANNED)]
-    algorithms: Annotated[
-        dict[str, Variant], pydantic.Field(min_length=1, max_length=MOST_ALGORITHMS)
-    ]
+    rounds: int = pydantic.Field(ge=1, le=MOST_PLANNED)
+    algorithms: dict[str, Variant] = pydantic.Field(min_length=1, max_length=MOST_ALGORITHMS)
     """Names of algorithms, or tables of options by a name of your own."""
     stop: Stop = Stop()
     """Early-stopping rule; off by default."""
@@ -198,25 +196,19 @@ class Plan(Experiment):
     ) -> RunSpec:
         """Return one run of an algorithm with these options."""
         shared = ("task", "engine", "device", "dtype", "precision", "deterministic")
-        return RunSpec.parse(
-            {
-                **{key: getattr(self, key) for key in (*shared, "preset", "federation")},
-                "client_metrics_every": getattr(self, "client_metrics_every", 0),
-                "algorithm": self.base(name),
-                "seed": seed,
-                "weights": self.algorithms[name].weights or options.get("weights"),
-                "protocol": {**self.protocol, "rounds": self.rounds, **protocol},
-                **by_side(options),
-            }
-        )
+        return RunSpec.parse({
+            **{key: getattr(self, key) for key in (*shared, "preset", "federation")},
+            "client_metrics_every": getattr(self, "client_metrics_every", 0),
+            "algorithm": self.base(name), "seed": seed,
+            "weights": self.algorithms[name].weights or options.get("weights"),
+            "protocol": {**self.protocol, "rounds": self.rounds, **protocol}, **by_side(options),
+        })  # fmt: skip
 
     def fixed(self, name: str) -> dict[str, Value]:
         """Return the options of an algorithm's table."""
         return flat(self.algorithms[name].model_dump(include=set(SIDES)))
 
-    def configured(
-        self, name: str, options: Mapping[str, Any], task: Task | None = None
-    ) -> Algorithm:
+    def configured(self, name: str, options: Mapping[str, Any], task: Task | None) -> Algorithm:
         """Build an algorithm with the task's recommended options, then these."""
         return self.run_spec(name, 0, options).build_algorithm(task)
 
@@ -245,9 +237,7 @@ Algorithms = Chosen | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Map
 """Algorithms of a comparison: names and objects, or variants by names of your own."""
 
 
-def named_algorithms(
-    given: Any,
-) -> tuple[dict[str, dict[str, Any]], dict[str, Algorithm | AlgorithmInfo]]:
+def named_algorithms(given: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return options by name, as in a file, and algorithms that were passed as objects by name.
 
     Names are a text with commas or "all", a list, or a table of variants.
@@ -284,13 +274,9 @@ def named_algorithms(
 
 
 def _name(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, AlgorithmInfo):
-        return value.algorithm.name
-    if isinstance(value, Algorithm):
-        return value.name
-    raise InputError(f"algorithms: {brief(value)}: expected {EXAMPLE}")
+    if not isinstance(value, str | Algorithm | AlgorithmInfo):
+        raise InputError(f"algorithms: {brief(value)}: expected {EXAMPLE}")
+    return getattr(getattr(value, "algorithm", value), "name", value)  # a text is a name
 
 
 def _base_and_options(name: str, value: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -187,9 +187,7 @@ class RunSpec(Experiment):
     """One run: a task, an algorithm with its hyper-parameters, a seed and its execution."""
 
     listing: ClassVar[str] = "fedzmg schema run"
-    tables: ClassVar[tuple[str, ...]] = (
-        "preset", "protocol", "federation", "client", "server", "parts",
-    )  # fmt: skip
+    tables: ClassVar[tuple[str, ...]] = ("preset", "protocol", "federation", *SIDES)
     sparse: ClassVar[tuple[str, ...]] = ("federation", "shards")
 
     algorithm: str = "fedzmg"
@@ -242,11 +240,9 @@ class RunSpec(Experiment):
         """Write every default out and build the trial; packs of several algorithms need a name."""
         algorithm = self.build_algorithm(task)
         changes = {
-            **by_side(algorithm.options()),
-            "weights": algorithm.weights,
-            "preset": dict(task.preset),
-            "protocol": dict(vars(self.build_protocol(task))),
-        }
+            **by_side(algorithm.options()), "weights": algorithm.weights,
+            "preset": dict(task.preset), "protocol": dict(vars(self.build_protocol(task))),
+        }  # fmt: skip
         return ResolvedRun(self.model_copy(update=changes), Trial(algorithm, self.seed, name))
 
 

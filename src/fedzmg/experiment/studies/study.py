@@ -8,7 +8,7 @@
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,11 @@ def run_study(
             entered = training.claimed(out, spec, "study.toml", progress.say, grow=grow)
             _, part = stack.enter_context(entered)
             paths = {n: [out / spec.folder(n) / f"seed-{s}" for s in spec.seeds] for n in runs}
-            trained = (
-                (spec.shown(n), run.trial.algorithm, path)
-                for n in runs
-                for run, path in zip(runs[n], paths[n], strict=True)
-            )
+            both = {n: list(zip(runs[n], paths[n], strict=True)) for n in runs}
+            trained = [(spec.shown(n), r.trial.algorithm, p) for n in runs for r, p in both[n]]
             say_changed(trained, task, spec.federation.build(), out, progress.say)
         labels: Iterable[str] = together
         if remote is not None and out is not None:
-            both = {n: list(zip(runs[n], paths[n], strict=True)) for n in runs}
             all_ = {label: [b for n in names for b in both[n]] for label, names in together.items()}
             trained_there = remote.train_study(spec, task, out, all_, progress, end)
             labels, progress = stack.enter_context(contextlib.closing(trained_there)), Silent()
@@ -108,9 +104,7 @@ def _planned(spec: StudySpec, task: Task) -> tuple[Task, dict[str, list[Resolved
     return task, {n: [run.resolve(task, n) for run in each] for n, each in runs.items()}
 
 
-def _packs(
-    spec: StudySpec, task: Task, runs: Mapping[str, Sequence[ResolvedRun]]
-) -> dict[str, list[str]]:
+def _packs(spec: StudySpec, task: Task, runs: dict[str, list[ResolvedRun]]) -> dict[str, list[str]]:
     names = list(runs)
     # For deterministic bits, the pack of a run must not depend on the rest of the study.
     size = 1 if spec.deterministic else max(1, MOST_RUNS // len(spec.seeds))
@@ -119,10 +113,7 @@ def _packs(
         for members in packs(task, [each[0].trial for each in runs.values()])
         for first in range(0, len(members), size)
     ]
-    return {
-        ", ".join(each) if len(each) <= 3 else f"{each[0]} and {len(each) - 1} more": each
-        for each in found
-    }
+    return {", ".join(p) if len(p) <= 3 else f"{p[0]} and {len(p) - 1} more": p for p in found}
 
 
 def study_runs(spec: StudySpec, name: str, rates: Mapping[str, Value]) -> list[RunSpec]:

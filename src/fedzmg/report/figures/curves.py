@@ -51,9 +51,8 @@ def traffic(result: StudyResult) -> Chart | None:
 
 
 def _chart(
-    shown: Mapping[str, Curve], study: Study, by: str, title: str, caption: str,
-    size: tuple[float, float],
-) -> Chart | None:  # fmt: skip
+    shown: Mapping[str, Curve], study: Study, by: str, title: str, caption: str, size: style.Size
+) -> Chart | None:
     """Draw curves by rounds or MiB: in one panel, or in one per family of many algorithms."""
     if not shown:
         return None
@@ -85,8 +84,7 @@ def _panels(shown: Mapping[str, Curve], study: Study, by: str, title: str, capti
     height = 1.9 + 0.14 * max(lines)
     size = (2.5 * style.COLUMNS, -(-len(families) // style.COLUMNS) * height + 0.8)
     chart = Chart(title, f"{caption} Grey: all other algorithms.", size)
-    ylabel = f"test {study.metric}"
-    panels = chart.small_panels(list(families), _XLABELS[by], ylabel, study.metric)
+    panels = chart.small_panels(list(families), _XLABELS[by], f"test {study.metric}", study.metric)
     gap = np.array([np.nan])  # all curves in one line with gaps
     x = np.concatenate([part for curve in shown.values() for part in (getattr(curve, by), gap)])
     y = np.concatenate([part for curve in shown.values() for part in (curve.mean, gap)])

@@ -47,6 +47,7 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
 FORMATS = tuple(_METADATA)
+Size = tuple[float, float]  # width and height in inches
 COLUMNS = 4
 MOST_IN_ONE_PANEL = 10  # series up to which one panel has them all
 WIDE_LABEL = 28  # characters of a label beyond which a legend moves below the axes
@@ -67,9 +68,7 @@ class Series(NamedTuple):
 class Chart(Figure):
     """A figure with a headline, and a caption that only the page shows; sizes are in inches."""
 
-    def __init__(
-        self, title: str, caption: str = "", size: tuple[float, float] = (6.4, 4.0)
-    ) -> None:
+    def __init__(self, title: str, caption: str = "", size: Size = (6.4, 4.0)) -> None:
         lines = wrapped(title, int(9.5 * size[0]))
         height = size[1] + 0.17 * lines.count("\n")
         super().__init__(figsize=(size[0], height), layout="constrained", facecolor=PAPER)

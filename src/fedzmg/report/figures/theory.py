@@ -15,9 +15,8 @@ from fedzmg.report.figures.style import PAPER, QUIET_INK, Chart, styled, use_log
 
 BLUE, RED, GREEN, _, _, ORANGE, _ = style.COLOURS
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+Layers = Sequence[Mapping[str, Any]]
 _SIGNS = {"rho": "\u03c1", "Phi ": "Φ", "grad ": "∇", "^2": "²", " - ": " \u2212 "}
-
-
 CHARTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
@@ -87,7 +86,7 @@ def diagnosis(data: Mapping[str, Any]) -> Chart:
     return chart
 
 
-def _draw_shares(axes: Axes, data: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> None:
+def _draw_shares(axes: Axes, data: Mapping[str, Any], layers: Layers) -> None:
     centred = by_name(data["centred"])
     for y, layer in enumerate(layers):
         without_mean = centred.get(layer["name"], {}).get("share", {}).get("mean")
@@ -109,9 +108,7 @@ def _draw_shares(axes: Axes, data: Mapping[str, Any], layers: Sequence[Mapping[s
     axes.set_xlim(-0.02, 1.02)
 
 
-def _draw_distances(
-    axes: Axes, point: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]
-) -> None:
+def _draw_distances(axes: Axes, point: Mapping[str, Any], layers: Layers) -> None:
     drift = [point["drift"].get(one["name"]) for one in layers]
     for offset, colour, label, pairs in (
         (-0.18, GREEN, "distance of gradients", [one["distance"] for one in layers]),
@@ -126,7 +123,7 @@ def _draw_distances(
     axes.tick_params(labelleft=False)
 
 
-def _name_layers(axes: Axes, layers: Sequence[Mapping[str, Any]], label: str) -> None:
+def _name_layers(axes: Axes, layers: Layers, label: str) -> None:
     axes.set_yticks(range(len(layers)), [style.wrapped(one["name"], 30) for one in layers])
     axes.set(ylim=(len(layers) - 0.5, -0.5), xlabel=label)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))

@@ -49,12 +49,10 @@ def render(
     found = [*sections.of_studies(results, drawn), *sections.of_grids(material, drawn)]
     found += [*sections.of_heterogeneity(material, drawn), sections.reproduction(material)]
     return _fill(
-        title=_title(material),
-        kicker=f"fedzmg report \u00b7 {', '.join(material.names)}",
+        title=_title(material), kicker=f"fedzmg report \u00b7 {', '.join(material.names)}",
         summaries=summaries or ["Nothing can be shown yet: the last section says why."],
-        sections=found,
-        footer=f"Made by fedzmg {__version__} from the files of the runs alone.",
-    )
+        sections=found, footer=f"Made by fedzmg {__version__} from the files of the runs alone.",
+    )  # fmt: skip
 
 
 def theory_page(findings: Sequence[Finding]) -> str:

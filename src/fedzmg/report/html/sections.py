@@ -58,8 +58,7 @@ def of_studies(results: Sequence[StudyResult], drawn: Mapping[str, Chart]) -> It
     """Make one section per study."""
     for i, (prefix, result) in enumerate(by_prefix(results).items()):
         own = {name: drawn[prefix + name] for name in STUDY_FIGURES if prefix + name in drawn}
-        blocks = _blocks(result, own)
-        yield Section(f"s{i}", result.study.name, _facts(result.study), blocks)
+        yield Section(f"s{i}", result.study.name, _facts(result.study), _blocks(result, own))
 
 
 def _blocks(result: StudyResult, charts: dict[str, Chart]) -> Iterator[Block]:
@@ -204,9 +203,7 @@ def _commands(material: Material, own: Collection[str]) -> Iterator[Block]:
     recorded += [one.get("made", {}).get("command") for one in material.heterogeneity.values()]
     words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded if one]
     # Paths as the user gave them: the commands work in the same directory.
-    everything = [
-        _line(plan.shown, plan.kind, plan.path, *_plugins(_manifests(plan))) for plan in plans
-    ]
+    everything = [_line(p.shown, p.kind, p.path, *_plugins(_manifests(p))) for p in plans]
     each = [_line(r.shown, "run", f"{r.path}/spec.toml", *_plugins([r.manifest])) for r in runs]
     for title, lines in (
         ("Commands as recorded", list(dict.fromkeys(words))),

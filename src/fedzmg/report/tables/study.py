@@ -282,8 +282,7 @@ def _numbers(result: StudyResult, dataset: paper.Dataset) -> Iterator[_Number]:
     tested = dataset.tests if study.reference == paper.TESTED else {}
     for i, (measure, kind) in enumerate((("paired t", "t"), ("p, uncorrected", "p"))):
         for label in filter(tested.__contains__, shown):
-            ours = getattr(shown[label][0].test, kind, None)
-            yield measure, label, kind, ours, tested[label][i]
+            yield measure, label, kind, getattr(shown[label][0].test, kind, None), tested[label][i]
 
 
 def _paper_cell(kind: str, value: float | None, *, difference: bool = False) -> Cell:
