@@ -126,7 +126,7 @@ class EnginePlanner:
             return choose_on_gpu(program, probe(), work, self.chunk)
         cores = choose_cores(program, own := probe(), rounds_left)
         with threads(cores.threads):
-            found = choose_on_cpu(program, own, rounds_left, self.chunk, cores.parallel)
+            found = choose_on_cpu(program, own, rounds_left, self.chunk, cores.gain)
         parallel = cores.parallel if found.path == "sequential" else 1
         return replace(found, threads=cores.threads, parallel=parallel)
 
@@ -155,11 +155,11 @@ class EnginePlanner:
 class _Timings:
     """Seconds per step and client of the paths on a CPU, each on a part of the probe."""
 
-    def __init__(self, program: Program, chunk: int | None, parallel: int = 1) -> None:
+    def __init__(self, program: Program, chunk: int | None, gain: float = 1.0) -> None:
         self.parts: dict[PathName, Probe] = {}
-        self.parallel = parallel
+        self._gains: dict[PathName, float] = {"sequential": gain, "vectorized": 1.0}
         self._engines: dict[PathName, Engine] = {
-            "sequential": Sequential(program, subtracts=False, parallel=parallel),
+            "sequential": Sequential(program, subtracts=False),
             "vectorized": Vectorized(program, chunk=chunk),
         }
         self._warm: set[tuple[PathName, bool]] = set()
@@ -180,30 +180,31 @@ class _Timings:
         return self.best[path, enabled]
 
     def _run(self, path: PathName, part: Probe, enabled: bool) -> float:
-        with onednn(enabled):
+        gain = self._gains[path]
+        with onednn(enabled), threads(int(gain > 1)):
             seconds = pass_seconds(self._engines[path], part)
         self.spent += seconds
-        return seconds / part.client_steps
+        return seconds / gain / part.client_steps
 
     def cost(self, path: PathName, enabled: bool) -> float:
         """Return the seconds of a pass."""
-        return self.best[path, enabled] * self.parts[path].client_steps
+        return self.best[path, enabled] * self._gains[path] * self.parts[path].client_steps
 
     def __str__(self) -> str:
         times = (
             f"{path}{'' if enabled else ' without oneDNN'} {1e3 * each:.3g} ms"
             for (path, enabled), each in self.best.items()
         )
-        beside = f", the loop trains {self.parallel} in parallel" if self.parallel > 1 else ""
-        return f"{', '.join(times)} per step of a client{beside}"
+        several = ", the loop with clients in parallel" if self._gains["sequential"] > 1 else ""
+        return f"{', '.join(times)} per step of a client{several}"
 
 
 def choose_on_cpu(
-    program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, parallel: int = 1
+    program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, gain: float = 1.0
 ) -> EngineChoice:
-    """Time the loop on few clients and the map on as many as a share of the training allows.
+    """Time the loop on one client and the map on as many as a share of the training allows.
 
-    ``parallel`` is the number of clients that the loop trains at once.
+    ``gain`` is the speed-up of the loop by clients in parallel over one client with one thread.
     """
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
@@ -212,23 +213,23 @@ def choose_on_cpu(
     clients = min(len(probe.batches), chunk or len(probe.batches))
     # A step to warm up and PROBE_STEPS timed ones, of the loop with oneDNN and without and of the
     # mapped clients, in half of the share: mapping may halve the time of the training.
-    most_wide = int(budget / 2 / (1 + PROBE_STEPS)) - 2 * parallel
+    most_wide = int(budget / 2 / (1 + PROBE_STEPS) - 2 * gain)
     if min(clients, most_wide) < MIN_WIDTH:
         few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
         return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
-    timings = _Timings(program, chunk, parallel)
-    timings.parts["sequential"] = probe.longest(parallel)
+    timings = _Timings(program, chunk, gain)
+    timings.parts["sequential"] = probe.longest(1)
     # The first step of a process loads libraries.
     first = min(timings.warm_up("sequential", True) for _ in range(2))
     steps_in_time = int(CHOOSING_SECONDS / max(first, 1e-9))
-    width = min(clients, most_wide, steps_in_time // (1 + PROBE_STEPS) - 2 * parallel)
+    width = min(clients, most_wide, int(steps_in_time / (1 + PROBE_STEPS) - 2 * gain))
     if width < MIN_WIDTH:
         long = f"{first:.2g} s a step: too long to try other paths"
         without = min(timings.warm_up("sequential", False) for _ in range(2))
         return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
-    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 * parallel + width)) - 1)
+    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 * gain + width)) - 1)
     short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)
-    timings.parts = {"sequential": short.longest(parallel), "vectorized": short.longest(width)}
+    timings.parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
     for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
         loop, without = (timings.time("sequential", kind) for kind in (True, False))
         enabled = loop <= CLEAR_SPEEDUP * without

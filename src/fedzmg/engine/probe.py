@@ -59,6 +59,7 @@ class Cores(NamedTuple):
 
     threads: int = 0  # 0: as many as torch is set to use
     parallel: int = 1  # each with one thread, if more than one
+    gain: float = 1.0  # speed-up by clients in parallel over one client with one thread
 
 
 def pass_seconds(engine: Engine, probe: Probe) -> float:
@@ -111,5 +112,6 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     # The last clients of a cohort may leave cores idle.
     idle = math.ceil(len(probe.batches) / max(parallel, 1)) * parallel / len(probe.batches)
     best = seconds["one" if one else "all"]
-    gains = PARALLEL_SPEEDUP * idle * seconds["parallel"] <= best < math.inf
-    return Cores(int(one), parallel if gains else 1)
+    if not PARALLEL_SPEEDUP * idle * seconds["parallel"] <= best < math.inf:
+        return Cores(int(one))
+    return Cores(int(one), parallel, seconds["one"] / (idle * seconds["parallel"]))
