@@ -1,4 +1,4 @@
-"""What a module does with a few examples, from which follows how it can be trained."""
+"""Behaviour of a module on a few examples, from which follows how it can be trained."""
 
 import functools
 import types

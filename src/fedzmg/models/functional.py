@@ -285,9 +285,7 @@ class FunctionalModel:
                 source.learn_axes(drawn)
             if any(any(source.axes) for source in sources):
                 trained, alone = self.train(params, x), self.train(params, one)
-            again = self.train(params, x)
             outputs, lone = self.evaluate(params, x), self.evaluate(params, one)
-        self._repeats = are_equal(trained, again)
         # Batch statistics couple examples on purpose, and know which are padding.
         coupled = self.norms.dependent, self.norms.always_dependent
         pairs = (trained, alone), (outputs, lone)
@@ -303,6 +301,8 @@ class FunctionalModel:
         # A buffer of another shape is a cache.
         same = {n: b for n, b in before.items() if n in after and after[n].shape == b.shape}
         self._add_buffers(n for n, b in same.items() if not torch.equal(b, after[n]))
+        with torch.no_grad():
+            self._repeats = are_equal(trained, self.train(params, x))
         for layer, source in zip(_keyed(self.module), self._training.keyed, strict=True):
             layer.axes = source.axes
         # The mode that replaces functions stays only if it has found some.
