@@ -15,12 +15,10 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedzmg.contract import Algorithm
 from fedzmg.errors import InputError, check_names
-from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.kernels import PRECISIONS, rounding
 from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision
 from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
@@ -29,8 +27,7 @@ from fedzmg.provenance import provenance
 from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial
 from fedzmg.tasks.inputs import token_ids, unit_pixels
 from fedzmg.tasks.task import Task
-from fedzmg.tree import leaves, num_bytes, row
-from fedzmg.wrappers.parts import fit
+from fedzmg.tree import num_bytes, row
 
 
 class Machine(NamedTuple):
@@ -89,8 +86,8 @@ def reset_host_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
-    """Count operations of matrix products, and bytes moved, of a client's step on a batch."""
+def step_operations(task: Task) -> int:
+    """Count operations of matrix products of a client's step on a batch."""
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     size = task.protocol.batch_size
@@ -98,31 +95,10 @@ def step_cost(task: Task, algorithm: Algorithm) -> tuple[int, int]:
     key: Any = torch.zeros((), dtype=torch.int64) if task.model.needs_key else ()
     batch = Batch(task.prepare(x, dtype), y, torch.full((size,), 1 / size), key)
     tracked = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
-    own = {leaf.untyped_storage().data_ptr() for leaf in leaves(tracked)}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        address = tensor.untyped_storage().data_ptr()
-        if address not in own:
-            kept[address] = max(kept.get(address, 0), tensor.numel() * tensor.element_size())
-        return tensor
-
     with FlopCounterMode(display=False) as counter:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss, _ = task.objective.train(tracked, batch)
+        loss, _ = task.objective.train(tracked, batch)
         torch.autograd.grad(loss, list(tracked.values()), allow_unused=True)
-    model = num_bytes(params)
-    fitted = fit(algorithm, task.model.layout, task.parts, len(task.train))
-    rule, server = fitted.client, fitted.server
-    shared = server.share(server.init(params))
-    memory, count = rule.init_memory(params), torch.tensor(size)
-    context = ClientContext(params, shared, memory, torch.tensor(1), count)
-    full_pass = FullPass(torch.zeros(()), params.zeros()) if rule.full_pass != "never" else ()
-    state = sum(t.numel() * t.element_size() for t in leaves(rule.begin(context, full_pass)))
-    # Weights: read forward, read backward, read and written by the update. Gradients: written,
-    # read. State: read, written. Activations: written forward, read backward.
-    moved = 4 * model + 2 * model + 2 * state + 2 * sum(kept.values())
-    return int(counter.get_total_flops()), int(moved)
+    return int(counter.get_total_flops())
 
 
 NEVER = 10**9
@@ -141,10 +117,12 @@ def time_rounds(
     Returns:
         Values for JSON. Times are medians without evaluation; ``cold_seconds`` is the time to the
         end of the first round, with compilation and CUDA graph capture. ``clients``, ``steps``,
-        ``flops`` and ``bytes`` count a round of all trials. Shares are those of the machine's peak;
-        ``floor_ms`` is the longer of all operations and all bytes at this peak. ``peak_mib`` is GPU
-        memory, without a GPU that of the process. ``padded_over_useful`` relates steps computed to
-        steps of clients; ``outside_steps`` is a GPU's share of planning, merging and logging.
+        ``flops`` and ``bytes`` count a round of all trials. Bytes are those of an algorithm that
+        keeps everything else on the chip: examples, and every client's model, written and read once
+        to merge it. ``matmul_share`` is that of the machine's peak; ``floor_ms`` is the longer of
+        all operations and all bytes at its peaks. ``peak_mib`` is GPU memory, without a GPU that of
+        the process. ``padded_over_useful`` relates steps computed to steps of clients;
+        ``outside_steps`` is a GPU's share of planning, merging and logging.
     """
     task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     on_gpu = device.type == "cuda"
@@ -172,17 +150,17 @@ def time_rounds(
     median = statistics.median(times)
     done = sum(one.steps for report in reports for one in report.records) / len(reports)
     spent = [each / rounds for each in on_steps if each is not None]
-    flops, moved = (done * count for count in step_cost(task, packed[0].algorithm))
+    clients, data = trials * task.protocol.cohort, num_bytes(task.train.examples)
+    flops = done * step_operations(task)
+    moved = 2 * clients * task.model_bytes + clients * data / len(task.train)
     floor = max(flops / machine.flops, moved / machine.bandwidth)
     return {
         "workload": task.name, "algorithm": algorithm, "engine": simulation.choice.path,
-        "precision": simulation.precision, "trials": trials,
-        "clients": trials * task.protocol.cohort,
+        "precision": simulation.precision, "trials": trials, "clients": clients,
         "steps": round(done), "cold_seconds": cold, "round_ms": 1e3 * median,
         "trial_round_ms": 1e3 * median / trials, "steps_per_second": done / median,
         "flops": flops, "bytes": moved, "matmul_share": flops / median / machine.flops,
-        "bandwidth_share": moved / median / machine.bandwidth, "floor_ms": 1e3 * floor,
-        "over_floor": median / floor,
+        "floor_ms": 1e3 * floor, "over_floor": median / floor,
         "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else host_peak_mib(),
         "padded_over_useful": simulation.padding(), "deterministic": simulation.deterministic,
         "outside_steps": 1 - statistics.median(spent) / median if spent else None,

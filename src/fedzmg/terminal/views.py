@@ -89,15 +89,15 @@ def estimate(data: Mapping[str, Any]) -> dict[str, str]:
 def timings(data: Mapping[str, Any], width: int) -> RenderableType:
     """Show the timings that ``fedzmg bench --json`` prints."""
     facts = data["environment"]
-    heads = ("workload", "ms / round", "ms / trial round", "steps / s", "of matmul", "of memory",
-             "over floor", "not steps", "peak MiB", "padded", "cold s")  # fmt: skip
+    heads = ("workload", "ms / round", "ms / trial round", "steps / s", "of matmul", "over floor",
+             "not steps", "peak MiB", "padded", "cold s")  # fmt: skip
     cells = []
     for t in data["timings"]:
         outside = t.get("outside_steps")
         cells.append([
             workload(t), f"{t['round_ms']:.1f}", f"{t['trial_round_ms']:.2f}",
             f"{t['steps_per_second']:,.0f}", f"{t['matmul_share']:.1%}",
-            f"{t['bandwidth_share']:.1%}", f"{t['over_floor']:.1f} x",
+            f"{t['over_floor']:.1f} x",
             "" if outside is None else f"{outside:.1%}", f"{t['peak_mib']:,.0f}",
             f"{t['padded_over_useful']:.2f}", f"{t['cold_seconds']:.1f}",
         ])  # fmt: skip
