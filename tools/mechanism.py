@@ -1,8 +1,9 @@
 """Print the share of the projection's gain that each set of projected layers keeps.
 
     python tools/mechanism.py
+    python tools/mechanism.py cifar100-mechanism-centred
 
-Reads results/cifar100-mechanism and trains nothing. Variants are compared with ``none``, the one
+Reads a study in results, by default cifar100-mechanism, and trains nothing. Variants are compared with ``none``, the one
 without momentum with ``none-without-momentum``; differences are in points of final accuracy. A set
 of layers explains the gain if it keeps at least three quarters of it for every seed.
 """
@@ -10,6 +11,7 @@ of layers explains the gain if it keeps at least three quarters of it for every 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -51,7 +53,8 @@ def by_seed(values: list[float], form: str) -> str:
 
 def main() -> None:
     """Print every variant, the verdict and the effect of single parts."""
-    study, finals = read("cifar100-mechanism")
+    given = sys.argv[1:]
+    study, finals = read(*(given or ["cifar100-mechanism"]))
     gain, explains = minus(finals["all"], finals["none"]), []
     rules = [threshold["rules"]["rolling_mean"] for threshold in study["thresholds"]]
     for name, runs in finals.items():
@@ -66,9 +69,10 @@ def main() -> None:
             print(f"  share of the gain {by_seed(shares, '.0%')}")
             explains += [name] * (min(shares) >= ENOUGH)
     print(f"\nat least {ENOUGH:.0%} of the gain for every seed: {', '.join(explains)}")
-    finals |= read("cifar100-heterogeneity-pachinko")[1]
+    finals |= read("cifar100-heterogeneity-pachinko")[1] if not given else {}
     for part, (one, other) in PAIRS.items():
-        print(f"  {part}: {by_seed(minus(finals[one], finals[other]), '+.2f')}")
+        if {one, other} <= finals.keys():
+            print(f"  {part}: {by_seed(minus(finals[one], finals[other]), '+.2f')}")
 
 
 if __name__ == "__main__":

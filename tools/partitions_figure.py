@@ -2,10 +2,10 @@
 
     python tools/partitions_figure.py
 
-Reads results/cifar100-heterogeneity-NAME of every partition that is there, trains nothing, and
-writes results/cifar100-heterogeneity-iid/gains.png and gains.svg. Prints final accuracies, gains by
-seed in pairs that differ by the projection, and whether results/predictions/predictions.json was
-right about the gain over FedAvg with momentum.
+Reads results/cifar100-heterogeneity-NAME of every partition that is there and the studies of single
+settings, trains nothing, and writes results/cifar100-heterogeneity-iid/gains.png and gains.svg.
+Prints final accuracies, gains by seed in pairs that differ by the projection, and whether
+results/predictions/predictions.json was right about the gain over FedAvg with momentum.
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ PAIRS = {
 
 FedAvg and FedAdam also lack decay, FedAdam also momentum.
 """
+MOMENTUM = PAIRS["with momentum and decay"]
+OTHERS = {
+    "dirichlet-0.1-seed-1": ("cifar100-partitions-1", MOMENTUM),
+    "dirichlet-0.1-seed-2": ("cifar100-partitions-2", MOMENTUM),
+    "centred": ("cifar100-mechanism-centred", ("all", "none")),
+    "cnn-gn": ("cifar100-networks-cnn-gn", MOMENTUM),
+    "resnet18-gn": ("cifar100-networks-resnet18-gn", MOMENTUM),
+}
+"""Results and pair of single settings, by the name of their prediction."""
+LARGER = "cifar100-heterogeneity-rates-"
+"""Results of FedAvg with momentum at client learning rate 10^-2, by partition."""
 POINT, ERRORS = 1.0, 2.0  # a gain or a loss is at least so many points and standard errors
 
 
@@ -45,8 +56,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def runs_of(name: str) -> dict[str, list[float]]:
-    """Return the final accuracies in percent of a partition's study, by directory."""
-    study = RESULTS / f"cifar100-heterogeneity-{name}" / "study.json"
+    """Return the final accuracies in percent of a study that is there, by directory."""
+    study = RESULTS / name / "study.json"
     entries = read(study)["algorithms"].values() if study.is_file() else ()
     return {e["directory"]: [100 * run for run in e["final"]["full"]["runs"]] for e in entries}
 
@@ -81,24 +92,42 @@ def draw(found: dict[str, dict[str, list[float]]]) -> Chart:
     return chart
 
 
+def shown(points: list[float]) -> str:
+    """Format the mean and every seed."""
+    return f"{mean(points):+.2f} ({', '.join(f'{value:+.2f}' for value in points)} by seed)"
+
+
 def main() -> None:
     """Draw, write and print."""
-    found = {name: runs for name in PARTITIONS if (runs := runs_of(name))}
+    every = {name: runs_of(f"cifar100-heterogeneity-{name}") for name in PARTITIONS}
+    found = {name: runs for name, runs in every.items() if runs}
     for path in save(draw(found), RESULTS / "cifar100-heterogeneity-iid" / "gains"):
         print(path.relative_to(RESULTS.parent))
     for name, runs in found.items():
         finals = ", ".join(f"{algorithm} {mean(own):.2f}" for algorithm, own in runs.items())
         print(f"\n{PARTITIONS[name][0]}: {finals}")
         for title, pair in PAIRS.items():
-            points = gains(runs, pair)
-            each = ", ".join(f"{value:+.2f}" for value in points)
-            print(f"  projection, {title}: {mean(points):+.2f} ({each} by seed)")
+            print(f"  projection, {title}: {shown(gains(runs, pair))}")
+        # Pachinko clients were trained at that rate in another study.
+        own = "cifar100-mechanism" if name == "pachinko" else LARGER + name
+        if larger := runs_of(own):
+            again = larger.get("none") or larger[MOMENTUM[1]]
+            points = [a - b for a, b in zip(runs[MOMENTUM[0]], again, strict=True)]
+            print(f"  over FedAvg with momentum at 10^-2, {mean(again):.2f}: {shown(points)}")
+    known = {name: gains(runs, MOMENTUM) for name, runs in found.items()}
+    for name, (results, pair) in OTHERS.items():
+        if runs := runs_of(results):
+            known[name] = gains(runs, pair)
+            finals = ", ".join(f"{one} {mean(runs[one]):.2f}" for one in pair)
+            print(f"\n{name}: {finals}; {shown(known[name])}")
     predictions = read(RESULTS / "predictions" / "predictions.json")["predictions"]
-    known = [(p, gains(found[p["name"]], PAIRS["with momentum and decay"]))
-             for p in predictions if p["name"] in found]  # fmt: skip
-    hits = sum(p["expect"] == outcome(points) for p, points in known)
-    print(f"\npredictions: {hits} of {len(known)} right, {len(predictions) - len(known)} to be run")
-    for p, points in known:
+    judged = [p for p in predictions if p["name"] in known]
+    hits = sum(p["expect"] == outcome(known[p["name"]]) for p in judged)
+    print(
+        f"\npredictions: {hits} of {len(judged)} right, {len(predictions) - len(judged)} to be run"
+    )
+    for p in judged:
+        points = known[p["name"]]
         print(f"  {p['name']}: expected {p['expect']} ({p['ratio']:.2f} times as far), "
               f"outcome {outcome(points)} ({mean(points):+.2f} points)")  # fmt: skip
 
