@@ -3,9 +3,10 @@
     python tools/mechanism.py
     python tools/mechanism.py cifar100-mechanism-centred
 
-Reads a study in results, by default cifar100-mechanism, and trains nothing. Variants are compared with ``none``, the one
-without momentum with ``none-without-momentum``; differences are in points of final accuracy. A set
-of layers explains the gain if it keeps at least three quarters of it for every seed.
+Reads a study in results, by default cifar100-mechanism, and trains nothing. Variants are compared
+with ``none``, the one without momentum with ``none-without-momentum``; differences are in points of
+final accuracy. A set of layers explains the gain if it keeps at least three quarters of it for
+every seed.
 """
 
 from __future__ import annotations

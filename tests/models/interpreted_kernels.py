@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedzmg.models.kernels import (
+    lstm,
     patches,
     triton_convolution,
     triton_layers,
+    triton_lstm,
     triton_norm,
     triton_patches,
 )
@@ -121,6 +123,16 @@ def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
         )
 
 
+def long_memory(clients: int, batch: int, steps: int, units: int) -> float:
+    given = [torch.randn(clients, batch, steps, 4 * units), torch.randn(clients, 4 * units, units)]
+    given.append(torch.randn(clients, 4 * units))
+    expected, got = lstm.reference(*given), triton_lstm.forward(*given, "ieee")
+    signal, of_cell = torch.randn_like(expected[0]), torch.randn(clients, batch, units)
+    back = signal, of_cell, *expected[1:], given[1]
+    found = triton_lstm.backward(*back, "ieee"), lstm.reference_back(*back)
+    return difference(*zip(got, expected, strict=True), found)
+
+
 def normalisation(shape: tuple[int, ...], order: tuple[int, ...]) -> float:
     """Two clients, of which the second has padded batches and the first may have none."""
     clients, batch, channels = shape[:3]
@@ -196,6 +208,8 @@ def main() -> None:
     # The interpreter cannot multiply bfloat16: halves stand for it.
     found["convolution, 16 bits"] = convolution(case, dtype=torch.float16)
     found |= {f"recurrence, {name}": recurrence(*case) for name, case in RECURRENCES.items()}
+    found |= {f"LSTM, {name}": long_memory(*case) for name, case in RECURRENCES.items()}
+    found["LSTM, rows of several programs"] = long_memory(2, 35, 2, 5)
     found |= {f"normalisation, {name}": normalisation(*case) for name, case in NORMS.items()}
     found["normalisation, 16 bits"] = half_weights()
     found |= {f"patches, {name}": cut_and_added(*case) for name, case in PATCHES.items()}

@@ -1,0 +1,145 @@
+"""Triton kernels of LSTMs whose weights differ between clients: one per time step, in and back.
+
+A program computes some units of one client's batch: it multiplies the state before by the weights
+of the four gates, and applies the gates on chip. Going back, it first multiplies the gradients of
+the next time step's gates by the weights, and then computes those of its own units. The gradient of
+the weights is one large product after the last time step.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedzmg.models.kernels.triton_layers import DEPTH, STAGES, UNITS, WARPS, _sigmoid, _tanh
+
+MOST_ROWS = 32  # of a batch, computed by one program
+
+
+@triton.jit(do_not_specialize=["time"])
+def _step_kernel(
+    from_input, weights, bias, states, cells, gates, time, steps, batch,
+    U: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute some units of state and cell after one time step, and their gates."""
+    client = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    real = (rows < batch)[:, None] & (unit < U)[None, :]
+    # from_input: [client, batch, steps, 4 U]
+    given = from_input + ((client * batch + rows) * steps + time)[:, None] * 4 * U + unit[None, :]
+    bias += client * 4 * U + unit[None, :]
+    known = (unit < U)[None, :]
+    write = tl.load(given, mask=real, other=0.0) + tl.load(bias, mask=known)
+    keep = tl.load(given + U, mask=real, other=0.0) + tl.load(bias + U, mask=known)
+    new = tl.load(given + 2 * U, mask=real, other=0.0) + tl.load(bias + 2 * U, mask=known)
+    show = tl.load(given + 3 * U, mask=real, other=0.0) + tl.load(bias + 3 * U, mask=known)
+    # states, cells: [client, steps, batch, U]; before the first time step they are zero.
+    here = ((client * steps + time) * batch + rows)[:, None] * U
+    before = here - batch * U
+    if time > 0:
+        weights += client * 4 * U * U
+        for first in range(0, U, DEPTH):
+            depth = first + tl.arange(0, DEPTH)
+            there = (rows < batch)[:, None] & (depth < U)[None, :]
+            state = tl.load(states + before + depth[None, :], mask=there, other=0.0)
+            state = state.to(weights.dtype.element_ty)
+            inside = (depth < U)[:, None] & known
+            tile = weights + unit[None, :] * U + depth[:, None]
+            w = tl.load(tile, mask=inside, other=0.0)
+            write = tl.dot(state, w, write, input_precision=PRECISION)
+            w = tl.load(tile + U * U, mask=inside, other=0.0)
+            keep = tl.dot(state, w, keep, input_precision=PRECISION)
+            w = tl.load(tile + 2 * U * U, mask=inside, other=0.0)
+            new = tl.dot(state, w, new, input_precision=PRECISION)
+            w = tl.load(tile + 3 * U * U, mask=inside, other=0.0)
+            show = tl.dot(state, w, show, input_precision=PRECISION)
+    write, keep, new, show = _sigmoid(write), _sigmoid(keep), _tanh(new), _sigmoid(show)
+    old = tl.load(cells + before + unit[None, :], mask=real & (time > 0), other=0.0)
+    cell = keep * old + write * new
+    tl.store(cells + here + unit[None, :], cell, mask=real)
+    tl.store(states + here + unit[None, :], show * _tanh(cell), mask=real)
+    kept = gates + 4 * here + unit[None, :]
+    tl.store(kept, write, mask=real)
+    tl.store(kept + U, keep, mask=real)
+    tl.store(kept + 2 * U, new, mask=real)
+    tl.store(kept + 3 * U, show, mask=real)
+
+
+@triton.jit(do_not_specialize=["time"])
+def _back_kernel(
+    signal, carried, cells, gates, weights, sums, time, steps, batch,
+    U: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of the gates' sums at one time; ``carried`` is that of the cell."""
+    client = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    real = (rows < batch)[:, None] & (unit < U)[None, :]
+    here = ((client * steps + time) * batch + rows)[:, None] * U
+    down = tl.load(signal + here + unit[None, :], mask=real, other=0.0)
+    if time < steps - 1:
+        weights += client * 4 * U * U
+        later = sums + 4 * (here + batch * U)
+        for first in range(0, 4 * U, DEPTH):
+            depth = first + tl.arange(0, DEPTH)
+            there = (rows < batch)[:, None] & (depth < 4 * U)[None, :]
+            next_ = tl.load(later + depth[None, :], mask=there, other=0.0)
+            inside = (depth < 4 * U)[:, None] & (unit < U)[None, :]
+            w = tl.load(weights + depth[:, None] * U + unit[None, :], mask=inside, other=0.0)
+            down = tl.dot(next_.to(weights.dtype.element_ty), w, down, input_precision=PRECISION)
+    kept = gates + 4 * here + unit[None, :]
+    write = tl.load(kept, mask=real, other=0.0)
+    keep = tl.load(kept + U, mask=real, other=0.0)
+    new = tl.load(kept + 2 * U, mask=real, other=0.0)
+    show = tl.load(kept + 3 * U, mask=real, other=0.0)
+    bent = _tanh(tl.load(cells + here + unit[None, :], mask=real, other=0.0))
+    before = cells + here - batch * U + unit[None, :]
+    old = tl.load(before, mask=real & (time > 0), other=0.0)
+    place = carried + (client * batch + rows)[:, None] * U + unit[None, :]
+    of_cell = tl.load(place, mask=real, other=0.0) + down * show * (1.0 - bent * bent)
+    tl.store(place, of_cell * keep, mask=real)
+    found = sums + 4 * here + unit[None, :]
+    tl.store(found, of_cell * new * write * (1.0 - write), mask=real)
+    tl.store(found + U, of_cell * old * keep * (1.0 - keep), mask=real)
+    tl.store(found + 2 * U, of_cell * write * (1.0 - new * new), mask=real)
+    tl.store(found + 3 * U, down * bent * show * (1.0 - show), mask=real)
+
+
+def forward(
+    from_input: Tensor, weights: Tensor, bias: Tensor, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute states and cells ``[clients, steps, batch, U]``, and gates."""
+    clients, batch, steps, width = from_input.shape
+    states, cells = (from_input.new_empty(clients, steps, batch, width // 4) for _ in range(2))
+    gates = from_input.new_empty(clients, steps, batch, width)
+    for time in range(steps):
+        given = from_input, weights, bias, states, cells, gates
+        _launch(_step_kernel, given, time, states, precision)
+    return states, cells, gates
+
+
+def backward(
+    signal: Tensor, of_cell: Tensor, cells: Tensor, gates: Tensor, weights: Tensor, precision: str
+) -> Tensor:
+    """Compute the gradients of the gates' sums ``[clients, steps, batch, 4 U]``."""
+    sums, carried = torch.empty_like(gates), of_cell.clone()
+    for time in reversed(range(signal.shape[1])):
+        given = signal, carried, cells, gates, weights, sums
+        _launch(_back_kernel, given, time, signal, precision)
+    return sums
+
+
+def _launch(
+    kernel: Any, given: tuple[Tensor, ...], time: int, states: Tensor, precision: str
+) -> None:
+    clients, steps, batch, units = states.shape
+    rows = min(max(16, triton.next_power_of_2(batch)), MOST_ROWS)
+    kernel[triton.cdiv(units, UNITS), clients, triton.cdiv(batch, rows)](
+        *given, time, steps, batch, U=units, ROWS=rows, BLOCK=UNITS, DEPTH=DEPTH,
+        PRECISION=precision, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
