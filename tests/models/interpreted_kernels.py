@@ -43,6 +43,7 @@ DRAWS = {
     "nearly all, second call": (7, 1, 100, 0.999),
     "bits": (1, 2, 1025, None),
 }
+SMALL = 1e-9  # gradients below the range of float16, in which TF32's weights are read
 RECURRENCES = {
     # clients, batch, steps, units
     "more units than a tile": (1, 3, 2, 70),
@@ -97,9 +98,9 @@ def convolution(
         return worst
 
 
-def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
+def recurrence(clients: int, batch: int, steps: int, units: int, precision: str = "ieee") -> float:
     from_input = torch.randn(clients, batch, steps, 3 * units, requires_grad=True)
-    w = torch.randn(clients, 3 * units, units, requires_grad=True)
+    w = (torch.randn(clients, 3 * units, units) / 5).requires_grad_()
     b = torch.randn(clients, 3 * units, requires_grad=True)
     hidden, states = torch.zeros(clients, batch, units), []
     for t in range(steps):
@@ -109,27 +110,32 @@ def recurrence(clients: int, batch: int, steps: int, units: int) -> float:
         hidden = (1 - update) * torch.tanh(new + reset * own[2]) + update * hidden
         states.append(hidden)
     expected = torch.stack(states, 2)
-    signal = torch.randn_like(expected)
+    scale = SMALL if precision == "tf32" else 1.0
+    signal = torch.randn_like(expected) * scale
     slopes = torch.autograd.grad(expected, [from_input, w, b], signal)
     with torch.no_grad():
-        got, gates = triton_layers.forward(from_input, w, b, "ieee")
-        to_input, to_hidden = triton_layers.backward(signal, got, gates, w, "ieee")
+        got, gates = triton_layers.forward(from_input, w, b, precision)
+        to_input, to_hidden = triton_layers.backward(signal, got, gates, w, precision)
         for_w = torch.einsum("ktbj,ktbu->kju", to_hidden, got[:, :-1])
         return difference(
             (got[:, 1:].transpose(1, 2), expected),
-            (to_input, slopes[0]),
-            (for_w, slopes[1]),
-            (to_hidden.sum((1, 2)), slopes[2]),
+            (to_input / scale, slopes[0] / scale),
+            (for_w / scale, slopes[1] / scale),
+            (to_hidden.sum((1, 2)) / scale, slopes[2] / scale),
         )
 
 
-def long_memory(clients: int, batch: int, steps: int, units: int) -> float:
-    given = [torch.randn(clients, batch, steps, 4 * units), torch.randn(clients, 4 * units, units)]
+def long_memory(clients: int, batch: int, steps: int, units: int, precision: str = "ieee") -> float:
+    given = [
+        torch.randn(clients, batch, steps, 4 * units),
+        torch.randn(clients, 4 * units, units) / 5,
+    ]
     given.append(torch.randn(clients, 4 * units))
-    expected, got = lstm.reference(*given), triton_lstm.forward(*given, "ieee")
+    expected, got = lstm.reference(*given), triton_lstm.forward(*given, precision)
+    scale = SMALL if precision == "tf32" else 1.0
     signal, of_cell = torch.randn_like(expected[0]), torch.randn(clients, batch, units)
-    back = signal, of_cell, *expected[1:], given[1]
-    found = triton_lstm.backward(*back, "ieee"), lstm.reference_back(*back)
+    back = signal * scale, of_cell * scale, *expected[1:], given[1]
+    found = triton_lstm.backward(*back, precision) / scale, lstm.reference_back(*back) / scale
     return difference(*zip(got, expected, strict=True), found)
 
 
@@ -210,6 +216,8 @@ def main() -> None:
     found |= {f"recurrence, {name}": recurrence(*case) for name, case in RECURRENCES.items()}
     found |= {f"LSTM, {name}": long_memory(*case) for name, case in RECURRENCES.items()}
     found["LSTM, rows of several programs"] = long_memory(2, 35, 2, 5)
+    for name, kernel in {"recurrence": recurrence, "LSTM": long_memory}.items():
+        found[f"{name}, float16"] = kernel(2, 3, 4, 70, "tf32")
     found |= {f"normalisation, {name}": normalisation(*case) for name, case in NORMS.items()}
     found["normalisation, 16 bits"] = half_weights()
     found |= {f"patches, {name}": cut_and_added(*case) for name, case in PATCHES.items()}

@@ -43,6 +43,14 @@ def precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+def narrowed(weights: Tensor, rounding: str) -> Tensor:
+    """Return float32 weights as float16 for TF32, which rounds to as many bits of mantissa."""
+    if rounding != "tf32" or weights.dtype != torch.float32:
+        return weights
+    most = torch.finfo(torch.float16).max
+    return weights.clamp(-most, most).to(torch.float16)
+
+
 def clients_first(x: Tensor, axis: int) -> Tensor:
     """Move clients to the first axis; no view if they are there, which the compiler would copy."""
     return x if axis == 0 else x.movedim(axis, 0)

@@ -3,7 +3,8 @@
 A time step multiplies a thin matrix (batch by units) by a wide one (units by three gates) that no
 cache holds for all clients at once, so its cost is reading the weights. One kernel per time step
 reads them once and applies the gates on chip. Going back, the gradient of the weights is one large
-product after the last time step, not a sum carried through all of them.
+product after the last time step, not a sum carried through all of them. In TF32 the weights are
+read as float16, which has the same ten bits of mantissa (:func:`~precision.narrowed`).
 """
 
 import torch
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedzmg.models.kernels.layers import MULTIPLIERS
+from fedzmg.models.kernels.precision import narrowed
 
 UNITS = 32  # computed by one program
 DEPTH = 64  # columns of the weights that one program reads at a time
@@ -20,16 +22,29 @@ WARPS, STAGES = 4, 3  # measured on an H200: within a fifth of the time of readi
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
+    """Compute the logistic function."""
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
-def _tanh(x):
-    # Written with a decaying exponential, which cannot overflow.
+def tanh(x):
+    """Compute the hyperbolic tangent from a decaying exponential, which cannot overflow."""
     e = tl.exp(-2.0 * tl.abs(x))
     t = (1.0 - e) / (1.0 + e)
     return tl.where(x >= 0, t, -t)
+
+
+@triton.jit
+def add_product(x, w, total, PRECISION: tl.constexpr):
+    """Add ``x @ w``; for float16 weights, rows of ``x`` are scaled to their range."""
+    if w.dtype == tl.float16:
+        top = tl.max(tl.abs(x), 1)[:, None]
+        top = tl.where(top > 0, top, 1.0)
+        total += tl.dot((x / top).to(tl.float16), w) * top
+    else:
+        total = tl.dot(x.to(w.dtype), w, total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit
@@ -55,13 +70,12 @@ def _step_kernel(
         hidden = tl.load(before + depth[None, :], mask=there, other=0.0)
         inside = (depth < U)[:, None] & (unit < U)[None, :]
         tile = weights + unit[None, :] * U + depth[:, None]
-        hidden = hidden.to(weights.dtype.element_ty)
         w = tl.load(tile, mask=inside, other=0.0)
-        reset = tl.dot(hidden, w, reset, input_precision=PRECISION)
+        reset = add_product(hidden, w, reset, PRECISION)
         w = tl.load(tile + U * U, mask=inside, other=0.0)
-        update = tl.dot(hidden, w, update, input_precision=PRECISION)
+        update = add_product(hidden, w, update, PRECISION)
         w = tl.load(tile + 2 * U * U, mask=inside, other=0.0)
-        new_hidden = tl.dot(hidden, w, new_hidden, input_precision=PRECISION)
+        new_hidden = add_product(hidden, w, new_hidden, PRECISION)
     here = from_input + ((client * batch + rows) * steps + time)[:, None] * (3 * U) + unit[None, :]
     bias += client * 3 * U
     known = unit < U
@@ -70,8 +84,8 @@ def _step_kernel(
         tl.load(here + U, mask=real, other=0.0) + tl.load(bias + U + unit, mask=known)[None, :]
     )
     new_hidden += tl.load(bias + 2 * U + unit, mask=known)[None, :]
-    reset, update = _sigmoid(reset), _sigmoid(update)
-    new = _tanh(tl.load(here + 2 * U, mask=real, other=0.0) + reset * new_hidden)
+    reset, update = sigmoid(reset), sigmoid(update)
+    new = tanh(tl.load(here + 2 * U, mask=real, other=0.0) + reset * new_hidden)
     old = tl.load(before + unit[None, :], mask=real, other=0.0)
     tl.store(before + batch * U + unit[None, :], new + update * (old - new), mask=real)
     # gates: [client, steps, batch, 4, U]
@@ -137,7 +151,7 @@ def _hidden_back_kernel(
         signal = tl.load(source + depth[None, :], mask=there, other=0.0)
         inside = (depth < 3 * U)[:, None] & (unit < U)[None, :]
         w = tl.load(weights + depth[:, None] * U + unit[None, :], mask=inside, other=0.0)
-        total = tl.dot(signal.to(weights.dtype.element_ty), w, total, input_precision=PRECISION)
+        total = add_product(signal, w, total, PRECISION)
     target = carried + (client * batch + rows)[:, None] * U + unit[None, :]
     real = (rows < batch)[:, None] & (unit < U)[None, :]
     tl.store(target, total + tl.load(target, mask=real, other=0.0), mask=real)
@@ -148,7 +162,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute states ``[clients, steps + 1, batch, U]`` (the first zero) and gates."""
     clients, batch, steps, width = from_input.shape
-    units = width // 3
+    units, weights = width // 3, narrowed(weights, precision)
     states = from_input.new_zeros(clients, steps + 1, batch, units)
     gates = from_input.new_empty(clients, steps, batch, 4, units)
     grid = (triton.cdiv(units, UNITS), clients)
@@ -166,6 +180,7 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Compute gradients of ``from_input`` and of the products ``[clients, steps, batch, 3 U]``."""
     clients, batch, steps, units = signal.shape
+    weights = narrowed(weights, precision)
     to_input = signal.new_empty(clients, batch, steps, 3 * units)
     to_hidden = signal.new_empty(clients, steps, batch, 3 * units)
     carried = signal.new_zeros(clients, batch, units)

@@ -13,7 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedzmg.models.kernels.triton_layers import DEPTH, STAGES, UNITS, WARPS, _sigmoid, _tanh
+from fedzmg.models.kernels.precision import narrowed
+from fedzmg.models.kernels.triton_layers import (
+    DEPTH,
+    STAGES,
+    UNITS,
+    WARPS,
+    add_product,
+    sigmoid,
+    tanh,
+)
 
 MOST_ROWS = 32  # of a batch, computed by one program
 
@@ -46,22 +55,21 @@ def _step_kernel(
             depth = first + tl.arange(0, DEPTH)
             there = (rows < batch)[:, None] & (depth < U)[None, :]
             state = tl.load(states + before + depth[None, :], mask=there, other=0.0)
-            state = state.to(weights.dtype.element_ty)
             inside = (depth < U)[:, None] & known
             tile = weights + unit[None, :] * U + depth[:, None]
             w = tl.load(tile, mask=inside, other=0.0)
-            write = tl.dot(state, w, write, input_precision=PRECISION)
+            write = add_product(state, w, write, PRECISION)
             w = tl.load(tile + U * U, mask=inside, other=0.0)
-            keep = tl.dot(state, w, keep, input_precision=PRECISION)
+            keep = add_product(state, w, keep, PRECISION)
             w = tl.load(tile + 2 * U * U, mask=inside, other=0.0)
-            new = tl.dot(state, w, new, input_precision=PRECISION)
+            new = add_product(state, w, new, PRECISION)
             w = tl.load(tile + 3 * U * U, mask=inside, other=0.0)
-            show = tl.dot(state, w, show, input_precision=PRECISION)
-    write, keep, new, show = _sigmoid(write), _sigmoid(keep), _tanh(new), _sigmoid(show)
+            show = add_product(state, w, show, PRECISION)
+    write, keep, new, show = sigmoid(write), sigmoid(keep), tanh(new), sigmoid(show)
     old = tl.load(cells + before + unit[None, :], mask=real & (time > 0), other=0.0)
     cell = keep * old + write * new
     tl.store(cells + here + unit[None, :], cell, mask=real)
-    tl.store(states + here + unit[None, :], show * _tanh(cell), mask=real)
+    tl.store(states + here + unit[None, :], show * tanh(cell), mask=real)
     kept = gates + 4 * here + unit[None, :]
     tl.store(kept, write, mask=real)
     tl.store(kept + U, keep, mask=real)
@@ -91,13 +99,13 @@ def _back_kernel(
             next_ = tl.load(later + depth[None, :], mask=there, other=0.0)
             inside = (depth < 4 * U)[:, None] & (unit < U)[None, :]
             w = tl.load(weights + depth[:, None] * U + unit[None, :], mask=inside, other=0.0)
-            down = tl.dot(next_.to(weights.dtype.element_ty), w, down, input_precision=PRECISION)
+            down = add_product(next_, w, down, PRECISION)
     kept = gates + 4 * here + unit[None, :]
     write = tl.load(kept, mask=real, other=0.0)
     keep = tl.load(kept + U, mask=real, other=0.0)
     new = tl.load(kept + 2 * U, mask=real, other=0.0)
     show = tl.load(kept + 3 * U, mask=real, other=0.0)
-    bent = _tanh(tl.load(cells + here + unit[None, :], mask=real, other=0.0))
+    bent = tanh(tl.load(cells + here + unit[None, :], mask=real, other=0.0))
     before = cells + here - batch * U + unit[None, :]
     old = tl.load(before, mask=real & (time > 0), other=0.0)
     place = carried + (client * batch + rows)[:, None] * U + unit[None, :]
@@ -117,8 +125,8 @@ def forward(
     clients, batch, steps, width = from_input.shape
     states, cells = (from_input.new_empty(clients, steps, batch, width // 4) for _ in range(2))
     gates = from_input.new_empty(clients, steps, batch, width)
+    given = from_input, narrowed(weights, precision), bias, states, cells, gates
     for time in range(steps):
-        given = from_input, weights, bias, states, cells, gates
         _launch(_step_kernel, given, time, states, precision)
     return states, cells, gates
 
@@ -127,9 +135,9 @@ def backward(
     signal: Tensor, of_cell: Tensor, cells: Tensor, gates: Tensor, weights: Tensor, precision: str
 ) -> Tensor:
     """Compute the gradients of the gates' sums ``[clients, steps, batch, 4 U]``."""
-    sums, carried = torch.empty_like(gates), of_cell.clone()
+    sums = torch.empty_like(gates)
+    given = signal, of_cell.clone(), cells, gates, narrowed(weights, precision), sums
     for time in reversed(range(signal.shape[1])):
-        given = signal, carried, cells, gates, weights, sums
         _launch(_back_kernel, given, time, signal, precision)
     return sums
 
