@@ -126,6 +126,19 @@ def test_full_disk_at_any_moment_is_one_line(
     assert same([stopped[1]], [resumed])
 
 
+def test_rounds_between_checkpoints_wait_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may take longer to store a line for good than a GPU to train a round."""
+    counts, sync = [], os.fsync
+    for rounds in (2, 9):
+        calls: list[int] = []
+        monkeypatch.setattr(os, "fsync", lambda file, calls=calls: (calls.append(file), sync(file)))
+        run_pack(task_of(rounds), [spec("fedavg")], [tmp_path / str(rounds)])
+        counts.append(len(calls))
+    assert counts[0] == counts[1] > 0
+
+
 @pytest.mark.parametrize(
     ("cut", "log"),
     [("empty", False), ("zeros", False), ("half", True), ("last byte", True), ("zeros", True)],

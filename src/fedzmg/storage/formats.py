@@ -91,7 +91,7 @@ def _content_hash(values: Mapping[str, Any]) -> str:
 
 
 def append_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a log durably; numbers that are not finite become words."""
+    """Append rows to a log; numbers that are not finite become words."""
     text = "".join(f"{json.dumps(json_words(row), allow_nan=False)}\n" for row in rows)
     append(path, text.encode())
 
