@@ -85,6 +85,19 @@ def test_models_on_the_same_images_and_one_model_on_many() -> None:
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("batch", "channels", "filters", "size"),
+    [(16, 3, 32, 32), (16, 32, 32, 32), (16, 32, 64, 16), (16, 64, 64, 16), (20, 1, 32, 28)],
+)
+def test_the_papers_models_use_our_kernels(
+    batch: int, channels: int, filters: int, size: int, dtype: torch.dtype
+) -> None:
+    x = torch.empty(10, batch, channels, size, size, dtype=dtype, device="meta")
+    w = torch.empty(10, filters, channels, 3, 3, dtype=dtype, device="meta")
+    assert convolution._ways(x, w, [1, 1], [1, 1])[0] == "kernels"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("choice", ["kernels", "grouped", "patches", "measured"])
 @pytest.mark.parametrize(
