@@ -268,28 +268,27 @@ def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) 
     out = np.empty((len(keys), places), dtype=kind)
     words, spare = np.empty((2, min(BLOCK, places)), dtype=np.uint32)
     others = [hash32(layer + 1), *([hash32(call)] if call else [])]
+    words_of = _words_of if places <= 8 * BLOCK else _words_of.__wrapped__
     for client, key in enumerate(keys.tolist()):
-        known = (_words_of if places <= 8 * BLOCK else _words_of.__wrapped__)(key, places)
+        known = words_of(places, key & _MASK32, key >> 32 & _MASK32, *others[:-1])
         for first in range(0, places, BLOCK):
             last = min(first + BLOCK, places)
             bits, rest = words[: last - first], spare[: last - first]
-            bits[:] = known[first:last]
-            for other in others:
-                bits ^= other
-                _scramble(bits, rest)
+            np.bitwise_xor(known[first:last], others[-1], out=bits)
+            _scramble(bits, rest)
             out[client, first:last] = bits if below is None else bits < below
     return out
 
 
 @functools.lru_cache(64)
-def _words_of(key: int, places: int) -> Words:
-    """Combine every place with a key, once for all layers of a step."""
+def _words_of(places: int, *others: int) -> Words:
+    """Combine every place with a key, once for all layers, or with a layer, for all calls."""
     words = np.arange(places, dtype=np.uint32)
     spare = np.empty_like(words[:BLOCK])
     for first in range(0, places, BLOCK):
         bits = words[first : first + BLOCK]
-        for half in (key & _MASK32, key >> 32 & _MASK32):
-            bits ^= half
+        for other in others:
+            bits ^= other
             _scramble(bits, spare[: len(bits)])
     return words
 
