@@ -90,8 +90,8 @@ def new_algorithm(
     ] = None,
 ) -> None:
     """Write a file with a working algorithm, and its test; then change the equations."""
+    from fedzmg import testing
     from fedzmg.algorithms import ALGORITHMS
-    from fedzmg.testing.template import algorithm_file, pytest_file
 
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise InputError(f"name = {name!r}: expected lower-case letters, digits and _")
@@ -101,15 +101,18 @@ def new_algorithm(
         raise InputError(f"--out {path}: expected a file NAME.py")
     if module in sys.stdlib_module_names or module in ("fedzmg", "numpy", "torch", "pytest"):
         raise InputError(f"{path} would hide the Python module {module}: choose another name")
-    files = {path: algorithm_file(name), path.with_name(f"test_{path.name}"): pytest_file(module)}
+    files = {path: "algorithm.txt", path.with_name(f"test_{path.name}"): "algorithm_test.txt"}
     for file in files:
         if file.exists():
             raise InputError(f"{file} exists: choose another name, or remove it")
     if name in ALGORITHMS:
         raise InputError(f"name = {name!r}: there is an algorithm of this name; choose another")
-    for file, text in files.items():
+    words = "".join(word.capitalize() for word in name.split("_"))
+    named = {"@NAME@": name, "@CLASS@": words, "@MODULE@": module}
+    for file, template in files.items():
+        text = Path(testing.__file__).with_name(template).read_text(encoding="utf-8")
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as stream:  # never over another file
-            stream.write(text)
+            stream.write(re.sub("@[A-Z]+@", lambda found: named[found[0]], text))
         common.print_path("written", file)
     common.say(f"next: fedzmg check {path}, pytest {list(files)[1]}")
