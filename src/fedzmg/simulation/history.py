@@ -101,18 +101,8 @@ def measure(
                 raise
             chunk //= 2
             torch.cuda.empty_cache()
-    return [
-        ClientMetrics(
-            round=round_,
-            part=watched.part,
-            population=watched.population,
-            clients=watched.clients,
-            examples=watched.counts,
-            metric=np.ascontiguousarray(values[:, 1]),
-            loss=np.ascontiguousarray(values[:, 0]),
-        )
-        for values in found.cpu().numpy()
-    ]
+    columns = np.ascontiguousarray(found.cpu().numpy().transpose(0, 2, 1))
+    return [ClientMetrics(round_, *watched[:4], metric, loss) for loss, metric in columns]
 
 
 class Record(NamedTuple):
