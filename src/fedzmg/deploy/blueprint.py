@@ -17,10 +17,10 @@ from fedzmg.messages import Upload
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.simulation.program import build_program
-from fedzmg.simulation.trial import PackedRule, shared_algorithm
+from fedzmg.simulation.trial import packed_rules
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, named_leaves, row, tree_map
-from fedzmg.wrappers.parts import filled, fit, travelling
+from fedzmg.wrappers.parts import filled, travelling
 
 
 class Down(NamedTuple):
@@ -82,21 +82,18 @@ class Blueprint:
         """Derive everything from a task, which has the number of clients, and a specification."""
         run = spec.resolve(task)
         task, dtype = replace(task, protocol=spec.build_protocol(task)), DTYPES[spec.dtype]
-        shared = shared_algorithm(task, [run.trial])
-        fitted = fit(run.trial.algorithm, task.model.layout, task.parts, len(task.train))
-        sides = ("client", "server")
-        client, server = (PackedRule.of(s, shared, [fitted], dtype, device) for s in sides)
+        _, client, server = packed_rules(task, [run.trial], dtype, device)
         first = initial_params(task.model, task.init, run.trial.seed)
         start = first.map(lambda leaf: leaf[None].to(device, dtype))
         state = server.map(lambda rule, p: rule.init(p), start)
         sent = server.map(lambda rule, s, _: rule.share(s), state, torch.zeros(1))
-        program = build_program(task, shared.client, dtype, device, spec.precision)
+        program = build_program(task, client.rule, dtype, device, spec.precision)
         participation = spec.federation.build().participation
-        work = LocalWork(participation, task.protocol.batching, shared.client.extra_epochs)
+        work = LocalWork(participation, task.protocol.batching, client.rule.extra_epochs)
         memory = client.map(lambda rule, p: rule.init_memory(p), start)
-        down = Down(travelling(shared.server, row(start, 0)), row(sent, 0))
+        down = Down(travelling(server.rule, row(start, 0)), row(sent, 0))
         found = cls(
-            run, shared.server, program, work, client.numbers, row(start, 0), memory, down,
+            run, server.rule, program, work, client.numbers, row(start, 0), memory, down,
             up=Outcome(Upload(Tree({})), (), *torch.zeros(2)),
         )  # fmt: skip
         held = int(np.flatnonzero(task.train.counts)[0])

@@ -32,10 +32,9 @@ from fedzmg.simulation.program import build_program
 from fedzmg.simulation.records import RoundFacts
 from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
 from fedzmg.simulation.shards import Memories, Shards, merge_shards, open_memory, train_batches
-from fedzmg.simulation.trial import PackedRule, Trial, shared_algorithm
+from fedzmg.simulation.trial import Trial, packed_rules
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, row, stack, tree_map
-from fedzmg.wrappers.parts import fit
 
 PROBED_ROUNDS = 100  # rounds that are searched for one with clients
 
@@ -84,31 +83,25 @@ class Simulation:
         self.federation = federation or Federation()
         self._memory_places, self.shards = memory_places, shards
         parts = shards.count if shards else 1
-        shared = shared_algorithm(task, self.trials)
+        fitted, self._clients, self._servers = packed_rules(task, self.trials, dtype, device)
+        self.client_numbers = self._clients.numbers  # hyper-parameters, one row per trial
         self.planner = planner or RoundPlanner(
             task,
             [trial.seed for trial in self.trials],
             self.federation.participation,
-            shared.client.extra_epochs,
+            self._clients.rule.extra_epochs,
         )
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
         self.program = build_program(
-            task, shared.client, dtype, device, self.precision, longest=self.planner.longest
+            task, self._clients.rule, dtype, device, self.precision, longest=self.planner.longest
         )
         self._test = task.test.to(device, dtype)
-        known = task.model.layout, task.parts, len(task.train)
-        fitted = [fit(trial.algorithm, *known) for trial in self.trials]
-        self._client_rules = [algorithm.client for algorithm in fitted]
-        self._clients, self._servers = (
-            PackedRule.of(side, shared, fitted, dtype, device) for side in ("client", "server")
-        )
-        self.client_numbers = self._clients.numbers  # hyper-parameters, one row per trial
         self.server_side = ServerSide.of(
             self._servers, self.federation, task, self.trials, dtype, device
         )
         if shards is not None:
             self.server_side.check_shards(shards.count)
-        self._closing = Closing(self.server_side, self._client_rules)
+        self._closing = Closing(self.server_side, [algorithm.client for algorithm in fitted])
         self._silent: State = None  # what servers send besides models, if it has no tensors
         self.round = 0
         self.snapshot, self.memory = self._begin(restored)

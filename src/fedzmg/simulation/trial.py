@@ -102,6 +102,16 @@ def shared_algorithm(task: Task, trials: Sequence[Trial]) -> Algorithm:
     return _shape(task, trials[0])
 
 
+def packed_rules(
+    task: Task, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device
+) -> tuple[list[Algorithm], PackedRule, PackedRule]:
+    """Return trials' algorithms that know a task's model, and their client and server rules."""
+    shared, known = shared_algorithm(task, trials), (task.model.layout, task.parts, len(task.train))
+    fitted = [fit(trial.algorithm, *known) for trial in trials]
+    client, server = (PackedRule.of(s, shared, fitted, dtype, device) for s in ("client", "server"))
+    return fitted, client, server
+
+
 def packs(task: Task, trials: Sequence[Trial]) -> list[list[int]]:
     """Group trials that can train together, in the order of their first ones."""
     shapes = [_shape(task, trial) for trial in trials]

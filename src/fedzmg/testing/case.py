@@ -15,10 +15,9 @@ from fedzmg.data.plan import ClientBatch
 from fedzmg.errors import InputError
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import RoundPlanner, Simulation, Trial
-from fedzmg.simulation.trial import PackedRule, shared_algorithm
+from fedzmg.simulation.trial import PackedRule, packed_rules
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, leaves, named_leaves, stack
-from fedzmg.wrappers.parts import fit
 
 CPU = torch.device("cpu")
 PACK = 2  # trials that train side by side
@@ -144,11 +143,7 @@ class Case:
     def packed_rules(self) -> tuple[list[PackedRule], Tree]:
         """Return client rule, server rule and models of the pack, for a dry run."""
         problem, trials = self.task(), self.trials()
-        shared = shared_algorithm(problem, trials)
-        known = problem.model.layout, problem.parts, len(problem.train)
-        fitted = [fit(trial.algorithm, *known) for trial in trials]
-        sides = ("client", "server")
-        packed = [PackedRule.of(s, shared, fitted, torch.float64, CPU) for s in sides]
+        _, *packed = packed_rules(problem, trials, torch.float64, CPU)
         starts = [initial_params(problem.model, problem.init, trial.seed) for trial in trials]
         return packed, stack(starts).map(Tensor.double)
 
