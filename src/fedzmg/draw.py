@@ -20,8 +20,7 @@ def fold(key: Tensor, number: Tensor | int) -> Tensor:
     """Return a new key for a number below this key."""
     salted = key ^ (number * 0x9E3779B97F4A7C1 & 0x7FFFFFFFFFFFFFFF)
     low, high = draws(salted, 0, 1, 2, None).unbind(-1)
-    folded: Tensor = (high << 31) ^ low
-    return folded
+    return (high << 31) ^ low
 
 
 def uniform(key: Tensor, like: T) -> T:
@@ -50,5 +49,4 @@ def _each(key: Tensor, like: T, draw: Callable[[Tensor, int, Tensor], Tensor]) -
 
 def _uniform(key: Tensor, number: int, like: Tensor) -> Tensor:
     bits = draws(key, number, 0, like.numel(), None).reshape(like.shape)
-    drawn: Tensor = (bits.double() + 0.5) / RANGE
-    return drawn
+    return (bits.double() + 0.5) / RANGE

@@ -153,8 +153,7 @@ def _evaluate(
         else:
             sums = functools.reduce(torch.add, found).cpu()
             values = metric.value(sums, torch.tensor(sizes))
-    means: npt.NDArray[np.float64] = values.cpu().numpy()
-    return means
+    return values.cpu().numpy()
 
 
 def _padded(

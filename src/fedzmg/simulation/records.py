@@ -105,8 +105,7 @@ class Reading:
         """Wait for the copy and return the table."""
         if self.copied is not None:
             self.copied.synchronize()
-        found: list[list[float]] = self._host.tolist()
-        return found
+        return self._host.tolist()
 
 
 class RoundFacts:
