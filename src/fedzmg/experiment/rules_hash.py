@@ -42,8 +42,7 @@ def rules_sha256(
     # The parts of a task and the aggregator of a federation count like the algorithm's own.
     merged = algorithm.aggregator or (federation and federation.aggregator)
     rules = [*chain(algorithm.client), *chain(algorithm.server), *(chain(merged) if merged else ())]
-    has_parts = algorithm.parts or (task and task.parts)
-    parts = (PartsClient, PartsServer) if has_parts else ()
+    parts = (PartsClient, PartsServer) if algorithm.parts or (task and task.parts) else ()
     return _hash((*(type(rule) for rule in rules), *parts))
 
 

@@ -136,8 +136,7 @@ class Record(NamedTuple):
 
     def line(self) -> dict[str, Any]:
         """Return the line of a log, without empty lists of clients."""
-        values = self._asdict()
-        return {k: v for k, v in values.items() if v or k not in ("rejected", "flagged")}
+        return {k: v for k, v in self._asdict().items() if v or k not in ("rejected", "flagged")}
 
 
 @dataclass(frozen=True)

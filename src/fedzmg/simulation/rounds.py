@@ -202,8 +202,7 @@ class Simulation:
 
     def read_memory(self, owners: list[tuple[int, int]]) -> State:
         """Copy memories to the device, of clients by trial and number."""
-        state = self.memory.read(owners)
-        return tree_map(lambda leaf: leaf.to(self.device), state)
+        return tree_map(lambda leaf: leaf.to(self.device), self.memory.read(owners))
 
     def run_round(self) -> RoundReport:
         """Train, merge, update and, when due, evaluate; then move to the next round."""

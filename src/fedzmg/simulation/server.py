@@ -64,8 +64,7 @@ class ServerSide(NamedTuple):
             first = algorithms[0]
         if first.aggregator is not None and not first.aggregator.streams:
             name, planned = type(first.aggregator).__name__, task.protocol.cohort
-            most = federation.participation.most_clients(planned, planned)
-            first.aggregator.check_cohort(most)
+            first.aggregator.check_cohort(federation.participation.most_clients(planned, planned))
             if rule.rule.own_weights:
                 raise InputError(
                     f"{first.name} weights updates itself, which {name} does not use: leave "

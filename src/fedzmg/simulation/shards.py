@@ -77,9 +77,8 @@ class LocalShards:
     def train(
         self, simulation: "Simulation", round_: int, broadcast: Broadcast
     ) -> Iterator[ShardPart]:
-        for shard in self.own:
-            if (part := self.train_one(simulation, shard, round_, broadcast)) is not None:
-                yield part
+        parts = (self.train_one(simulation, shard, round_, broadcast) for shard in self.own)
+        return filter(None, parts)
 
     def train_one(
         self, simulation: "Simulation", shard: int, round_: int, broadcast: Broadcast

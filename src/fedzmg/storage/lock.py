@@ -201,8 +201,7 @@ def _watch(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, Owne
     if not silent:
         return {}
     path, owner = next(iter(silent.items()))
-    waiting = f"waiting {WATCH_SECONDS:.0f} s for its heartbeat"
-    say(f"{path} is locked by {owner}: {waiting}; {IF_GONE}")
+    say(f"{path} is locked by {owner}: waiting {WATCH_SECONDS:.0f} s for its heartbeat; {IF_GONE}")
     end = time.monotonic() + WATCH_SECONDS
     while silent and time.monotonic() < end:
         time.sleep(min(1.0, WATCH_SECONDS / 20))

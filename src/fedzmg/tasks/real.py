@@ -310,8 +310,7 @@ class NextCharacter(PaperTask):
         assert columns.owners is not None
         snippets = columns.strings("text")
         # A client's rows are adjacent: its stream is one slice of the text.
-        borders = snippets.offsets[columns.owners.offsets]
-        encoded = encode(snippets.text, borders, self.oov)
+        encoded = encode(snippets.text, snippets.offsets[columns.owners.offsets], self.oov)
         cut = sequences(*encoded, self.length, self.partial_sequences)
         owners = Owners(columns.owners.names, cut.offsets)
         return examples(cut.inputs, cut.targets, what=what), owners

@@ -67,14 +67,11 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 def _one_step(size: Size, found: Finding) -> None:
     """If 1'(w_0 - w*) = 0, the distance after a step obeys the recursion of Lemma 1."""
     found.setting = f"{size.problems} random problems, 300 steps each, no noise"
-    generator = seeded(4)
-    problem = Quadratics.draw(generator, size.problems, 8)
-    rate = descent.theorems_schedule(problem)
-    zero_sum = descent.zero_mean(normal(generator, size.problems, problem.dims))
+    _, problem, start, rate = setup(4, 0.0, size.problems, 8, zero_sum=True)
     counts = []
     for offset in (0.0, 1.0):
         violated = torch.zeros(2, size.problems, dtype=torch.bool)
-        for state in descent.descend(problem, problem.optimum + zero_sum + offset, rate, steps=300):
+        for state in descent.descend(problem, start + offset, rate, steps=300):
             left, right, kept = _lemma(problem, state, rate(state.step - 1))
             violated |= left > torch.stack([right, right - kept]) + 1e-12
         counts.append(violated.sum(1).tolist())
@@ -134,8 +131,7 @@ def _violated_condition(size: Size, found: Finding) -> None:
     limit = "in general the limit is the minimiser on the hyperplane of w_0"
     found.remedy = f"{ON_THE_HYPERPLANE}{limit}"
     run = paired_run(6, 1.0, size)
-    length = f"{len(run.last)} repetitions, T = {size.steps:,}"
-    found.setting = f"{SETTING}, {length}; 1'(w_0 - w*) = 12"
+    found.setting = f"{SETTING}, {len(run.last)} repetitions, T = {size.steps:,}; 1'(w_0 - w*) = 12"
     problem = run.problem
     far = square(problem.constrained_optimum(run.start) - problem.optimum)
     gap = float(problem.constrained_gap(run.start))

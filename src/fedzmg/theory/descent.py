@@ -58,12 +58,12 @@ def theorems_schedule(problem: Quadratics) -> Schedule:
 
 
 def setup(
-    seed: int, offset: float = 0.5, *, zero_sum: bool = False
+    seed: int, offset: float = 0.5, *shape: int, zero_sum: bool = False
 ) -> tuple[torch.Generator, Quadratics, Tensor, Schedule]:
-    """Draw a problem and a start at ``w* + normal + offset``, with the theorem's schedule."""
+    """Draw problems and starts at ``w* + normal + offset``, with the theorem's schedule."""
     generator = seeded(seed)
-    problem = Quadratics.draw(generator)
-    away = normal(generator, problem.dims)
+    problem = Quadratics.draw(generator, *shape)
+    away = normal(generator, *shape[:-1], problem.dims)
     start = problem.optimum + (zero_mean(away) if zero_sum else away) + offset
     return generator, problem, start, theorems_schedule(problem)
 

@@ -223,8 +223,7 @@ class RunSpec(Experiment):
     def build_algorithm(self, task: Task | None = None) -> Algorithm:
         """Build the algorithm with the task's recommended hyper-parameters, then the user's."""
         known = tuned(self.task) if task is None else task.options
-        own = flat(self._options())
-        options: dict[str, Any] = {**known.get(self.algorithm, {}), **own}
+        options: dict[str, Any] = {**known.get(self.algorithm, {}), **flat(self._options())}
         if self.weights is not None:
             options["weights"] = self.weights
         return configure(algorithms.get(self.algorithm), options)

@@ -74,8 +74,7 @@ def client_by_client(report: Report, printed: Mapping[str, Any] | None = None) -
     for source, client in listed:
         shown, values = str(client["client"]), {measure: client.get(measure) for measure in NAMES}
         row = [Cell(shown if source == "here" else f"paper: {shown}")]
-        for measure, value in values.items():
-            row.append(NOTHING if value is None else Cell(number_text(measure, value), value))
+        row += [NOTHING if v is None else Cell(number_text(m, v), v) for m, v in values.items()]
         if "dominant_class" in client:
             label = visible(str(client["dominant_class"]))
             row[-1] = row[-1]._replace(text=f"{row[-1].text} ({label})")
