@@ -185,12 +185,11 @@ def tune(
         stack.enter_context(ALGORITHMS.including(objects))
         spec = search_spec(chosen, table, axes, seeds, given, rounds=rounds, last=last, **fields)
         shown = stack.enter_context(_shown(progress, chosen, spec.packs()))
-        kept = directory is not None
         where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="fedzmg-tune-")))
         try:
             return Tuned(run_grid(spec, where, task=chosen, progress=shown))
         except Interrupted as error:
-            raise Interrupted(error.done, error.rounds, kept=kept) from None
+            raise Interrupted(error.done, error.rounds, kept=out is not None) from None
 
 
 def search_spec(

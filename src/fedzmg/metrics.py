@@ -35,9 +35,8 @@ def _label_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Te
 def confusion(outputs: Tensor, targets: Tensor) -> Tensor:
     """Count true positives, false positives and false negatives of each label, by example."""
     logits, wanted, valid, exclusive = _label_columns(outputs, targets)
-    best = logits.argmax(-1, keepdim=True)
     classes = torch.arange(logits.shape[-1], device=logits.device)
-    predicted = best == classes if exclusive else logits > 0
+    predicted = logits.argmax(-1, keepdim=True) == classes if exclusive else logits > 0
     cases = predicted & wanted, predicted & ~wanted & valid, ~predicted & wanted
     return torch.cat([case.sum(1) for case in cases], -1)
 

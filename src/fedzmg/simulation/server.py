@@ -106,11 +106,9 @@ class ServerSide(NamedTuple):
         """Make the merger of a round."""
 
         def weigh(clients: Tensor, weights: Tensor) -> Any:
-            width = clients.shape[1]
-
             def one(rule: Any, rows: tuple[Tensor, Tensor], state: State) -> Tensor:
                 found: Tensor = rule.weigh(state, *rows)
-                return F.pad(found, (0, width - len(found)))
+                return F.pad(found, (0, clients.shape[1] - len(found)))
 
             return _by_cohort(self.rule, one, merger, (clients, weights), old.state)
 
