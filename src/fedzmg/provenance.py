@@ -29,7 +29,9 @@ def _commit() -> dict[str, Any]:
     """Return the commit of the source tree, if the package runs from one."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        # Without this option, status locks the index, and a killed one leaves the lock behind.
+        options = "--no-optional-locks", "-C", str(Path(__file__).parent)
+        command = ["git", *options, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         return done.stdout.strip()
 
