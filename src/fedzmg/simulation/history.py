@@ -101,8 +101,9 @@ def measure(
                 raise
             chunk //= 2
             torch.cuda.empty_cache()
+    known = round_, watched.part, watched.population, watched.clients, watched.counts
     columns = np.ascontiguousarray(found.cpu().numpy().transpose(0, 2, 1))
-    return [ClientMetrics(round_, *watched[:4], metric, loss) for loss, metric in columns]
+    return [ClientMetrics(*known, metric=metric, loss=loss) for loss, metric in columns]
 
 
 class Record(NamedTuple):

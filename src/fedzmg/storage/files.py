@@ -49,8 +49,7 @@ def compressed(path: Path) -> Path:
 def log_marks(directory: Path, *names: str) -> dict[str, str]:
     """Return size and SHA-256 of logs as they are now, and make that part survive a power loss."""
     for name in names:
-        with contextlib.suppress(FileNotFoundError), (directory / name).open("rb+") as file:
-            os.fsync(file.fileno())
+        sync(directory / name)
     contents = {name: log_bytes(directory / name) for name in names}
     return {name: f"{len(c)} {hashlib.sha256(c).hexdigest()}" for name, c in contents.items()}
 
@@ -70,7 +69,7 @@ def append(path: Path, lines: bytes) -> None:
     """Append lines to a log, after a line that a crash cut off.
 
     They survive a crash of this process. To make every line survive a power loss would take longer
-    than a round; :func:`log_marks` does so before a checkpoint relies on them.
+    than a round; :func:`sync` does so before anything relies on them.
     """
     check_fences(path)
     with path.open("ab+") as file:
@@ -79,6 +78,12 @@ def append(path: Path, lines: bytes) -> None:
             if file.read(1) != b"\n":
                 lines = b"\n" + lines
         file.write(lines)
+
+
+def sync(path: Path) -> None:
+    """Make what a file holds survive a power loss; a missing one is left alone."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -106,8 +111,7 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[Path]:
     remove_leftovers(path.parent, path.name, seconds=LEFTOVER_SECONDS)
     try:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         check_fences(path)
         if keep is not None and path.exists():
             os.replace(path, keep)

@@ -19,6 +19,7 @@ from fedzmg import seeds
 from fedzmg.experiment.grids.score import Rows, score
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import Stopped
+from fedzmg.storage.files import sync
 from fedzmg.storage.formats import append_log, log_lines
 from fedzmg.tasks.task import Task
 
@@ -56,6 +57,7 @@ def all_packs(
         batch = propose(spec, name, task, rows, stops, min(left, spec.search.batch), before)
         path.mkdir(parents=True, exist_ok=True)
         append_log(path / LOG, [{"points": batch}])
+        sync(path / LOG)  # no checkpoint of the batch may outlive it
         yield from packs(spec, _trials(spec, batch))
 
 
