@@ -11,13 +11,14 @@ every seed.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+STUDIES = "cifar100-mechanism", "cifar100-mechanism-centred"
 ENOUGH = 0.75
 """Share of the gain, fixed in experiments/cifar100-mechanism-study.toml before training."""
 PLAIN = "-without-momentum"
@@ -54,23 +55,24 @@ def by_seed(values: list[float], form: str) -> str:
 
 def main() -> None:
     """Print every variant, the verdict and the effect of single parts."""
-    given = sys.argv[1:]
-    study, finals = read(*(given or ["cifar100-mechanism"]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("study", nargs="?", default=STUDIES[0], choices=STUDIES)
+    name = parser.parse_args().study
+    study, finals = read(name)
     gain, explains = minus(finals["all"], finals["none"]), []
     rules = [threshold["rules"]["rolling_mean"] for threshold in study["thresholds"]]
-    for name, runs in finals.items():
-        points = minus(runs, finals["none" + PLAIN * name.endswith(PLAIN)])
-        rounds = ", ".join(str(rule["arrival"][name]["averaged"]) for rule in rules)
-        print(
-            f"{name}: {by_seed(runs, '.2f')}, sd {stdev(runs):.2f}; rounds to thresholds: {rounds}"
-        )
+    for variant, runs in finals.items():
+        points = minus(runs, finals["none" + PLAIN * variant.endswith(PLAIN)])
+        rounds = ", ".join(str(rule["arrival"][variant]["averaged"]) for rule in rules)
+        shown = f"{variant}: {by_seed(runs, '.2f')}, sd {stdev(runs):.2f}"
+        print(f"{shown}; rounds to thresholds: {rounds}")
         print(f"  minus none {by_seed(points, '+.2f')}")
-        if not name.endswith(PLAIN):
+        if not variant.endswith(PLAIN):
             shares = [each / whole for each, whole in zip(points, gain, strict=True)]
             print(f"  share of the gain {by_seed(shares, '.0%')}")
-            explains += [name] * (min(shares) >= ENOUGH)
+            explains += [variant] * (min(shares) >= ENOUGH)
     print(f"\nat least {ENOUGH:.0%} of the gain for every seed: {', '.join(explains)}")
-    finals |= read("cifar100-heterogeneity-pachinko")[1] if not given else {}
+    finals |= read("cifar100-heterogeneity-pachinko")[1] if name == STUDIES[0] else {}
     for part, (one, other) in PAIRS.items():
         if {one, other} <= finals.keys():
             print(f"  {part}: {by_seed(minus(finals[one], finals[other]), '+.2f')}")

@@ -38,6 +38,7 @@ from torch import Tensor
 from fedzmg import algorithms, tasks
 from fedzmg.bench import environment
 from fedzmg.diagnose.diagnosis import excerpt, updates
+from fedzmg.errors import InputError
 from fedzmg.models.kernels import rounding
 from fedzmg.models.objective import Batch, Objective
 from fedzmg.seeds import stream
@@ -168,7 +169,12 @@ def main() -> None:
     parser.add_argument("--drifting", type=int, default=20, help="clients that train locally")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     arguments = parser.parse_args()
-    task = tasks.get(arguments.task)
+    if min(arguments.rounds, arguments.every, arguments.clients, arguments.drifting - 1) < 1:
+        parser.error("rounds, every and clients must be at least 1, drifting at least 2")
+    try:
+        task = tasks.get(arguments.task)
+    except InputError as error:
+        parser.error(str(error))
     found = {arm: measure(arguments, task, arm) for arm in ARMS}
     names = list(found["with"][str(SEEDS[0])]["1"])[:4]
     verdicts = {name: verdict(found, name) for name in names}
