@@ -87,15 +87,16 @@ def test_models_on_the_same_images_and_one_model_on_many() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("batch", "channels", "filters", "size"),
-    [(16, 3, 32, 32), (16, 32, 32, 32), (16, 32, 64, 16), (16, 64, 64, 16), (20, 1, 32, 28)],
-)
+    ("batch", "channels", "filters", "size", "taps"),
+    [(16, 3, 32, 32, 3), (16, 32, 32, 32, 3), (16, 32, 64, 16, 3), (16, 64, 64, 16, 3),
+     (20, 1, 32, 28, 5), (20, 32, 64, 14, 5)],
+)  # fmt: skip
 def test_the_papers_models_use_our_kernels(
-    batch: int, channels: int, filters: int, size: int, dtype: torch.dtype
+    batch: int, channels: int, filters: int, size: int, taps: int, dtype: torch.dtype
 ) -> None:
     x = torch.empty(10, batch, channels, size, size, dtype=dtype, device="meta")
-    w = torch.empty(10, filters, channels, 3, 3, dtype=dtype, device="meta")
-    assert convolution._ways(x, w, [1, 1], [1, 1])[0] == "kernels"
+    w = torch.empty(10, filters, channels, taps, taps, dtype=dtype, device="meta")
+    assert convolution._ways(x, w, [1, 1], [taps // 2] * 2)[0] == "kernels"
 
 
 @pytest.mark.gpu

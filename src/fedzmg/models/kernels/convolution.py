@@ -19,7 +19,7 @@ from torch.library import custom_op
 from fedzmg.models.kernels import patches, precision
 from fedzmg.models.kernels.precision import HAS_TRITON, clients_first
 
-SMALL = 1 << 18  # values of a client's outputs below which it takes too long to measure and compile
+SMALL = 1 << 20  # bytes of outputs and values of patches below which measuring takes too long
 MAX_CHANNELS = 128  # more do not fit in the tiles of our kernels
 _chosen: dict[tuple[Any, ...], str] = {}  # the fastest way by shape and precision
 
@@ -78,7 +78,8 @@ def _of_clients(
 
 def _ways(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> list[str]:
     """Name the ways to compute a convolution; the first one wherever bits must not move."""
-    size = x.shape[1] * w.shape[1] * math.prod(patches.out_size(x, w, stride, padding))
+    pixels = x.shape[1] * math.prod(patches.out_size(x, w, stride, padding))
+    size = pixels * max(4 * w.shape[1], w[0, 0].numel())  # of one client
     if size < SMALL:
         return ["patches"]
     if max(stride) > 1 or max(w.shape[1:3]) > MAX_CHANNELS:
