@@ -14,17 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from fedzmg.models.kernels.precision import narrowed
-from fedzmg.models.kernels.triton_layers import (
-    DEPTH,
-    STAGES,
-    UNITS,
-    WARPS,
-    add_product,
-    sigmoid,
-    tanh,
-)
+from fedzmg.models.kernels.triton_layers import add_product, sigmoid, tanh
 
 MOST_ROWS = 32  # of a batch, computed by one program
+UNITS, DEPTH = 32, 64  # a program's units, and the columns of the weights that it reads at a time
+WARPS, STAGES = 4, 3
 
 
 @triton.jit(do_not_specialize=["time"])
