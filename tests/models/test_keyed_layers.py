@@ -67,6 +67,15 @@ def test_a_layer_called_twice_in_one_pass_draws_twice() -> None:
             assert abs(correlation(kept[:, i], kept[:, j])) < 5 / math.sqrt(x.numel())
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_masks_of_layers_and_calls_do_not_correlate(share: float) -> None:
+    places, below = 1 << 14, int(share * RANGE)
+    numbers = [(layer, call) for layer in range(40) for call in range(4)]
+    drawn = torch.stack([draws(KEYS[0], *each, places, below) for each in numbers])
+    found = torch.corrcoef(drawn.double()) - torch.eye(len(numbers))
+    assert float(found.abs().max()) < 5.5 / math.sqrt(places)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dropout_in_every_precision(dtype: torch.dtype) -> None:
     x = torch.full((200, 200), 3.0, dtype=dtype)
@@ -97,10 +106,10 @@ def test_masks_are_frozen() -> None:
     """Changing how masks are addressed changes every result with dropout: never in silence."""
     bits = mask(1234567890123456789, (4, 16), layer=2).int().tolist()
     assert ["".join(map(str, row)) for row in bits] == [
-        "0101001101101001",
-        "0011001011011011",
-        "1101111011001000",
-        "1101000101001100",
+        "1001111011000011",
+        "1100001010001100",
+        "0101100101010111",
+        "0011100010111111",
     ]
 
 

@@ -217,9 +217,14 @@ def random_bits(
     """Compute 32 random bits for every place of a batch of shape ``shape`` (examples first)."""
     place = torch.arange(shape.numel(), device=device).reshape(shape)
     low, high = key & _MASK32, (key >> 32) & _MASK32
-    bits = hash32(hash32(hash32(place ^ low) ^ high) ^ hash32(layer + 1))
-    # The first call keeps the bits it has always had.
-    return bits if call == 0 else hash32(bits ^ hash32(call))
+    salt, factor = of_call(layer, call)
+    return (hash32(hash32(place ^ low) ^ high) ^ salt) * factor & _MASK32
+
+
+def of_call(layer: int, call: int) -> tuple[int, int]:
+    """Return the salt and the odd factor that turn a batch's bits into those of one call."""
+    salt = hash32(hash32(layer + 1) ^ call)
+    return salt, hash32(salt) >> 1 | 1
 
 
 def mapped() -> bool:
@@ -266,29 +271,27 @@ def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) 
     """Draw in place on 32-bit words, whose products overflow as wanted."""
     kind: type[np.generic] = np.int64 if below is None else np.bool_
     out = np.empty((len(keys), places), dtype=kind)
-    words, spare = np.empty((2, min(BLOCK, places)), dtype=np.uint32)
-    others = [hash32(layer + 1), *([hash32(call)] if call else [])]
+    spare, (salt, factor) = np.empty(min(BLOCK, places), dtype=np.uint32), of_call(layer, call)
     words_of = _words_of if places <= 8 * BLOCK else _words_of.__wrapped__
     for client, key in enumerate(keys.tolist()):
-        known = words_of(places, key & _MASK32, key >> 32 & _MASK32, *others[:-1])
+        known = words_of(places, key)
         for first in range(0, places, BLOCK):
             last = min(first + BLOCK, places)
-            bits, rest = words[: last - first], spare[: last - first]
-            np.bitwise_xor(known[first:last], others[-1], out=bits)
-            _scramble(bits, rest)
+            bits = np.bitwise_xor(known[first:last], salt, out=spare[: last - first])
+            bits *= factor
             out[client, first:last] = bits if below is None else bits < below
     return out
 
 
 @functools.lru_cache(64)
-def _words_of(places: int, *others: int) -> Words:
-    """Combine every place with a key, once for all layers, or with a layer, for all calls."""
+def _words_of(places: int, key: int) -> Words:
+    """Combine every place with a batch's key, once for all layers."""
     words = np.arange(places, dtype=np.uint32)
     spare = np.empty_like(words[:BLOCK])
     for first in range(0, places, BLOCK):
         bits = words[first : first + BLOCK]
-        for other in others:
-            bits ^= other
+        for half in (key & _MASK32, key >> 32 & _MASK32):
+            bits ^= half
             _scramble(bits, spare[: len(bits)])
     return words
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedzmg.models.kernels.layers import MULTIPLIERS
+from fedzmg.models.kernels.layers import MULTIPLIERS, of_call
 from fedzmg.models.kernels.precision import narrowed
 
 FIRST, SECOND, THIRD = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
@@ -218,20 +218,19 @@ def _hash(bits):
     return bits ^ (bits >> 15)
 
 
-@triton.jit(do_not_specialize=["layer", "call", "below"])
+@triton.jit(do_not_specialize=["salt", "factor", "below"])
 def _draws_kernel(
-    keys, out, layer, call, below, places, COMPARE: tl.constexpr, BLOCK: tl.constexpr
+    keys, out, salt, factor, below, places, COMPARE: tl.constexpr, BLOCK: tl.constexpr
 ):
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + client)
     low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
-    bits = _hash(_hash(_hash(place.to(tl.uint32) ^ low) ^ high) ^ _hash((layer + 1).to(tl.uint32)))
-    if call != 0:
-        bits = _hash(bits ^ _hash(call.to(tl.uint32)))
+    # Half the range is taken off the salt and off both sides of the comparison: signed words.
+    bits = _hash(_hash(place.to(tl.uint32) ^ low) ^ high) ^ salt.to(tl.uint32) ^ 0x80000000
+    bits *= factor.to(tl.uint32)
     here = out + client * places + place
     if COMPARE:
-        # Half the range is taken off both sides, so that the bound fits a signed word.
         drawn = (bits ^ 0x80000000).to(tl.int32, bitcast=True)
         tl.store(here, drawn < below, mask=place < places)
     else:
@@ -243,9 +242,9 @@ def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None) -
     compare = below is not None
     kind = torch.bool if compare else torch.int64
     out = torch.empty((len(keys), places), dtype=kind, device=keys.device)
-    grid = (triton.cdiv(places, 1024), len(keys))
+    grid, (salt, factor) = (triton.cdiv(places, 1024), len(keys)), of_call(layer, call)
     _draws_kernel[grid](
-        keys.contiguous(), out, layer, call, (below or 0) - (1 << 31), places,
+        keys.contiguous(), out, salt - (1 << 31), factor, (below or 0) - (1 << 31), places,
         COMPARE=compare, BLOCK=1024,
     )  # fmt: skip
     return out
