@@ -216,11 +216,18 @@ def random_bits(
 ) -> Tensor:
     """Compute 32 random bits for every place of a batch of shape ``shape`` (examples first)."""
     place = torch.arange(shape.numel(), device=device).reshape(shape)
-    low, high = key & _MASK32, (key >> 32) & _MASK32
-    salt, factor = of_call(layer, call)
-    return (hash32(hash32(place ^ low) ^ high) ^ salt) * factor & _MASK32
+    (first, stride), (salt, factor) = of_key(key), of_call(layer, call)
+    return (hash32(place * stride + first & _MASK32) ^ salt) * factor & _MASK32
 
 
+def of_key(key: Whole) -> tuple[Whole, Whole]:
+    """Return the first number that a batch's places hash, and the odd step to the next."""
+    low, high = key & _MASK32, key >> 32 & _MASK32
+    first = hash32(hash32(low) ^ high)
+    return first, hash32(first ^ low) >> 1 | 1
+
+
+@functools.cache
 def of_call(layer: int, call: int) -> tuple[int, int]:
     """Return the salt and the odd factor that turn a batch's bits into those of one call."""
     salt = hash32(hash32(layer + 1) ^ call)
@@ -235,8 +242,11 @@ def mapped() -> bool:
 def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
     """Draw random bits ``[*keys, places]`` of batches with these keys, or compare with a number."""
     # Torch needs a tenth of a millisecond to call an operator of ours.
-    plain = type(keys) is Tensor and keys.device.type == "cpu" and not mapped()
-    found: Tensor = (_draw if plain else _draw_op)(keys, layer, call, places, below)
+    if type(keys) is Tensor and keys.is_cpu and not mapped():
+        own = [int(keys)] if keys.ndim == 0 else keys.reshape(-1).tolist()
+        drawn = torch.from_numpy(_on_cpu(own, layer, call, places, below))
+        return drawn[0] if keys.ndim == 0 else drawn.reshape(*keys.shape, places)
+    found: Tensor = _draw_op(keys, layer, call, places, below)
     return found
 
 
@@ -246,7 +256,7 @@ def _draw(keys: Tensor, layer: int, call: int, places: int, below: int | None = 
 
         found = triton_layers.draws(keys.reshape(-1), layer, call, places, below)
     elif keys.device.type == "cpu":
-        found = torch.from_numpy(_on_cpu(keys.reshape(-1).numpy(), layer, call, places, below))
+        found = torch.from_numpy(_on_cpu(keys.reshape(-1).tolist(), layer, call, places, below))
     else:
         found = random_bits(keys[..., None], layer, torch.Size((places,)), keys.device, call)
         found = found if below is None else found < below
@@ -267,13 +277,13 @@ def _(_info: Any, in_dims: Any, keys: Tensor, *rest: Any) -> tuple[Tensor, int]:
     return _draw_op(clients_first(keys, in_dims[0]), *rest), 0
 
 
-def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) -> Array:
+def _on_cpu(keys: list[int], layer: int, call: int, places: int, below: int | None) -> Array:
     """Draw in place on 32-bit words, whose products overflow as wanted."""
     kind: type[np.generic] = np.int64 if below is None else np.bool_
     out = np.empty((len(keys), places), dtype=kind)
     spare, (salt, factor) = np.empty(min(BLOCK, places), dtype=np.uint32), of_call(layer, call)
     words_of = _words_of if places <= 8 * BLOCK else _words_of.__wrapped__
-    for client, key in enumerate(keys.tolist()):
+    for client, key in enumerate(keys):
         known = words_of(places, key)
         for first in range(0, places, BLOCK):
             last = min(first + BLOCK, places)
@@ -286,13 +296,14 @@ def _on_cpu(keys: Array, layer: int, call: int, places: int, below: int | None) 
 @functools.lru_cache(64)
 def _words_of(places: int, key: int) -> Words:
     """Combine every place with a batch's key, once for all layers."""
+    start, stride = of_key(key)
     words = np.arange(places, dtype=np.uint32)
     spare = np.empty_like(words[:BLOCK])
     for first in range(0, places, BLOCK):
         bits = words[first : first + BLOCK]
-        for half in (key & _MASK32, key >> 32 & _MASK32):
-            bits ^= half
-            _scramble(bits, spare[: len(bits)])
+        bits *= stride
+        bits += start
+        _scramble(bits, spare[: len(bits)])
     return words
 
 

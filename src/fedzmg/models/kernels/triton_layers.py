@@ -226,9 +226,10 @@ def _draws_kernel(
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + client)
     low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
+    first = _hash(_hash(low) ^ high)
+    bits = _hash(place.to(tl.uint32) * (_hash(first ^ low) >> 1 | 1) + first)
     # Half the range is taken off the salt and off both sides of the comparison: signed words.
-    bits = _hash(_hash(place.to(tl.uint32) ^ low) ^ high) ^ salt.to(tl.uint32) ^ 0x80000000
-    bits *= factor.to(tl.uint32)
+    bits = (bits ^ salt.to(tl.uint32) ^ 0x80000000) * factor.to(tl.uint32)
     here = out + client * places + place
     if COMPARE:
         drawn = (bits ^ 0x80000000).to(tl.int32, bitcast=True)
