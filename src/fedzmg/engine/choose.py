@@ -305,6 +305,7 @@ def choose_on_gpu(
     figures = f"{times} for {PROBE_STEPS} steps of a cohort"
     saved = GRAPH_COMPILE_GAIN * seconds[1] / PROBE_STEPS * probe.steps * work
     if saved > COMPILE_SECONDS and can_compile(program.device):
+        start_compilers()
         reason = f"{figures}; compiling should save {saved:.0f} s"
         return EngineChoice("compiled_cuda_graph", reason)
     return EngineChoice("cuda_graph", figures)
@@ -315,6 +316,13 @@ def unmapped(problem: CannotMap | str, enabled: bool = True) -> EngineChoice:
     cost = "clients train one after another, at about the speed of a plain PyTorch loop"
     reason = f"{str(problem).partition(': use engine')[0]}; {cost}"
     return EngineChoice("sequential", reason, enabled, fallback=True)
+
+
+def start_compilers() -> None:
+    """Start the compiler's processes, which take seconds, before they are needed."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.use_process_pool()  # type: ignore[no-untyped-call]
 
 
 def can_compile(device: torch.device) -> bool:

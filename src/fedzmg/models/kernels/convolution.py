@@ -63,7 +63,8 @@ def _of_clients(
 ) -> Tensor:
     # What is traced is trained; models are evaluated as they are.
     learns = torch.is_grad_enabled() or not _concrete(x)
-    key = (tuple(x.shape), tuple(w.shape), *stride, *padding, x.dtype, rounding, learns)
+    shapes = precision.crowd(len(x)), tuple(x.shape[1:]), tuple(w.shape[1:])
+    key = (*shapes, *stride, *padding, x.dtype, rounding, learns)
     form = stride, padding, rounding
     ways = _ways(x, w, stride, padding)
     measured = len(ways) > 1 and not precision.bits_are_kept()
@@ -107,7 +108,12 @@ def _fastest(
     def timed(name: str) -> Callable[[], object]:
         weights = torch.ones(w.shape, dtype=w.dtype, device=w.device).requires_grad_(learns)
         images = torch.ones(x.shape, dtype=x.dtype, device=x.device)
-        images = (_kernel_layout(images) if name == "kernels" else images).requires_grad_(inner)
+        if name == "kernels":
+            from fedzmg.models.kernels.triton_convolution import compile_ahead
+
+            compile_ahead(_channels_last(images), weights, *form[1:], inner=inner)
+            images = _kernel_layout(images)
+        images = images.requires_grad_(inner)
         needed = [images, weights] if inner else [weights]
         signal = torch.ones_like(ways[name](images, weights, *form))
 

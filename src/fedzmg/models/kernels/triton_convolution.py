@@ -7,6 +7,8 @@ shift. Three products make a training step; the one for the inputs is the forwar
 weights.
 """
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -16,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from fedzmg.models.kernels.precision import bits_are_kept, milliseconds
+from fedzmg.models.kernels.precision import bits_are_kept, crowd, milliseconds
 
 
 @triton.jit
@@ -166,11 +168,6 @@ def _weights_kernel(
 _SHAPE = ["batch", "crowd", "HEIGHT", "WIDTH", "C", "FILTERS", "TAP_COLUMNS", "PRECISION"]
 
 
-def _crowd(clients: int) -> int:
-    """Tell few clients, which leave a GPU idle, from more; tiles are chosen for each."""
-    return next((most for most in (16, 128) if clients <= most), 1024)
-
-
 def _tuned(kernel: Any, *tiles: tuple[int, int, int, int], **more: int) -> Any:
     """Choose the fastest tile, measured once per shape; interpreted: the first."""
     configs = [
@@ -211,9 +208,29 @@ def _padded(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
+def compile_ahead(
+    x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, inner: bool
+) -> None:
+    """Compile the kernels of a layer's training with all their tiles, side by side."""
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+    except ImportError:  # they are compiled at their first use, one after another
+        return
+
+    def launch(tuned: Any, _grid: Any, *args: Any, **constants: Any) -> None:
+        tuned.warmup(*args, grid=(1,), **constants)
+
+    with ThreadPoolExecutor() as pool, AsyncCompileMode(pool, ignore_errors=True):
+        out = convolve(x, w, padding, precision, launch=launch).permute(0, 1, 3, 4, 2)
+        weight_gradient(x, out, (w.shape[3], w.shape[4]), padding, precision, launch=launch)
+        if inner:
+            convolve(out, w, padding, precision, turned=True, launch=launch)
+
+
 def convolve(
-    x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, turned: bool = False
-) -> Tensor:
+    x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, turned: bool = False,
+    launch: Callable[..., None] = _launch,
+) -> Tensor:  # fmt: skip
     """Convolve channels-last images to ``[clients, batch, FILTERS, ...]`` of the same layout.
 
     They are no view: models may change them in place.
@@ -234,8 +251,8 @@ def convolve(
     def grid(meta: dict[str, int]) -> tuple[int, int]:
         return triton.cdiv(batch * out_height * out_width, meta["PIXELS"]), clients
 
-    _launch(
-        _pixels, grid, x, flat, out, batch, _crowd(clients),
+    launch(
+        _pixels, grid, x, flat, out, batch, crowd(clients),
         HEIGHT=height, WIDTH=width, OUT_HEIGHT=out_height, OUT_WIDTH=out_width,
         PAD_ROWS=rows, PAD_COLUMNS=columns,
         C=channels, FILTERS=outputs, TAPS=tap_rows * tap_columns, TAP_COLUMNS=tap_columns,
@@ -245,8 +262,9 @@ def convolve(
 
 
 def weight_gradient(
-    x: Tensor, signal: Tensor, taps: tuple[int, int], padding: tuple[int, int], precision: str
-) -> Tensor:
+    x: Tensor, signal: Tensor, taps: tuple[int, int], padding: tuple[int, int], precision: str, *,
+    launch: Callable[..., None] = _launch,
+) -> Tensor:  # fmt: skip
     """Compute the weight gradient ``[clients, FILTERS, C, rows, columns]``, in float32."""
     clients, batch, height, width, channels = x.shape
     out_height, out_width, outputs = signal.shape[2:]
@@ -257,8 +275,8 @@ def weight_gradient(
     splits = _splits(clients * parts, batch * lines * out_width, warps)
     shape = clients, splits, outputs, *taps, channels
     out = x.new_empty(shape, dtype=torch.float32)
-    _launch(
-        _weights[warps], (parts, splits, clients), x, signal, out, batch, _crowd(clients), splits,
+    launch(
+        _weights[warps], (parts, splits, clients), x, signal, out, batch, crowd(clients), splits,
         HEIGHT=height, WIDTH=width, OUT_HEIGHT=out_height, OUT_WIDTH=out_width,
         PAD_ROWS=padding[0], PAD_COLUMNS=padding[1],
         C=channels, FILTERS=outputs, TAP_ROWS=taps[0], TAP_COLUMNS=taps[1],
