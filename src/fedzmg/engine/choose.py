@@ -126,7 +126,7 @@ class EnginePlanner:
             return choose_on_gpu(program, probe(), work, self.chunk)
         cores = choose_cores(program, own := probe(), rounds_left)
         with threads(cores.threads):
-            found = choose_on_cpu(program, own, rounds_left, self.chunk, cores.gain)
+            found = choose_on_cpu(program, own, rounds_left, self.chunk, cores.gain, cores.seconds)
         parallel = cores.parallel if found.path == "sequential" else 1
         return replace(found, threads=cores.threads, parallel=parallel)
 
@@ -200,32 +200,40 @@ class _Timings:
 
 
 def choose_on_cpu(
-    program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, gain: float = 1.0
-) -> EngineChoice:
+    program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, gain: float = 1.0,
+    spent: float = 0.0,
+) -> EngineChoice:  # fmt: skip
     """Time the loop on one client and the map on as many as a share of the training allows.
 
-    ``gain`` is the speed-up of the loop by clients in parallel over one client with one thread.
+    ``gain`` is the speed-up of the loop by clients in parallel over one client with one thread,
+    ``spent`` the time that it took to find that out.
     """
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
     planned = rounds_left * probe.client_steps
     budget = CHOOSING_SHARE * planned
     clients = min(len(probe.batches), chunk or len(probe.batches))
-    # A step to warm up and PROBE_STEPS timed ones, of the loop with oneDNN and without and of the
-    # mapped clients, in half of the share: mapping may halve the time of the training.
-    most_wide = int(budget / 2 / (1 + PROBE_STEPS) - 2 * gain)
-    if min(clients, most_wide) < MIN_WIDTH:
+
+    def most_wide() -> int:
+        # A step to warm up and PROBE_STEPS timed ones, of the loop with oneDNN and without and of
+        # the mapped clients, in half of the share: mapping may halve the time of the training.
+        return int(budget / 2 / (1 + PROBE_STEPS) - 2 * gain)
+
+    if min(clients, most_wide()) < MIN_WIDTH:
         few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
         return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
     timings = _Timings(program, chunk, gain)
     timings.parts["sequential"] = probe.longest(1)
     # The first step of a process loads libraries.
     first = min(timings.warm_up("sequential", True) for _ in range(2))
-    steps_in_time = int(CHOOSING_SECONDS / max(first, 1e-9))
-    width = min(clients, most_wide, int(steps_in_time / (1 + PROBE_STEPS) - 2 * gain))
+    steps_in_time, budget = int(CHOOSING_SECONDS / max(first, 1e-9)), budget - spent / first
+    width = min(clients, most_wide(), int(steps_in_time / (1 + PROBE_STEPS) - 2 * gain))
     if width < MIN_WIDTH:
         long = f"{first:.2g} s a step: too long to try other paths"
-        without = min(timings.warm_up("sequential", False) for _ in range(2))
+        without = min(
+            (timings.warm_up("sequential", False) for _ in range(2 * (budget > 8 * gain))),
+            default=math.inf,
+        )
         return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
     most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 * gain + width)) - 1)
     short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)

@@ -17,7 +17,7 @@ from fedzmg.engine.sequential import TOGETHER_BYTES, Sequential
 from fedzmg.models.kernels import threads
 from fedzmg.tree import State, num_bytes, row
 
-CHOOSING_SHARE = 0.04  # share of a training on a CPU for timing its paths; in all, below 0.05
+CHOOSING_SHARE = 0.045  # share of a training on a CPU for timing its paths
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 PROBE_STEPS = 2  # local steps of a timed pass at least
 ONE_THREAD = 1.03  # slow-down of the loop on a CPU by one thread up to which one is taken
@@ -60,6 +60,7 @@ class Cores(NamedTuple):
     threads: int = 0  # 0: as many as torch is set to use
     parallel: int = 1  # each with one thread, if more than one
     gain: float = 1.0  # speed-up by clients in parallel over one client with one thread
+    seconds: float = 0.0  # spent to find out
 
 
 def pass_seconds(engine: Engine, probe: Probe) -> float:
@@ -83,12 +84,14 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     parallel = min(every, MOST_PARALLEL, len(probe.batches), TOGETHER_BYTES // max(model, 1))
     if parallel < 2 or not program.objective.model.thread_safe:
         parallel = 0
-    # A warm-up, two passes with all threads, two with one and two of the clients in parallel.
-    if (steps := int(CHOOSING_SHARE / 2 * planned / (5 + 2 * parallel))) == 0:
-        steps, parallel = int(CHOOSING_SHARE / 2 * planned / 5), 0
-    if every == 1 or steps == 0:
+    # A warm-up and a pass of each way in half of the share; the training may take as many times
+    # less as there are clients in parallel. A second pass confirms the first if there is time.
+    budget = CHOOSING_SHARE / 2 * planned
+    parallel = parallel if (parallel := min(parallel, int(budget / 4))) > 1 else 0
+    cost, again = ((1 + n * (2 + (parallel > 0))) * max(parallel, 1) for n in (1, 2))
+    if every == 1 or (steps := min(PROBE_STEPS, int(budget / cost))) == 0:
         return Cores()
-    part, loop = probe.first_steps(min(PROBE_STEPS, steps)), Sequential(program, subtracts=False)
+    part, loop = probe.first_steps(steps), Sequential(program, subtracts=False)
     ways = {"all": (every, loop, part.longest(1)), "one": (1, loop, part.longest(1))}
     if parallel:
         several = Sequential(program, subtracts=False, parallel=parallel)
@@ -96,7 +99,7 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     seconds = dict.fromkeys(("all", "one", "parallel"), math.inf)
     began = time.perf_counter()
     pass_seconds(loop, part.longest(1))  # the first one of a process loads libraries
-    for name, (number, engine, own) in [*ways.items()] * 2:
+    for name, (number, engine, own) in [*ways.items()] * (1 + (again * steps <= budget)):
         if (start := time.perf_counter()) - began > CHOOSING_SECONDS / 2:
             break
         try:
@@ -111,7 +114,7 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     one = seconds["one"] <= ONE_THREAD * seconds["all"] < math.inf
     # The last clients of a cohort may leave cores idle.
     idle = math.ceil(len(probe.batches) / max(parallel, 1)) * parallel / len(probe.batches)
-    best = seconds["one" if one else "all"]
+    best, spent = seconds["one" if one else "all"], time.perf_counter() - began
     if not PARALLEL_SPEEDUP * idle * seconds["parallel"] <= best < math.inf:
-        return Cores(int(one))
-    return Cores(int(one), parallel, seconds["one"] / (idle * seconds["parallel"]))
+        return Cores(int(one), seconds=spent)
+    return Cores(int(one), parallel, seconds["one"] / (idle * seconds["parallel"]), spent)
