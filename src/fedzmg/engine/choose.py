@@ -229,7 +229,7 @@ def choose_on_cpu(
     steps_in_time, budget = int(CHOOSING_SECONDS / max(first, 1e-9)), budget - spent / first
     width = min(clients, most_wide(), int(steps_in_time / (1 + PROBE_STEPS) - 2 * gain))
     if width < MIN_WIDTH:
-        long = f"{first:.2g} s a step: too long to try other paths"
+        long = f"{first:.2g} s a step: too little time to try other paths"
         without = min(
             (timings.warm_up("sequential", False) for _ in range(2 * (budget > 8 * gain))),
             default=math.inf,

@@ -17,11 +17,12 @@ from fedzmg.engine.sequential import TOGETHER_BYTES, Sequential
 from fedzmg.models.kernels import threads
 from fedzmg.tree import State, num_bytes, row
 
-CHOOSING_SHARE = 0.045  # share of a training on a CPU for timing its paths
+CHOOSING_SHARE = 0.04  # share of a training on a CPU for timing its paths
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 PROBE_STEPS = 2  # local steps of a timed pass at least
 ONE_THREAD = 1.03  # slow-down of the loop on a CPU by one thread up to which one is taken
 PARALLEL_SPEEDUP = 1.1  # least speed-up for which clients train in parallel
+SHORT_STEP = 0.003  # seconds below which Python takes most of a step, and threads wait for it
 MOST_PARALLEL = 16  # clients in parallel; all are in memory
 
 
@@ -96,12 +97,15 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     if parallel:
         several = Sequential(program, subtracts=False, parallel=parallel)
         ways["parallel"] = 1, several, part.longest(parallel)
+        _ = several.twins  # made once
     seconds = dict.fromkeys(("all", "one", "parallel"), math.inf)
     began = time.perf_counter()
     pass_seconds(loop, part.longest(1))  # the first one of a process loads libraries
     for name, (number, engine, own) in [*ways.items()] * (1 + (again * steps <= budget)):
         if (start := time.perf_counter()) - began > CHOOSING_SECONDS / 2:
             break
+        if engine is not loop and seconds["one"] < SHORT_STEP * steps:
+            continue
         try:
             with threads(number):
                 pass_seconds(engine, own)
