@@ -45,7 +45,7 @@ def add_product(x, w, total, PRECISION: tl.constexpr):
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["time"])
 def _step_kernel(
     from_input, weights, bias, states, gates, time, steps, batch,
     U: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
@@ -94,65 +94,52 @@ def _step_kernel(
     tl.store(kept + 3 * U, new_hidden, mask=real)
 
 
-@triton.jit
-def _gates_back_kernel(
-    signal, carried, states, gates, to_input, to_hidden, time, steps, batch, count,
-    U: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["time"])
+def _back_kernel(
+    signal, carried, states, gates, weights, to_input, to_hidden, time, steps, batch,
+    U: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gates' gradients at one time; ``carried`` keeps what skips the weights."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = place < count
-    unit = place % U
-    row = (place // U) % batch
-    client = (place // (U * batch)).to(tl.int64)
-    at = (client * steps + time) * batch + row
-    down = tl.load(carried + place, mask=real, other=0.0)
-    given = (client * batch + row) * steps + time  # signal: [client, batch, steps, U]
-    down += tl.load(signal + given * U + unit, mask=real, other=0.0)
-    kept = gates + at * 4 * U + unit
+    """Compute some units' gradients at one time; ``carried`` keeps what skips the weights."""
+    client = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.arange(0, ROWS)
+    real = (rows < batch)[:, None] & (unit < U)[None, :]
+    place = (client * batch + rows)[:, None] * U + unit[None, :]
+    given = ((client * batch + rows) * steps + time)[:, None]  # signal: [client, batch, steps, U]
+    down = tl.load(signal + given * U + unit[None, :], mask=real, other=0.0)
+    at = (client * steps + time) * batch + rows
+    if time < steps - 1:
+        weights += client * 3 * U * U
+        source = to_hidden + (at + batch)[:, None] * (3 * U)
+        total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+        for first in range(0, 3 * U, DEPTH):
+            depth = first + tl.arange(0, DEPTH)
+            there = (rows < batch)[:, None] & (depth < 3 * U)[None, :]
+            back = tl.load(source + depth[None, :], mask=there, other=0.0)
+            inside = (depth < 3 * U)[:, None] & (unit < U)[None, :]
+            w = tl.load(weights + depth[:, None] * U + unit[None, :], mask=inside, other=0.0)
+            total = add_product(back, w, total, PRECISION)
+        down += total + tl.load(carried + place, mask=real, other=0.0)
+    kept = gates + (at * 4)[:, None] * U + unit[None, :]
     reset = tl.load(kept, mask=real, other=0.0)
     update = tl.load(kept + U, mask=real, other=0.0)
     new = tl.load(kept + 2 * U, mask=real, other=0.0)
     new_hidden = tl.load(kept + 3 * U, mask=real, other=0.0)
-    before = (client * (steps + 1) + time) * batch + row
-    old = tl.load(states + before * U + unit, mask=real, other=0.0)
+    before = ((client * (steps + 1) + time) * batch + rows)[:, None] * U + unit[None, :]
+    old = tl.load(states + before, mask=real, other=0.0)
     d_new = down * (1.0 - update) * (1.0 - new * new)
     d_update = down * (old - new) * update * (1.0 - update)
     d_reset = d_new * new_hidden * reset * (1.0 - reset)
-    target = to_input + given * 3 * U + unit
+    target = to_input + given * (3 * U) + unit[None, :]
     tl.store(target, d_reset, mask=real)
     tl.store(target + U, d_update, mask=real)
     tl.store(target + 2 * U, d_new, mask=real)
-    hidden = to_hidden + at * 3 * U + unit
+    hidden = to_hidden + at[:, None] * (3 * U) + unit[None, :]
     tl.store(hidden, d_reset, mask=real)
     tl.store(hidden + U, d_update, mask=real)
     tl.store(hidden + 2 * U, d_new * reset, mask=real)
     tl.store(carried + place, down * update, mask=real)
-
-
-@triton.jit
-def _hidden_back_kernel(
-    to_hidden, weights, carried, time, steps, batch,
-    U: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add to ``carried`` what reaches the state before a time step through the weights."""
-    client = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.arange(0, ROWS)
-    weights += client * 3 * U * U
-    source = to_hidden + ((client * steps + time) * batch + rows)[:, None] * (3 * U)
-    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    for first in range(0, 3 * U, DEPTH):
-        depth = first + tl.arange(0, DEPTH)
-        there = (rows < batch)[:, None] & (depth < 3 * U)[None, :]
-        signal = tl.load(source + depth[None, :], mask=there, other=0.0)
-        inside = (depth < 3 * U)[:, None] & (unit < U)[None, :]
-        w = tl.load(weights + depth[:, None] * U + unit[None, :], mask=inside, other=0.0)
-        total = add_product(signal, w, total, PRECISION)
-    target = carried + (client * batch + rows)[:, None] * U + unit[None, :]
-    real = (rows < batch)[:, None] & (unit < U)[None, :]
-    tl.store(target, total + tl.load(target, mask=real, other=0.0), mask=real)
 
 
 def _tile(weights: Tensor, batch: int, *, back: bool) -> dict[str, int]:
@@ -192,20 +179,14 @@ def backward(
     weights = narrowed(weights, precision)
     to_input = signal.new_empty(clients, batch, steps, 3 * units)
     to_hidden = signal.new_empty(clients, steps, batch, 3 * units)
-    carried = signal.new_zeros(clients, batch, units)
-    count = carried.numel()
+    carried = signal.new_empty(clients, batch, units)
     tile = _tile(weights, batch, back=True)
     grid = (triton.cdiv(units, tile["BLOCK"]), clients)
     for time in reversed(range(steps)):
-        _gates_back_kernel[(triton.cdiv(count, 1024),)](
-            signal, carried, states, gates, to_input, to_hidden, time, steps, batch, count,
-            U=units, BLOCK=1024,
+        _back_kernel[grid](
+            signal, carried, states, gates, weights, to_input, to_hidden, time, steps, batch,
+            U=units, PRECISION=precision, **tile,
         )  # fmt: skip
-        if time:
-            _hidden_back_kernel[grid](
-                to_hidden, weights, carried, time, steps, batch,
-                U=units, PRECISION=precision, **tile,
-            )  # fmt: skip
     return to_input, to_hidden
 
 
