@@ -40,6 +40,7 @@ CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path de
 IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
 TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
 MOST_STEPS = 8  # local steps of a timed pass on a CPU
+FEWEST_STEPS = 16  # that the share of a training allows, for which paths are timed at all
 
 CPU_COMPILE_SECONDS = 40.0  # time to compile a step on two cores (measured: 18 to 77 s)
 CPU_COMPILE_GAIN = 0.8  # share of a step's time for no clients that it saves (measured: 0.83, 1.0)
@@ -213,27 +214,20 @@ def choose_on_cpu(
     planned = rounds_left * probe.client_steps
     budget = CHOOSING_SHARE * planned
     clients = min(len(probe.batches), chunk or len(probe.batches))
-
-    def most_wide() -> int:
-        # A step to warm up and PROBE_STEPS timed ones, of the loop with oneDNN and without and of
-        # the mapped clients, in half of the share: mapping may halve the time of the training.
-        return int(budget / 2 / (1 + PROBE_STEPS) - 2 * gain)
-
-    if min(clients, most_wide()) < MIN_WIDTH:
+    if clients < MIN_WIDTH or budget < FEWEST_STEPS * gain:
         few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
         return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
     timings = _Timings(program, chunk, gain)
     timings.parts["sequential"] = probe.longest(1)
     # The first step of a process loads libraries.
-    first = min(timings.warm_up("sequential", True) for _ in range(2))
-    steps_in_time, budget = int(CHOOSING_SECONDS / max(first, 1e-9)), budget - spent / first
-    width = min(clients, most_wide(), int(steps_in_time / (1 + PROBE_STEPS) - 2 * gain))
+    first = max(1e-9, min(timings.warm_up("sequential", True) for _ in range(2)))
+    steps_in_time, budget = int(CHOOSING_SECONDS / first), budget - spent / first
+    # A step to warm up and PROBE_STEPS timed ones, of the loop with oneDNN and without and of the
+    # mapped clients, in half of the share: mapping may halve the time of the training.
+    width = min(clients, int(min(budget / 2, steps_in_time) / (1 + PROBE_STEPS) - 2 * gain))
     if width < MIN_WIDTH:
         long = f"{first:.2g} s a step: too little time to try other paths"
-        without = min(
-            (timings.warm_up("sequential", False) for _ in range(2 * (budget > 8 * gain))),
-            default=math.inf,
-        )
+        without = min(timings.warm_up("sequential", False) for _ in range(2))
         return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
     most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 * gain + width)) - 1)
     short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)

@@ -17,7 +17,7 @@ from fedzmg.engine.sequential import TOGETHER_BYTES, Sequential
 from fedzmg.models.kernels import threads
 from fedzmg.tree import State, num_bytes, row
 
-CHOOSING_SHARE = 0.04  # share of a training on a CPU for timing its paths
+CHOOSING_SHARE = 0.045  # share of a training on a CPU for timing its paths
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 PROBE_STEPS = 2  # local steps of a timed pass at least
 ONE_THREAD = 1.03  # slow-down of the loop on a CPU by one thread up to which one is taken
@@ -85,9 +85,9 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     parallel = min(every, MOST_PARALLEL, len(probe.batches), TOGETHER_BYTES // max(model, 1))
     if parallel < 2 or not program.objective.model.thread_safe:
         parallel = 0
-    # A warm-up and a pass of each way in half of the share; the training may take as many times
+    # A warm-up and a pass of each way in a third of the share; the training may take as many times
     # less as there are clients in parallel. A second pass confirms the first if there is time.
-    budget = CHOOSING_SHARE / 2 * planned
+    budget = CHOOSING_SHARE / 3 * planned
     parallel = parallel if (parallel := min(parallel, int(budget / 4))) > 1 else 0
     cost, again = ((1 + n * (2 + (parallel > 0))) * max(parallel, 1) for n in (1, 2))
     if every == 1 or (steps := min(PROBE_STEPS, int(budget / cost))) == 0:
