@@ -212,15 +212,11 @@ def compile_ahead(
     x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, inner: bool
 ) -> None:
     """Compile the kernels of a layer's training with all their tiles, side by side."""
-    try:
-        from triton.runtime._async_compile import AsyncCompileMode
-    except ImportError:  # they are compiled at their first use, one after another
-        return
 
     def launch(tuned: Any, _grid: Any, *args: Any, **constants: Any) -> None:
         tuned.warmup(*args, grid=(1,), **constants)
 
-    with ThreadPoolExecutor() as pool, AsyncCompileMode(pool, ignore_errors=True):
+    with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
         out = convolve(x, w, padding, precision, launch=launch).permute(0, 1, 3, 4, 2)
         weight_gradient(x, out, (w.shape[3], w.shape[4]), padding, precision, launch=launch)
         if inner:

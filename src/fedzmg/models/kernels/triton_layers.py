@@ -13,10 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fedzmg.models.kernels.layers import MULTIPLIERS, of_call
-from fedzmg.models.kernels.precision import narrowed
+from fedzmg.models.kernels.precision import crowd, narrowed
 
 FIRST, SECOND, THIRD = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
-CROWD = 32  # clients from which on a GPU is busy with few, large programs
 
 
 @triton.jit
@@ -144,13 +143,11 @@ def _back_kernel(
 
 def _tile(weights: Tensor, batch: int, *, back: bool) -> dict[str, int]:
     """Size a program, and how it reads weights; for 16 bits, the fastest on an H200."""
-    many, rows = len(weights) >= CROWD, max(16, triton.next_power_of_2(batch))
+    many, rows = crowd(len(weights)) > crowd(1), max(16, triton.next_power_of_2(batch))
+    units, depth, stages = 64 if many or back else 32, 128, 2 if many else 3 + back
     if weights.element_size() == 4 or rows > 32:  # larger tiles may not fit
         units, depth, stages = 32, 64, 3
-    else:
-        units, depth, stages = 64 if many or back else 32, 128, 2 if many else 3 + back
-    kernel = {"ROWS": rows, "BLOCK": units, "DEPTH": depth}
-    return {**kernel, "num_warps": 4, "num_stages": stages}
+    return {"ROWS": rows, "BLOCK": units, "DEPTH": depth, "num_warps": 4, "num_stages": stages}
 
 
 def forward(
