@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedzmg import Task, Trial
 from fedzmg.engine.choose import EngineChoice
+from fedzmg.models import FunctionalModel
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree, row
 
@@ -66,3 +68,18 @@ def test_engines_agree(name: str) -> None:
             torch.testing.assert_close(leaf, expected, rtol=limit, atol=limit)
         assert any(not torch.equal(loop[n].to(start[n].dtype), start[n]) for n in loop)
         assert simulation.choice.reason
+
+
+def test_whole_examples_are_dropped_by_key() -> None:
+    ZOO.torchvision_models()
+    drops = pytest.importorskip("torchvision.ops"), pytest.importorskip("timm.layers")
+    for layer in (drops[0].StochasticDepth(0.3, "row"), drops[1].DropPath(0.3)):
+        model = FunctionalModel(nn.Sequential(nn.Linear(4, 6), layer))
+        assert model.layer_keys == ("1.key",)
+        x, params = torch.randn(2000, 4), model.params()
+        out = model.train(params, x, torch.tensor(7))
+        kept = out.any(1)
+        torch.testing.assert_close(
+            out[kept], (x @ params["0.weight"].T + params["0.bias"])[kept] / 0.7
+        )
+        assert float(kept.double().mean()) == pytest.approx(0.7, abs=0.05)

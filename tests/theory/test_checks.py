@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,7 @@ from typer.testing import CliRunner
 from fedzmg.cli import app
 from fedzmg.errors import InputError
 from fedzmg.report.figures.theory import CHARTS
-from fedzmg.report.tables.theory import markdown
-from fedzmg.theory import CHECKS, FULL, Finding, Size, Value, convergence, descent
+from fedzmg.theory import CHECKS, FULL, QUICK, Finding, Size, Value, convergence, descent
 
 TINY = Size(repetitions=20, steps=400, problems=10, samples=10_000, rounds=1)
 
@@ -166,9 +167,15 @@ def test_json_holds_everything() -> None:
     assert (first["measured"], first["predicted"], first["agrees"]) == (2.25, 0.0, False)
 
 
-def test_markdown_is_a_table() -> None:
-    done = call("T2", "--markdown")
-    lines = done.stdout.splitlines()
+def table_of(*findings: Finding) -> list[str]:
+    given = json.dumps({"findings": [finding.as_dict() for finding in findings]})
+    command = [sys.executable, ROOT / "tools" / "theory_table.py"]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_table_of_the_docs() -> None:
+    lines = table_of(CHECKS["T2"](QUICK))
     assert lines[0].startswith("| check | what | predicted")
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 7 for line in lines)
 
@@ -232,7 +239,7 @@ def test_full_size_gives_the_same_verdicts_and_the_documented_table() -> None:
     assert line(found["T6"], "log-log slope").measured == pytest.approx(-1.04, abs=0.1)
     # Verdicts and labels are equal; last digits differ between machines.
     text = (ROOT / "docs" / "theory.md").read_text().splitlines()
-    printed = markdown([finding.as_dict() for finding in found.values()]).splitlines()
+    printed = table_of(*found.values())
     shown, wanted = (
         [[cell.strip() for cell in row.split("|")][1:3] for row in rows if row.startswith("| ")]
         for rows in (text, printed)

@@ -70,14 +70,13 @@ def theory(
     out: Annotated[Path, opt("Directory for figures.")] = Path("runs/theory"),
     html: Annotated[Path | None, opt("Write a page with tables and figures to this file.")] = None,
     quick: Annotated[bool, flag("--quick", "Fewer repetitions: faster and coarser.")] = False,
-    as_markdown: Annotated[bool, flag("--markdown", "Print a Markdown table.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the theory: predicted value, measured value and verdict of every claim.
 
     Exit code 1 if a derived value is not reproduced.
     """
-    from fedzmg.report.tables.theory import markdown, overview
+    from fedzmg.report.tables.theory import overview
     from fedzmg.report.writing import check_place, staged, write
     from fedzmg.terminal import views
     from fedzmg.terminal.render import render
@@ -87,26 +86,23 @@ def theory(
         check_place(out)
     if html is not None:
         common.check_output(html)
-    quiet = as_json or as_markdown
-    console = Terminal(stderr=quiet)
+    console = Terminal(stderr=as_json)
     findings, begun = [], time.perf_counter()
     for found in run(checks or [], QUICK if quick else FULL):
         finding = found.as_dict()
         findings.append(finding)
-        if quiet:
+        if as_json:
             print_line(f"{found.id}: {found.verdict}", err=True)
         else:
             console.print(views.finding(finding, console.width))
     seconds = time.perf_counter() - begun
     if as_json:  # before files: writing them may fail
         print_text(json.dumps({"findings": findings, "seconds": round(seconds, 3)}))
-    elif as_markdown:
-        print_text(markdown(findings).removesuffix("\n"))
     if html is not None:
         from fedzmg.report.html.page import theory_page
 
         write(html, theory_page(findings).encode(), "choose another file")
-        common.print_path("page", html, err=quiet)
+        common.print_path("page", html, err=as_json)
     if plot:
         with staged(out, "theory") as folder:
             from fedzmg.report.figures import save, theory
@@ -114,10 +110,10 @@ def theory(
             charts = [item for finding in findings for item in theory(finding).items()]
             drawn = [path for name, chart in charts for path in save(chart, folder / name)]
         for path in drawn:
-            common.print_path("figure", out / path.name, err=quiet)
-    if len(findings) > 1 and not quiet:
+            common.print_path("figure", out / path.name, err=as_json)
+    if len(findings) > 1 and not as_json:
         console.print(render([overview(findings)], console.width))
-    print_line(views.findings_summary(findings, seconds), err=quiet)
+    print_line(views.findings_summary(findings, seconds), err=as_json)
     if any(finding["verdict"] == "not reproduced" for finding in findings):
         raise SystemExit(1)
 

@@ -142,8 +142,8 @@ def _drop_alpha(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
     return torch.where(zeroed, torch.full_like(x, limit), x) * gain - gain * limit * p
 
 
-def _dropout(form: Callable[..., Tensor], channels: bool, unbatched: int = 0) -> Values:
-    """Build dropout of elements or whole channels; ``unbatched`` axes are one example."""
+def _dropout(form: Callable[..., Tensor], axes: int = 0, unbatched: int = 0) -> Values:
+    """Build dropout by the first axes alone, or of elements; ``unbatched`` axes: one example."""
 
     def replaced(
         mode: Draws, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *,
@@ -153,8 +153,8 @@ def _dropout(form: Callable[..., Tensor], channels: bool, unbatched: int = 0) ->
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         if not training or not train or p == 0:
             return input
-        first = 1 if input.ndim == unbatched else 2
-        shape = (*input.shape[:first], *[1] * (input.ndim - first)) if channels else input.shape
+        first = 1 if input.ndim == unbatched else axes
+        shape = (*input.shape[:first], *[1] * (input.ndim - first)) if axes else input.shape
         if p == 1:
             out = input * 0
         else:
@@ -164,7 +164,8 @@ def _dropout(form: Callable[..., Tensor], channels: bool, unbatched: int = 0) ->
     return replaced
 
 
-dropout = _dropout(_drop, channels=False)
+dropout = _dropout(_drop)
+drop_path = _dropout(_drop, axes=1)
 
 
 def _uniform(mode: KeyedFunctions, like: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -274,12 +275,12 @@ def attention(
 _REPLACED: dict[Any, Callable[..., Tensor]] = {
     F.scaled_dot_product_attention: attention,
     **dict.fromkeys((F.dropout, torch.dropout), dropout),
-    F.dropout1d: _dropout(_drop, channels=True, unbatched=2),
-    F.dropout3d: _dropout(_drop, channels=True, unbatched=4),
-    **dict.fromkeys((F.dropout2d, torch.feature_dropout), _dropout(_drop, channels=True)),
-    **dict.fromkeys((F.alpha_dropout, torch.alpha_dropout), _dropout(_drop_alpha, channels=False)),
+    F.dropout1d: _dropout(_drop, axes=2, unbatched=2),
+    F.dropout3d: _dropout(_drop, axes=2, unbatched=4),
+    **dict.fromkeys((F.dropout2d, torch.feature_dropout), _dropout(_drop, axes=2)),
+    **dict.fromkeys((F.alpha_dropout, torch.alpha_dropout), _dropout(_drop_alpha)),
     **dict.fromkeys(
-        (F.feature_alpha_dropout, torch.feature_alpha_dropout), _dropout(_drop_alpha, channels=True)
+        (F.feature_alpha_dropout, torch.feature_alpha_dropout), _dropout(_drop_alpha, axes=2)
     ),
     torch.rand: _made(_uniform, torch.empty),
     torch.rand_like: _made(_uniform, torch.empty_like),

@@ -23,9 +23,11 @@ from torch.nn.utils.parametrize import ParametrizationList
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import layers
 from fedzmg.models.kernels.layers import RANGE, mapped
-from fedzmg.models.keyed import Draws, dropout
+from fedzmg.models.keyed import Draws, drop_path, dropout
 from fedzmg.models.recurrent import RECURRENT, Recurrent
 
+# Names of their probability.
+DROP_PATHS = {"stochastic_depth.StochasticDepth": "p", "drop.DropPath": "drop_prob"}
 POWER_ITERATIONS = 15  # power method in a pass; torch does as many once and one at every step
 
 
@@ -47,15 +49,20 @@ class KeyedLayer(Draws, nn.Module):
 class KeyedDropout(KeyedLayer):
     """Replacement of ``nn.Dropout``."""
 
+    drop = staticmethod(dropout)
+
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(self, x, self.p, self.training)
+        return self.drop(self, x, self.p, self.training)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}, layer={self.layer}"
+
+class KeyedDropPath(KeyedDropout):
+    """Replacement of torchvision's ``StochasticDepth`` and timm's ``DropPath``."""
+
+    drop = staticmethod(drop_path)
 
 
 class RandomFlip(KeyedLayer):
@@ -66,9 +73,6 @@ class RandomFlip(KeyedLayer):
             return x
         flipped = self.draw(x.shape[:1], x.device) >= RANGE // 2
         return torch.where(_per_example(flipped, x), x.flip(-1), x)
-
-    def extra_repr(self) -> str:
-        return f"layer={self.layer}"
 
 
 class RandomShift(KeyedLayer):
@@ -231,9 +235,21 @@ def swap_layers(module: nn.Module) -> tuple[str, ...]:
             parent.between = nn.Dropout(parent.dropout)
         # Not named_children(), which leaves out a module that is used a second time.
         for name, child in list(parent._modules.items()):
-            if isinstance(child, nn.Dropout | KeyedLayer):
-                keyed = KeyedDropout(child.p) if isinstance(child, nn.Dropout) else deepcopy(child)
+            if (keyed := _keyed(child)) is not None:
                 keyed.layer = len(keys)
                 setattr(parent, name, keyed)
                 keys.append(f"{prefix}.{name}.key".lstrip("."))
     return tuple(keys)
+
+
+def _keyed(child: Any) -> KeyedLayer | None:
+    """Build the replacement of a layer that draws random numbers."""
+    if isinstance(child, KeyedLayer):
+        return deepcopy(child)
+    if isinstance(child, nn.Dropout):
+        return KeyedDropout(child.p)
+    kind = f"{type(child).__module__.rpartition('.')[2]}.{type(child).__name__}"
+    usual = getattr(child, "mode", "row") == "row" and getattr(child, "scale_by_keep", True)
+    if kind not in DROP_PATHS or not usual:
+        return None
+    return KeyedDropPath(getattr(child, DROP_PATHS[kind]) or 0.0)

@@ -51,17 +51,3 @@ def tolerance(line: Mapping[str, Any]) -> str:
     elif rule == "near":
         rule = "exact" if room == 0 else f"± {room:.2g}"
     return rule.replace("-", MINUS)
-
-
-def markdown(findings: Sequence[Finding]) -> str:
-    """Render all lines of all checks as one Markdown table."""
-    rows = [("check", "what", "predicted", "measured", "tolerance", "agrees")]
-    rows.append((":--", ":--", "--:", "--:", ":--", ":--"))
-    for finding in findings:
-        verdict = f"**{finding['title']}: {finding['verdict']}**"
-        rows.append((f"**{finding['id']}**", verdict, "", "", "", ""))
-        for line in finding["lines"]:
-            what = line["what"].replace("|", "\\|") + mark(line, " *({})*")
-            numbers = (number(line["predicted"]), number(line["measured"]), tolerance(line))
-            rows.append(("", what, *numbers, "yes" if line["agrees"] else "**no**"))
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
