@@ -227,7 +227,9 @@ def choose_on_cpu(
     width = min(clients, int(min(budget / 2, steps_in_time) / (1 + PROBE_STEPS) - 2 * gain))
     if width < MIN_WIDTH:
         long = f"{first:.2g} s a step: too little time to try other paths"
-        without = min(timings.warm_up("sequential", False) for _ in range(2))
+        without = timings.warm_up("sequential", False)
+        if without < CLEAR_RATIO * first:
+            without = min(without, timings.warm_up("sequential", False))
         return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
     most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 * gain + width)) - 1)
     short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)
@@ -243,8 +245,9 @@ def choose_on_cpu(
         first = timings.warm_up("vectorized", enabled)
         ends = timings.spent + first * timings.parts["vectorized"].client_steps
         if first > IMPLAUSIBLE * loop and ends > budget:
-            reason = f"{timings}, vectorized {1e3 * first:.3g} ms"
-            return EngineChoice("sequential", reason, enabled)
+            return EngineChoice(
+                "sequential", f"{timings}, vectorized {1e3 * first:.3g} ms", enabled
+            )
         mapped = timings.time("vectorized", enabled)
     except CannotMap as error:
         return unmapped(error, enabled)

@@ -82,13 +82,11 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     """
     every, planned = torch.get_num_threads(), rounds_left * probe.client_steps
     model = num_bytes(probe.broadcast.params) // len(probe.broadcast.round)
-    parallel = min(every, MOST_PARALLEL, len(probe.batches), TOGETHER_BYTES // max(model, 1))
-    if parallel < 2 or not program.objective.model.thread_safe:
-        parallel = 0
     # A warm-up and a pass of each way in a third of the share; the training may take as many times
     # less as there are clients in parallel. A second pass confirms the first if there is time.
-    budget = CHOOSING_SHARE / 3 * planned
-    parallel = parallel if (parallel := min(parallel, int(budget / 4))) > 1 else 0
+    budget, fitting = CHOOSING_SHARE / 3 * planned, TOGETHER_BYTES // max(model, 1)
+    parallel = min(every, MOST_PARALLEL, len(probe.batches), fitting, int(budget / 4))
+    parallel = parallel if parallel > 1 and program.objective.model.thread_safe else 0
     cost, again = ((1 + n * (2 + (parallel > 0))) * max(parallel, 1) for n in (1, 2))
     if every == 1 or (steps := min(PROBE_STEPS, int(budget / cost))) == 0:
         return Cores()
@@ -100,7 +98,7 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
         _ = several.twins  # made once
     seconds = dict.fromkeys(("all", "one", "parallel"), math.inf)
     began = time.perf_counter()
-    pass_seconds(loop, part.longest(1))  # the first one of a process loads libraries
+    pass_seconds(loop, probe.first_steps(1).longest(1))  # the first one loads libraries
     for name, (number, engine, own) in [*ways.items()] * (1 + (again * steps <= budget)):
         if (start := time.perf_counter()) - began > CHOOSING_SECONDS / 2:
             break
