@@ -223,16 +223,19 @@ def choose_on_cpu(
     first = max(1e-9, min(timings.warm_up("sequential", True) for _ in range(2)))
     steps_in_time, budget = int(CHOOSING_SECONDS / first), budget - spent / first
     # A step to warm up and PROBE_STEPS timed ones, of the loop with oneDNN and without and of the
-    # mapped clients, in half of the share: mapping may halve the time of the training.
-    width = min(clients, int(min(budget / 2, steps_in_time) / (1 + PROBE_STEPS) - 2 * gain))
+    # mapped clients, in half of the share: mapping may halve the time of the training. Rather one
+    # step of all clients: the map is slower for few of them.
+    room = min(budget / 2, steps_in_time)
+    steps = PROBE_STEPS if room / (1 + PROBE_STEPS) - 2 * gain >= clients else 1
+    width = min(clients, int(room / (1 + steps) - 2 * gain))
     if width < MIN_WIDTH:
         long = f"{first:.2g} s a step: too little time to try other paths"
         without = timings.warm_up("sequential", False)
         if without < CLEAR_RATIO * first:
             without = min(without, timings.warm_up("sequential", False))
         return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
-    most = min(MOST_STEPS, int(min(budget / 2, steps_in_time) / (2 * gain + width)) - 1)
-    short = probe.first_steps(max(PROBE_STEPS, most) if width == clients else PROBE_STEPS)
+    most = min(MOST_STEPS, int(room / (2 * gain + width)) - 1)
+    short = probe.first_steps(max(steps, most) if width == clients else steps)
     timings.parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
     for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
         loop, without = (timings.time("sequential", kind) for kind in (True, False))
@@ -310,7 +313,9 @@ def choose_on_gpu(
     figures = f"{times} for {PROBE_STEPS} steps of a cohort"
     saved = GRAPH_COMPILE_GAIN * seconds[1] / PROBE_STEPS * probe.steps * work
     if saved > COMPILE_SECONDS and can_compile(program.device):
-        start_compilers()
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.use_process_pool()  # type: ignore[no-untyped-call]  # takes seconds to start
         reason = f"{figures}; compiling should save {saved:.0f} s"
         return EngineChoice("compiled_cuda_graph", reason)
     return EngineChoice("cuda_graph", figures)
@@ -321,13 +326,6 @@ def unmapped(problem: CannotMap | str, enabled: bool = True) -> EngineChoice:
     cost = "clients train one after another, at about the speed of a plain PyTorch loop"
     reason = f"{str(problem).partition(': use engine')[0]}; {cost}"
     return EngineChoice("sequential", reason, enabled, fallback=True)
-
-
-def start_compilers() -> None:
-    """Start the compiler's processes, which take seconds, before they are needed."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    AsyncCompile.use_process_pool()  # type: ignore[no-untyped-call]
 
 
 def can_compile(device: torch.device) -> bool:

@@ -111,7 +111,7 @@ def _fastest(
         if name == "kernels":
             from fedzmg.models.kernels.triton_convolution import compile_ahead
 
-            compile_ahead(_channels_last(images), weights, *form[1:], inner=inner)
+            compile_ahead(_channels_last(images), weights, *form[1:], learns=learns, inner=inner)
             images = _kernel_layout(images)
         images = images.requires_grad_(inner)
         needed = [images, weights] if inner else [weights]

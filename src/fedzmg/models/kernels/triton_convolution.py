@@ -209,16 +209,17 @@ def _padded(size: int) -> int:
 
 
 def compile_ahead(
-    x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, inner: bool
+    x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, learns: bool, inner: bool
 ) -> None:
-    """Compile the kernels of a layer's training with all their tiles, side by side."""
+    """Compile the kernels of a layer with all their tiles, side by side."""
 
     def launch(tuned: Any, _grid: Any, *args: Any, **constants: Any) -> None:
         tuned.warmup(*args, grid=(1,), **constants)
 
     with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
         out = convolve(x, w, padding, precision, launch=launch).permute(0, 1, 3, 4, 2)
-        weight_gradient(x, out, (w.shape[3], w.shape[4]), padding, precision, launch=launch)
+        if learns:
+            weight_gradient(x, out, (w.shape[3], w.shape[4]), padding, precision, launch=launch)
         if inner:
             convolve(out, w, padding, precision, turned=True, launch=launch)
 
