@@ -26,8 +26,10 @@ from fedzmg.models.kernels.layers import RANGE, mapped
 from fedzmg.models.keyed import Draws, drop_path, dropout
 from fedzmg.models.recurrent import RECURRENT, Recurrent
 
-# Names of their probability.
-DROP_PATHS = {"stochastic_depth.StochasticDepth": "p", "drop.DropPath": "drop_prob"}
+DROP_PATHS = {  # and the name of their probability
+    "torchvision.ops.stochastic_depth.StochasticDepth": "p",
+    "timm.layers.drop.DropPath": "drop_prob",
+}
 POWER_ITERATIONS = 15  # power method in a pass; torch does as many once and one at every step
 
 
@@ -248,8 +250,7 @@ def _keyed(child: Any) -> KeyedLayer | None:
         return deepcopy(child)
     if isinstance(child, nn.Dropout):
         return KeyedDropout(child.p)
-    kind = f"{type(child).__module__.rpartition('.')[2]}.{type(child).__name__}"
-    usual = getattr(child, "mode", "row") == "row" and getattr(child, "scale_by_keep", True)
-    if kind not in DROP_PATHS or not usual:
-        return None
-    return KeyedDropPath(getattr(child, DROP_PATHS[kind]) or 0.0)
+    kind = f"{type(child).__module__}.{type(child).__name__}"
+    usual = kind in DROP_PATHS and getattr(child, "mode", "row") == "row"
+    usual = usual and getattr(child, "scale_by_keep", True)
+    return KeyedDropPath(getattr(child, DROP_PATHS[kind]) or 0.0) if usual else None
