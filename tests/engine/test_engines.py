@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from fedzmg.engine.local import Chunk, Engine, Program
 from fedzmg.engine.probe import Probe
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
+from fedzmg.models import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, convolution, onednn, threads
 from fedzmg.models.kernels.precision import same_bits
@@ -182,20 +184,39 @@ def test_a_network_of_long_steps_is_not_tried_out(passes: Any, without: float) -
 def test_the_fastest_use_of_cores_is_measured(
     monkeypatch: pytest.MonkeyPatch, alone: float, several: float, cores: tuple[int, int]
 ) -> None:
-    """By the wall clock: threads that wait for a busy machine count."""
-    built, measured = simulation("sequential"), probing.pass_seconds
+    """By a clock on the wall, which stands still but for these passes."""
+    built, measured, clock = simulation("sequential"), probing.pass_seconds, [0.0]
 
     def slow(engine: Any, probe: Probe) -> float:
         each = alone if torch.get_num_threads() == 1 else 1.0
-        time.sleep(0.02 * (each if engine.parallel == 1 else several * len(probe.batches)))
+        clock[0] += 0.02 * (each if engine.parallel == 1 else several * len(probe.batches))
         return measured(engine, probe)
 
+    now = SimpleNamespace(perf_counter=lambda: clock[0], process_time=time.process_time)
+    monkeypatch.setattr(probing, "time", now)
     monkeypatch.setattr(probing, "pass_seconds", slow)
     with threads(2):
         own = built.program, built.probe()
         assert choose.choose_cores(*own, 1000)[:2] == cores
         assert choose.choose_cores(*own, 1) == (0, 1, 1.0, 0.0)
         assert torch.get_num_threads() == 2
+
+
+def test_a_model_that_cannot_be_copied_trains_one_client_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+
+    def fails(model: FunctionalModel) -> None:
+        tried.append(model)
+        raise MemoryError
+
+    monkeypatch.setattr(FunctionalModel, "twin", fails)
+    monkeypatch.setattr(probing, "SHORT_STEP", 0.0)
+    built = simulation("sequential")
+    with threads(2):
+        assert choose.choose_cores(built.program, built.probe(), 1000).parallel == 1
+    assert tried
 
 
 class Coupled(nn.Module):

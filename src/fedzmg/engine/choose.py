@@ -40,7 +40,7 @@ CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path de
 IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
 TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
 MOST_STEPS = 8  # local steps of a timed pass on a CPU
-FEWEST_STEPS = 16  # that the share of a training allows, for which paths are timed at all
+FEWEST_STEPS = 16  # that the share of a training must allow; for fewer, no path is timed
 
 CPU_COMPILE_SECONDS = 40.0  # time to compile a step on two cores (measured: 18 to 77 s)
 CPU_COMPILE_GAIN = 0.8  # share of a step's time for no clients that it saves (measured: 0.83, 1.0)
@@ -248,9 +248,8 @@ def choose_on_cpu(
         first = timings.warm_up("vectorized", enabled)
         ends = timings.spent + first * timings.parts["vectorized"].client_steps
         if first > IMPLAUSIBLE * loop and ends > budget:
-            return EngineChoice(
-                "sequential", f"{timings}, vectorized {1e3 * first:.3g} ms", enabled
-            )
+            reason = f"{timings}, vectorized {1e3 * first:.3g} ms"
+            return EngineChoice("sequential", reason, enabled)
         mapped = timings.time("vectorized", enabled)
     except CannotMap as error:
         return unmapped(error, enabled)
@@ -315,7 +314,8 @@ def choose_on_gpu(
     if saved > COMPILE_SECONDS and can_compile(program.device):
         from torch._inductor.async_compile import AsyncCompile
 
-        AsyncCompile.use_process_pool()  # type: ignore[no-untyped-call]  # takes seconds to start
+        # Its processes take seconds to start.
+        AsyncCompile.use_process_pool()  # type: ignore[no-untyped-call]
         reason = f"{figures}; compiling should save {saved:.0f} s"
         return EngineChoice("compiled_cuda_graph", reason)
     return EngineChoice("cuda_graph", figures)

@@ -95,16 +95,17 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     if parallel:
         several = Sequential(program, subtracts=False, parallel=parallel)
         ways["parallel"] = 1, several, part.longest(parallel)
-        _ = several.twins  # made once
     seconds = dict.fromkeys(("all", "one", "parallel"), math.inf)
     began = time.perf_counter()
     pass_seconds(loop, probe.first_steps(1).longest(1))  # the first one loads libraries
     for name, (number, engine, own) in [*ways.items()] * (1 + (again * steps <= budget)):
-        if (start := time.perf_counter()) - began > CHOOSING_SECONDS / 2:
+        if time.perf_counter() - began > CHOOSING_SECONDS / 2:
             break
         if engine is not loop and seconds["one"] < SHORT_STEP * steps:
             continue
         try:
+            _ = engine is loop or engine.twins  # made once, and not timed
+            start = time.perf_counter()
             with threads(number):
                 pass_seconds(engine, own)
         except Exception:

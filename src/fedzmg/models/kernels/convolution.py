@@ -19,7 +19,7 @@ from torch.library import custom_op
 from fedzmg.models.kernels import patches, precision
 from fedzmg.models.kernels.precision import HAS_TRITON, clients_first
 
-SMALL = 1 << 20  # bytes of outputs and values of patches below which measuring takes too long
+SMALL = 1 << 20  # bytes of a client's outputs, or values of its patches: measuring does not pay
 MAX_CHANNELS = 128  # more do not fit in the tiles of our kernels
 _chosen: dict[tuple[Any, ...], str] = {}  # the fastest way by shape and precision
 

@@ -17,8 +17,7 @@ from fedzmg.models.kernels.precision import narrowed
 from fedzmg.models.kernels.triton_layers import add_product, sigmoid, tanh
 
 MOST_ROWS = 32  # of a batch, computed by one program
-UNITS, DEPTH = 32, 64  # a program's units, and the columns of the weights that it reads at a time
-WARPS, STAGES = 4, 3
+UNITS, DEPTH, WARPS, STAGES = 32, 64, 4, 3  # DEPTH: columns of the weights read at a time
 
 
 @triton.jit(do_not_specialize=["time"])
