@@ -27,4 +27,8 @@ def markdown(findings: Sequence[Finding]) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(json.load(sys.stdin)["findings"]), end="")
+    try:
+        found = json.load(sys.stdin)["findings"]
+    except (ValueError, KeyError, TypeError):
+        raise SystemExit("theory_table.py: pipe `fedzmg theory --json` into it") from None
+    print(markdown(found), end="")
