@@ -29,7 +29,7 @@ T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any  # nested trees, tuples and tensors of constant structure, shapes and dtypes
 ALIGNED = 16  # values that a CPU reads at once from a multiple of their size in memory
-BLOCK = 1 << 17  # values of a tensor that stay in the cache of a CPU, beside those of others
+BLOCK = 1 << 18  # values of a tensor that stay in the cache of a CPU, beside those of others
 Inputs: TypeAlias = Any  # a tensor, or tensors by argument of the model; first axis examples
 
 
@@ -223,8 +223,12 @@ def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
     """Compute ``base + scale * other``; in the tensors of ``out``, if given, and rounded once."""
     if not out:
         return base.map(lambda leaf, more: (scale * more).add_(leaf), other)
-    alpha = float(scale)
-    return base.map(lambda *own: torch.add(*own[:2], alpha=alpha, out=own[2]), other, *out)
+    alpha, [place] = float(scale), out
+    if place is base:
+        torch._foreach_add_([*base._tensors.values()], [other[name] for name in base], alpha=alpha)
+        return base
+    base.map(lambda *own: torch.add(*own[:2], alpha=alpha, out=own[2]), other, place)
+    return place
 
 
 def stack(values: list[T]) -> T:

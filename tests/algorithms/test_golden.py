@@ -18,7 +18,7 @@ from fedzmg.contract import Algorithm, chain
 from fedzmg.engine import local
 from fedzmg.engine.aggregate import Merger
 from fedzmg.messages import Cohort
-from fedzmg.tree import Tree, leaves, row
+from fedzmg.tree import Tree, leaves, row, tree_map
 from golden_problems import (
     GOLDEN,
     P2,
@@ -170,8 +170,10 @@ class Recorder:
     @staticmethod
     def _recorded(function: Any, kept: list[Any]) -> Any:
         def call(*args: Any) -> Any:
-            kept.append(function(*args))
-            return kept[-1]
+            found = function(*args)
+            # A later step may change a model in place.
+            kept.append(tree_map(lambda leaf: leaf.detach().clone(), found))
+            return found
 
         return call
 

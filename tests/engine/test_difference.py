@@ -72,8 +72,9 @@ def test_the_fast_path_changes_no_bit(
 @pytest.mark.parametrize("name", ["fedavg", "fedavg:momentum", "fedzmg"])
 def test_steps_in_place_round_once_and_pack(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     problem = task(batch_norm=True)
-    usual, _ = results(problem, name)
-    monkeypatch.setattr(sequential, "LARGE", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sequential, "takes_out", lambda _: False)
+        usual, _ = results(problem, name)
     before = {key: leaf.clone() for key, leaf in problem.model.params().items()}
     alone, _ = results(problem, name)
     both = [Trial.of(name, 0), Trial.of(name, 0, client_lr=0.02)]
@@ -109,8 +110,7 @@ class Sending(Average):
         return super().update(params, (), cohort)[0], state
 
 
-def test_steps_in_place_leave_what_the_server_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequential, "LARGE", 0)
+def test_steps_in_place_leave_what_the_server_sent() -> None:
     own, problem = (
         Algorithm("own", Continued(lr=0.1, momentum=0.9), Sending()),
         task(batch_norm=False),

@@ -244,7 +244,6 @@ def test_clients_in_parallel_have_the_bits_of_one_after_another(
 ) -> None:
     if large:
         monkeypatch.setattr("fedzmg.engine.sequential.CHUNK_BYTES", 1)
-        monkeypatch.setattr("fedzmg.engine.sequential.LARGE", 1)
     problem = random_task(
         Coupled(), [9, 12, 8, 3, 10, 6], inputs=6, classes=3, cohort=5, batch_size=4, epochs=2
     )
@@ -281,6 +280,7 @@ def test_models_that_share_or_keep_state_do_not_train_in_parallel() -> None:
 def test_clients_in_parallel_have_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last client of three, too, which trains alone: its bits must not depend on packing."""
     monkeypatch.setattr("fedzmg.engine.sequential.CHUNK_BYTES", 1)
+    monkeypatch.setattr("fedzmg.engine.sequential.TOGETHER", 2)
     seen: list[int] = []
 
     class Notes(nn.Linear):

@@ -354,9 +354,8 @@ def changing() -> nn.Module:
 def test_buffers_that_change_train_as_in_a_plain_loop(
     name: str, in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if in_place:
-        monkeypatch.setattr(sequential, "LARGE", 0)
-        monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
+    if not in_place:
+        monkeypatch.setattr(sequential, "takes_out", lambda _: False)
     own = task(module(changing), batch_size=BATCH)
     counts = {n for n, info in own.model.layout.items() if info.role == "counts"}
     assert counts == {"1.ready", "2.steps", "2.place"}
@@ -377,8 +376,7 @@ def test_buffers_that_change_train_as_in_a_plain_loop(
     assert all(torch.equal(start[n], again.model.params()[n]) for n in again.model.statistics)
 
 
-def test_personal_buffers_stay_with_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequential, "LARGE", 0)
+def test_personal_buffers_stay_with_their_client() -> None:
     own = task(module(changing), parts=Parts(personal=("2.mean",)))
     found = model_of(trained(own, "fedavg", "sequential"))
     expected = loop_by_hand("fedavg", changing, personal="2.mean").state_dict()

@@ -27,8 +27,7 @@ from fedzmg.wrappers.wrapper import Wrapper
 
 Places: TypeAlias = tuple[Tensor, Tree, list[Tree]]  # memory of models, see :func:`rows_like`
 CHUNK_BYTES = 1 << 22  # models that the loop collects before they are merged
-LARGE = 1 << 21  # bytes of a model above which it is trained in place, if its rule can
-TOGETHER, TOGETHER_BYTES = 4, 1 << 28  # models in place and merged together, at most
+TOGETHER, TOGETHER_BYTES = 4, 1 << 28  # large models that are merged together, at most
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ class Sequential:
         origin = None if self.subtracts else common_origin(self.program.rule, batches, broadcast)
         rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
         places = None
-        if origin is not None and fitting <= 1:
-            together = min(TOGETHER, TOGETHER_BYTES // model)
+        if origin is not None:
+            together = max(fitting, min(TOGETHER, TOGETHER_BYTES // model))
             most = min(parallel * max(1, together // parallel), len(batches))
             if not self.kept or (self.kept[0] is not None and len(self.kept[0][2]) < most):
                 self.kept[:] = [self._places(own[batches[0].trial].params, most)]
@@ -163,15 +162,17 @@ class Sequential:
                     break
         if not rule.uses_epoch_end:
             work = work._replace(steps=work.steps + len(stream))
-        for all_ in out:  # statistics may have been copied, and there may have been no step
-            work = work._replace(params=all_.map(_moved_into, work.params))
+        for all_ in out:
+            if work.params is not all_:  # there are statistics, or there was no step
+                all_.map(_moved_into, work.params)
+            work = work._replace(params=all_.map(Tensor.detach))
         return local.finish(rule, context, work, subtract=subtract)
 
     def _places(self, params: Tree, number: int) -> Places | None:
         """Make memory for models of clients, if they are to be trained in place."""
         program, types = self.program, {leaf.dtype for leaf in params.values()}
-        large = num_bytes(params) > LARGE and program.device.type == "cpu" and len(types) == 1
-        return rows_like(params, number) if large and takes_out(program.rule) else None
+        fit = program.device.type == "cpu" and len(types) == 1 and takes_out(program.rule)
+        return rows_like(params, number) if fit else None
 
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
@@ -206,8 +207,8 @@ class Sequential:
 
 
 def _moved_into(place: Tensor, trained: Tensor) -> Tensor:
-    place = place.detach()
-    return place if place.data_ptr() == trained.data_ptr() else place.copy_(trained)
+    same = place.data_ptr() == trained.data_ptr()
+    return place if same else place.detach().copy_(trained)
 
 
 def takes_out(rule: ClientRule) -> bool:

@@ -54,24 +54,26 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
     models, sum_, begins = rows.numpy(), sums.averaged[0].numpy(), not bool(sums.clients.any())
     before = None if begins else sums.averaged.clone()
 
-    def add(part: tuple[int, Tensor]) -> list[float]:
-        """Add a part of all models, which stays in the cache; NumPy starts faster than torch."""
-        end, start = part[0], part[1].numpy()
-        here, moved, found = slice(end - len(start), end), np.empty_like(start), [nan] * clients
-        total = sum_[here]
+    number = torch.get_num_threads() if len(origin) > FEW_PARTS else 1
+
+    def add(share: int) -> list[float]:
+        """Add parts of all models, which stay in the cache; NumPy starts faster than torch."""
+        spare, found = np.empty(max(map(len, origin)), models.dtype), [0.0] * clients
         with np.errstate(all="ignore"):  # the largest value tells what is not finite
-            for i in counted:
-                np.subtract(start, models[i, here], out=moved)
-                found[i] = max(float(moved.max()), -float(moved.min()))
-                if begins and i == counted[0]:
-                    np.multiply(moved, weights[i], out=total)
-                else:
-                    np.add(total, np.multiply(moved, weights[i], out=moved), out=total)
+            for end, part in zip(ends[share::number], origin[share::number], strict=True):
+                start, here = part.numpy(), slice(end - len(part), end)
+                for i in counted:
+                    first = begins and i == counted[0]
+                    moved = sum_[here] if first else spare[: len(start)]
+                    np.subtract(start, models[i, here], out=moved)
+                    found[i] = np.maximum(found[i], max(moved.max(), -moved.min()))
+                    np.multiply(moved, weights[i], out=moved)
+                    if not first:
+                        sum_[here] += moved
         return found
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        threaded = torch.get_num_threads() > 1 and len(origin) > FEW_PARTS
-        found = list((pool.map if threaded else map)(add, zip(ends, origin, strict=True)))
+    with ThreadPoolExecutor(number) as pool:
+        found = [*(pool.map if number > 1 else map)(add, range(number))]
     norms, losses = np.max(found, 0).tolist(), chunk.outcomes.loss.tolist()
     if not all(isfinite(norms[i]) for i in counted):
         sums.averaged.copy_(torch.zeros(()) if before is None else before)
