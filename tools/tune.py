@@ -60,7 +60,9 @@ GRIDS: dict[str, dict[str, dict[str, str]]] = {
         "field-grid": {n: n for n in FIELD},
     },
     "mnist-by-writer": {
-        "mnist-by-writer-grid": {name: name for name in ("fedzmg", "fedavg", "fedadam")}
+        "mnist-by-writer-halving-grid": {
+            n: n for n in ("fedzmg", "fedavg", "fedadam", "fedavg:momentum", "fedzmg-adam")
+        }
     },
     "shakespeare-by-role": {
         "shakespeare-by-role-reduced-grid": {n: n for n in ("fedzmg", "fedavg", "fedadam")}
@@ -69,7 +71,7 @@ GRIDS: dict[str, dict[str, dict[str, str]]] = {
 """Kept grids on a preset's own task and protocol: by algorithm, its row in the grid."""
 STUDIES = {
     "cifar100": "cifar100-study",
-    "mnist-by-writer": "mnist-by-writer-study",
+    "mnist-by-writer": "mnist-by-writer-halving-study-part",
     "shakespeare-by-role": "shakespeare-by-role-reduced-study",
 }
 """Longer runs with the pairs that the grids chose."""
