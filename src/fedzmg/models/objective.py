@@ -81,11 +81,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute cross-entropy per example, averaged over the positions of a sequence."""
     if mapped():  # where torch's own needs more operations
         losses = outputs.logsumexp(-1) - outputs.gather(-1, targets[..., None]).squeeze(-1)
-    else:
-        wanted, flat = targets.expand(outputs.shape[:-1]), outputs.flatten(0, -2)
-        options: Any = {"reduction": "none", "ignore_index": -(1 << 60)}  # ignore none
-        losses = F.cross_entropy(flat, wanted.flatten(), **options).reshape(targets.shape)
-    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+    options: Any = {"reduction": "none", "ignore_index": -(1 << 60)}  # ignore none
+    if targets.ndim == 1 and outputs.ndim == 2:
+        return F.cross_entropy(outputs, targets, **options)
+    wanted = targets.expand(outputs.shape[:-1]).flatten()
+    losses = F.cross_entropy(outputs.flatten(0, -2), wanted, **options)
+    return losses.reshape(len(targets), -1).mean(1)
 
 
 def masked_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
