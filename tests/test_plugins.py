@@ -226,8 +226,8 @@ def test_changed_code_is_noticed(run: Command) -> None:
     for command in (("verify", "study"), ("study", "study/study.toml", "--out", "study")):
         assert run(*command, *own).count("mine.py: the file has changed") == 1
     Path("mine.py").write_text(SOURCE.replace("- self.lr", "- 2 * self.lr"))
-    assert "rules have changed" in run("run", *first, *own)
-    assert "rules have changed" in run("verify", "study", *own, code=1)
+    assert "the file has changed" in run("run", *first, *own)
+    assert "the file has changed" in run("verify", "study", *own, code=1)
     # Code of a module beside the file counts as the file's.
     Path("helper.py").write_text("RATE = 0.1")
     Path("mine.py").write_text(f"from helper import RATE\n{SOURCE}")

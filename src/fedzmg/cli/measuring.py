@@ -166,7 +166,7 @@ def diagnose(
 def _subject(what: str, settings: list[str]) -> "tuple[Task, Tree | None, int, int]":
     """Load task, model, round and seed of a task's name or a run directory."""
     from fedzmg import tasks
-    from fedzmg.experiment.rules_hash import refuse_unloaded
+    from fedzmg.experiment.plugin_files import refuse_unloaded
     from fedzmg.experiment.run_directory import RunDirectory
     from fedzmg.experiment.specs import run, strict
     from fedzmg.plugins import load_reference

@@ -171,7 +171,7 @@ def run(
 ) -> None:  # fmt: skip
     """Train one algorithm on one task, or the run of a spec file."""
     from fedzmg.api import tuning_notes
-    from fedzmg.experiment.rules_hash import say_changed
+    from fedzmg.experiment.plugin_files import say_changed
     from fedzmg.experiment.run import run_pack
     from fedzmg.experiment.specs import files, strict
     from fedzmg.experiment.specs.run import RunSpec
@@ -204,8 +204,7 @@ def run(
     common.say(*built.notes, *notes)
     progress_shown = progress_of(built, directory, track, as_json)
     with remote_of(on, track) as remote, progress_shown as progress:
-        trained = [(spec.algorithm, resolved.trial.algorithm, directory)]
-        say_changed(trained, built, spec.federation.build(), directory, progress.say)
+        say_changed([directory], directory, progress.say)
         if remote is None:
             [history] = run_pack(built, [resolved], [directory], progress=progress)
         else:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.errors import InputError
 from fedzmg.experiment import run_directory, training
+from fedzmg.experiment.plugin_files import PLUGINS
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.rules_hash import FACT, PLUGINS
 from fedzmg.experiment.run_directory import Position, RunDirectory, change_manifest, timestamp
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.simulation import RoundReport, Simulation, resolve_device
@@ -213,8 +213,7 @@ class RunStorage(training.TrainingStorage):
                 if (then := facts.get(name)) != now[name]:
                     what = f"began with {name} {then} and continues with {now[name]}"
                     progress.say(f"{directory.path} {what}: the last bits may differ")
-            again = (FACT, PLUGINS) if self._saved_round == 0 else ()
-            changes = {name: now.get(name) for name in again}
+            changes = {PLUGINS: now.get(PLUGINS)} if self._saved_round == 0 else {}
             change_manifest(directory.path, finished=None, logs=None, **changes)
 
     def append(self, report: RoundReport) -> RoundReport:

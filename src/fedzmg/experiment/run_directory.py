@@ -21,7 +21,7 @@ import torch
 from fedzmg.contract import chain
 from fedzmg.engine.client_memory import DamagedMemory, check_memory
 from fedzmg.errors import InputError
-from fedzmg.experiment.rules_hash import code_facts
+from fedzmg.experiment.plugin_files import plugin_facts
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.models.layout import not_projected
 from fedzmg.participation import Participation
@@ -211,7 +211,7 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
         "preset": dict(task.preset), "clients": len(task.train),
         "examples": task.train.examples.size, "data_sha256": task.train.fingerprint(),
         "task_sha256": task.fingerprint(),
-        **code_facts(task, [t.algorithm for t in simulation.trials], simulation.federation),
+        **plugin_facts(task, [t.algorithm for t in simulation.trials], simulation.federation),
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.grids.proposals import known_packs
 from fedzmg.experiment.grids.score import Stops, read_rows
 from fedzmg.experiment.grids.search import built, evaluated, trials_of
-from fedzmg.experiment.rules_hash import refuse_unloaded, say_changed
+from fedzmg.experiment.plugin_files import refuse_unloaded, say_changed
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
@@ -135,9 +135,8 @@ def verify(
         plain = replace(tasks[known], options={}, protocol=spec.build_protocol(tasks[known]))
         names = [run.path.parent.name for run in pack]
         trials = [own.resolve(plain, n).trial for own, n in zip(specs, names, strict=True)]
-        trained = [(trials[0].algorithm.name, trials[0].algorithm, pack[0].path)]
-        federation, notes = specs[0].federation.build(), list[str]()
-        say_changed(trained, plain, federation, Path(pack[0].name), say, EXPECTED)
+        notes = list[str]()
+        say_changed([pack[0].path], Path(pack[0].name), say, EXPECTED)
         logged = max(round_ for run in pack for round_ in run.rows)
         last = min(rounds, plain.protocol.rounds, logged)
         repeated, now = _repeat(pack, specs[0], plain, trials, last, notes)
@@ -191,8 +190,7 @@ def _verify_grid(
         if not logged:
             raise InputError(f"{path} has no finished round yet: nothing can be compared")
         say(f"{name}, {len({trial for trial, _ in rows})} trials: first rounds")
-        trained = [(name, built(spec, name, task, trials[:1])[0].algorithm, path)]
-        say_changed(trained, task, spec.federation.build(), root, say, EXPECTED)
+        say_changed([path], root, say, EXPECTED)
         kept = _Kept(path, name, facts, {key: json_words(row) for key, row in rows.items()})
         notes, now, repeated = list[str](), dict[str, Any](), dict[Any, Mapping[str, Any]]()
         if len(logged) < wanted:

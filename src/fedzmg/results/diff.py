@@ -24,7 +24,9 @@ OPTIONS = ("algorithm", "weights", "client", "server", "parts", "algorithms", "a
 DATA = ("data_sha256", "task_sha256", "clients", "examples", "preset", "metric")
 TIME = "seconds"
 # Facts of a manifest about time and command, not about the training.
-NEVER_EQUAL = ("started", "finished", "engine_reason", "command", "logs", "spec_sha256", TIME)
+NEVER_EQUAL = (
+    "started", "finished", "engine_reason", "command", "logs", "spec_sha256", TIME,
+    "rules_sha256")  # of older versions  # fmt: skip
 CURVES = ("metric", "loss", "train_loss")
 Rows = Mapping[Any, Mapping[str, Any]]  # lines of a log by round; in a grid, by trial and round
 
@@ -218,10 +220,6 @@ def _changes(pairs: Sequence[tuple[Unit, Unit]]) -> list[Change]:
         ignored = set(NEVER_EQUAL)
         if a.manifest.get("device") == b.manifest.get("device") == "cpu":
             ignored |= {"pack", "pack_changes"}  # packing changes no bit on CPUs
-        rules = "rules_sha256"  # hash of an algorithm's equations; kept results may lack it
-        known = a.manifest.get(rules) and b.manifest.get(rules)
-        if not known or a.spec.get("algorithm") != b.spec.get("algorithm"):
-            ignored.add(rules)
         listed = [(_aspect(key), key, x, y) for key, x, y in _unequal(a.spec, b.spec)]
         for key, x, y in _unequal(flat_facts(a.manifest), flat_facts(b.manifest)):
             if key not in ignored:

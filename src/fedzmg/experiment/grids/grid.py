@@ -24,8 +24,8 @@ import torch
 from fedzmg.errors import InputError
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
+from fedzmg.experiment.plugin_files import say_changed
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import FORMAT, REMAKE
 from fedzmg.plain_text import plain, printable
@@ -60,13 +60,10 @@ def run_grid(
     with contextlib.ExitStack() as stack:
         held, _ = stack.enter_context(training.claimed(out, spec, "grid.toml", progress.say))
         found: dict[str, Any] = {}
-        trained = []
         # Finished algorithms are only read, but they must be of the same data.
-        for name, inner in folders.items():
+        for inner in folders.values():
             search.known_facts(inner, task)
-            [trial] = search.built(spec, name, task, search.trials_of(spec, name)[:1])
-            trained.append((spec.shown(name), trial.algorithm, inner))
-        say_changed(trained, task, spec.federation.build(), out, progress.say)
+        say_changed(folders.values(), out, progress.say)
         left = {n: path for n, path in folders.items() if not (path / "scores.json").is_file()}
         names: Iterable[str] = folders
         if remote is not None and left:

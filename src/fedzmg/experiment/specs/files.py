@@ -12,7 +12,7 @@ import pydantic
 from fedzmg import algorithms, plugins, tasks
 from fedzmg.algorithms.options import known_options, number_options
 from fedzmg.errors import InputError, brief, check_names, unknown
-from fedzmg.experiment.rules_hash import refuse_unloaded
+from fedzmg.experiment.plugin_files import refuse_unloaded
 from fedzmg.experiment.specs.plan import MOST_TRIALS, PAPER_RATES, Axes, Plan, Seeds
 from fedzmg.experiment.specs.run import COUNT, RunSpec
 from fedzmg.experiment.specs.strict import Strict

@@ -17,8 +17,8 @@ from fedzmg import tasks
 from fedzmg.errors import InputError
 from fedzmg.experiment import training
 from fedzmg.experiment.grids.grid import chosen_options
+from fedzmg.experiment.plugin_files import say_changed
 from fedzmg.experiment.progress import Progress, Silent
-from fedzmg.experiment.rules_hash import say_changed
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
@@ -63,8 +63,7 @@ def run_study(
             _, part = stack.enter_context(entered)
             paths = {n: [out / spec.folder(n) / f"seed-{s}" for s in spec.seeds] for n in runs}
             both = {n: list(zip(runs[n], paths[n], strict=True)) for n in runs}
-            trained = [(spec.shown(n), r.trial.algorithm, p) for n in runs for r, p in both[n]]
-            say_changed(trained, task, spec.federation.build(), out, progress.say)
+            say_changed([path for n in runs for path in paths[n]], out, progress.say)
         labels: Iterable[str] = together
         if remote is not None and out is not None:
             all_ = {label: [b for n in names for b in both[n]] for label, names in together.items()}
