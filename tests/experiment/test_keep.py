@@ -12,7 +12,8 @@ from toys import toy
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.grids.grid import run_grid
-from fedzmg.experiment.keep import keep
+from fedzmg.experiment.keep import keep, restore
+from fedzmg.experiment.progress import Silent
 from fedzmg.experiment.run_directory import RunDirectory, export_model
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.studies.study import run_study
@@ -20,6 +21,7 @@ from fedzmg.experiment.verify import verify
 from fedzmg.report.html.page import render
 from fedzmg.results import reading
 from fedzmg.results.diff import compare
+from fedzmg.simulation import RoundReport
 from fedzmg.storage.formats import log_lines
 
 GRID = GridSpec.parse(
@@ -114,6 +116,40 @@ def test_nothing_trains_on_in_a_copy(runs: Path, tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes()[:-12])
     with pytest.raises(InputError, match=r"metrics\.jsonl\.gz cannot be read"):
         RunDirectory(run).records()
+
+
+class Counted(Silent):
+    """Counts the rounds that were trained."""
+
+    rounds = 0
+
+    def advance(self, report: RoundReport) -> None:
+        self.rounds += 1
+
+
+def test_a_restored_copy_trains_only_what_is_missing(runs: Path, tmp_path: Path) -> None:
+    expected = json.loads((runs / "study" / "study.json").read_text())
+    unfinished = runs / "study" / "fedavg" / "seed-5"
+    manifest = json.loads((unfinished / "manifest.json").read_text())
+    del manifest["finished"], manifest["content_sha256"]
+    (unfinished / "manifest.json").write_text(json.dumps(manifest))
+    copy = keep(runs, tmp_path / "kept").path
+    finished, left = restore(copy, tmp_path / "again")
+    assert (len(finished), [path.parts[-2:] for path in left]) == (4, [("fedavg", "seed-5")])
+    seen = Counted()
+    run_grid(GRID, tmp_path / "again" / "grid", task=toy(rounds=3), progress=seen)
+    assert seen.rounds == 0
+    run_study(STUDY, tmp_path / "again" / "study", task=toy(rounds=3), progress=seen)
+    assert seen.rounds == 3, "those of one run"
+    found = json.loads((tmp_path / "again" / "study" / "study.json").read_text())
+    for name, row in expected["algorithms"].items():
+        assert found["algorithms"][name]["final"] == row["final"]
+    for source, to, message in (
+        (runs, tmp_path / "new", "is not a kept copy"),
+        (copy, tmp_path / "again", "exists"),
+    ):
+        with pytest.raises(InputError, match=message):
+            restore(source, to)
 
 
 def test_bad_places_are_refused_in_one_line(runs: Path, tmp_path: Path) -> None:

@@ -49,10 +49,11 @@ app = typer.Typer(
 for command in (  # in the order of the help
     training.compare, training.run, searching.tune, inspection.list_, searching.grid,
     training.study, training.validate, training.schema, inspection.watch, inspection.report,
-    inspection.diff, inspection.verify, inspection.keep, inspection.export, measuring.diagnose,
-    measuring.theory, measuring.bench, extending.check,
+    inspection.diff, inspection.verify, inspection.keep, inspection.restore, inspection.export,
+    measuring.diagnose, measuring.theory, measuring.bench, extending.check,
 ):  # fmt: skip
-    if command not in (inspection.watch, inspection.report, inspection.keep, measuring.theory):
+    results = inspection.watch, inspection.report, inspection.keep, inspection.restore
+    if command not in (*results, measuring.theory):
         command = with_plugins(command)
     app.command(name=command.__name__.rstrip("_"))(command)
 app.add_typer(data.app, name="data")

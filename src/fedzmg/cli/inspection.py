@@ -205,6 +205,19 @@ def keep(
     common.say(*(f"{words}; keep it again when it is" for words in Watch(directory).unfinished()))
 
 
+def restore(
+    directory: Annotated[Path, Argument(help="A copy that 'fedzmg keep' made.")],
+    out: Annotated[Path | None, opt("Directory for training.", "runs/NAME")] = None,
+) -> None:
+    """Make a directory that training continues in from a kept copy: finished runs stay finished."""
+    from fedzmg.experiment.keep import restore as restore_results
+
+    to = out or Path("runs") / directory.resolve().name
+    finished, left = restore_results(directory, to)
+    common.print_path("restored", f"{to} ({len(finished)} finished)")
+    common.say(*(f"{path} is not finished and begins again" for path in left))
+
+
 def export(
     run_directory: Annotated[Path, Argument(help="A run directory.")],
     to: Annotated[Path | None, opt("File to write.", "RUN/model.safetensors")] = None,

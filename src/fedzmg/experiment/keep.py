@@ -6,7 +6,8 @@ checkpoints, no client memory and no locks, and its logs are compressed::
     kept.json                   source of the copy
     metrics.jsonl.gz            replaces every metrics.jsonl, line for line
 
-Everything that reads results also reads a copy; training does not continue in one.
+Everything that reads results also reads a copy; training does not continue in one. It continues in
+a directory that :func:`restore` makes of a copy, with the finished runs.
 """
 
 import glob
@@ -26,8 +27,8 @@ from fedzmg.experiment.run_directory import FORMAT, LOG
 from fedzmg.storage import lock
 from fedzmg.storage.client_metrics import CLIENTS
 from fedzmg.storage.files import compressed, naming_errors, sync_directory, write_atomic
-from fedzmg.storage.formats import write_json
-from fedzmg.storage.reading import read_file, walk
+from fedzmg.storage.formats import read_json, write_json
+from fedzmg.storage.reading import read_file, read_gzip, walk
 
 _KINDS = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
 _OWN = (lock.NAME, lock.KEPT)
@@ -82,6 +83,40 @@ def keep(source: Path, to: Path) -> Kept:
             os.replace(fresh, target)
             sync_directory(target.parent)
     return Kept(to, len(wanted), size, sum(path.stat().st_size for path in files))
+
+
+def restore(source: Path, to: Path) -> tuple[list[Path], list[Path]]:
+    """Copy the finished runs and searches of a kept copy to a directory that training continues in.
+
+    Returns the parts that are finished, and those that training begins again: a copy has no
+    checkpoints.
+    """
+    if not (source / lock.KEPT).is_file():
+        raise InputError(f"{source} is not a kept copy: pass a directory that 'fedzmg keep' made")
+    if to.exists() and (to.is_file() or any(to.iterdir())):
+        raise InputError(f"{to} exists: choose another directory with --out")
+    parts = [path.parent for path in sorted(_files(source)) if path.name == "manifest.json"]
+    left = [part for part in parts if not _is_finished(part)]
+    if len(left) == len(parts):
+        raise InputError(f"{source} has no finished run or search: train it from the start")
+    with naming_errors(to, "choose another --out"):
+        for path in _files(source):
+            inside, target = path.relative_to(source), to / path.relative_to(source)
+            if path.name in _OWN or any(path.is_relative_to(part) for part in left):
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if inside.name == compressed(Path(LOG)).name:
+                write_atomic(target.with_name(LOG), read_gzip(path))
+            else:
+                write_atomic(target, read_file(path))
+    return [part for part in parts if part not in left], left
+
+
+def _is_finished(part: Path) -> bool:
+    """Tell whether a run, or a grid's search of one algorithm, was trained to its end."""
+    if (part / "spec.toml").is_file():
+        return "finished" in read_json(part / "manifest.json")
+    return (part / "scores.json").is_file()
 
 
 def _files(top: Path) -> Iterator[Path]:
