@@ -50,8 +50,8 @@ class Sequential:
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
     ) -> Iterator[Chunk]:
         """Yield chunks of clients whose uploads are merged together."""
-        model = num_bytes(broadcast.params) // len(broadcast.round)
-        fitting, parallel = CHUNK_BYTES // max(model, 1), self.parallel
+        model = max(1, num_bytes(broadcast.params) // len(broadcast.round))
+        fitting, parallel = CHUNK_BYTES // model, self.parallel
         size = parallel * max(1, fitting // parallel)
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
         origin = None if self.subtracts else common_origin(self.program.rule, batches, broadcast)
