@@ -147,7 +147,10 @@ def test_a_restored_copy_trains_only_what_is_missing(runs: Path, tmp_path: Path)
     for source, to, message in (
         (runs, tmp_path / "new", "is not a kept copy"),
         (copy, tmp_path / "again", "exists"),
+        (copy, tmp_path / "new", r"metrics\.jsonl\.gz cannot be read"),
     ):
+        log = copy / "study" / "fedzmg" / "seed-3" / "metrics.jsonl.gz"
+        log.write_bytes(log.read_bytes()[:-12])
         with pytest.raises(InputError, match=message):
             restore(source, to)
 

@@ -26,9 +26,9 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import FORMAT, LOG
 from fedzmg.storage import lock
 from fedzmg.storage.client_metrics import CLIENTS
-from fedzmg.storage.files import compressed, naming_errors, sync_directory, write_atomic
+from fedzmg.storage.files import compressed, log_bytes, naming_errors, sync_directory, write_atomic
 from fedzmg.storage.formats import read_json, write_json
-from fedzmg.storage.reading import read_file, read_gzip, walk
+from fedzmg.storage.reading import read_file, walk
 
 _KINDS = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
 _OWN = (lock.NAME, lock.KEPT)
@@ -101,12 +101,12 @@ def restore(source: Path, to: Path) -> tuple[list[Path], list[Path]]:
         raise InputError(f"{source} has no finished run or search: train it from the start")
     with naming_errors(to, "choose another --out"):
         for path in _files(source):
-            inside, target = path.relative_to(source), to / path.relative_to(source)
+            target = to / path.relative_to(source)
             if path.name in _OWN or any(path.is_relative_to(part) for part in left):
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            if inside.name == compressed(Path(LOG)).name:
-                write_atomic(target.with_name(LOG), read_gzip(path))
+            if path.name == compressed(Path(LOG)).name:
+                write_atomic(target.with_name(LOG), log_bytes(path.with_name(LOG)))
             else:
                 write_atomic(target, read_file(path))
     return [part for part in parts if part not in left], left
