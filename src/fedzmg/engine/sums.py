@@ -72,8 +72,11 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
                         sum_[here] += moved
         return found
 
-    with ThreadPoolExecutor(number) as pool:
-        found = [*(pool.map if number > 1 else map)(add, range(number))]
+    if number == 1:
+        found = [add(0)]
+    else:
+        with ThreadPoolExecutor(number) as pool:
+            found = list(pool.map(add, range(number)))
     norms, losses = np.max(found, 0).tolist(), chunk.outcomes.loss.tolist()
     if not all(isfinite(norms[i]) for i in counted):
         sums.averaged.copy_(torch.zeros(()) if before is None else before)

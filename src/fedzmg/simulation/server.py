@@ -143,26 +143,24 @@ class ServerSide(NamedTuple):
         else:
             # Every field costs the map a few microseconds: absent ones at the end are left out.
             known = cohort[:6] if isinstance(keys, tuple) else tuple(cohort)
-            params, state = self.rule.map(
+            params, state = self.rule.apply(
                 lambda rule, p, s, c: rule.update(p, s, Cohort(*c)), old.params, old.state, known
             )
         moves = old.alive & (sums.clients > 0)
 
-        usual = moves.is_cpu and bool(moves.all())
-
         def pick(new: Tensor, before: Tensor) -> Tensor:
-            if usual:  # nothing is copied
-                return new
             return torch.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, before)
+
+        if not (moves.is_cpu and bool(moves.all())):  # else nothing is copied
+            params, state = tree_map(pick, (params, state), (old.params, old.state))
+            merging = tree_map(pick, merging, old.aggregator) if self.aggregator else ()
 
         # A cohort that was too small from the start has lost nothing.
         uploaded = sums.clients + sums.dropped >= max(self.fewest, 1)
         lost = torch.where((sums.clients == 0) & uploaded, old.lost + 1, torch.zeros_like(old.lost))
         return Snapshot(
-            tree_map(pick, params, old.params), tree_map(pick, state, old.state),
-            old.alive & (lost < DIVERGED_AFTER), lost, old.traffic,
-            tree_map(pick, merging, old.aggregator) if self.aggregator else (),
-        )  # fmt: skip
+            params, state, old.alive & (lost < DIVERGED_AFTER), lost, old.traffic, merging
+        )
 
 
 def _update(rule: Any, rows: Any, params: Tree, state: State, cohort: Cohort) -> Any:

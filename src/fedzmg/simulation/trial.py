@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fedzmg import algorithms
 from fedzmg.algorithms.options import configure
-from fedzmg.contract import Algorithm, AlgorithmInfo, map_rule, numbers, structure
+from fedzmg.contract import Algorithm, AlgorithmInfo, bind, map_rule, numbers, structure
 from fedzmg.errors import InputError
 from fedzmg.tasks.task import Task
+from fedzmg.tree import leaves, row
 from fedzmg.wrappers.parts import fit
 
 _KEYWORD, _KEY = (
@@ -87,6 +88,15 @@ class PackedRule(NamedTuple):
         """Map ``function(rule, *args)`` over trials, the rule bound to each trial's numbers."""
         with torch.no_grad():
             return map_rule(self.rule, function, self.numbers, *args)
+
+    @torch.no_grad()
+    def apply(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Do the same; for one trial on a CPU without a map, which costs a small model more."""
+        first = leaves(args)[0]
+        if len(first) > 1 or not first.is_cpu:
+            return self.map(function, *args)
+        own, alone = row((self.numbers, args), 0)
+        return row(function(bind(self.rule, own), *alone), None)
 
 
 def shared_algorithm(task: Task, trials: Sequence[Trial]) -> Algorithm:
