@@ -29,7 +29,7 @@ T = TypeVar("T")
 Scalar: TypeAlias = float | Tensor  # A Python number or a 0-d tensor
 State: TypeAlias = Any  # nested trees, tuples and tensors of constant structure, shapes and dtypes
 ALIGNED = 16  # values that a CPU reads at once from a multiple of their size in memory
-BLOCK = 1 << 18  # values of a tensor that stay in the cache of a CPU, beside those of others
+BLOCK = 1 << 17  # values of a tensor that stay in the cache of a CPU, beside those of others
 Inputs: TypeAlias = Any  # a tensor, or tensors by argument of the model; first axis examples
 
 

@@ -163,10 +163,13 @@ class Merger:
         else:
             self._merge(uploads, merged)
 
-    def _begin(self, form: Flat, total_form: Flat, like: Tensor, totals: int) -> None:
-        """Start with sums of zero, as wide as a row of uploads."""
+    def _begin(
+        self, form: Flat, total_form: Flat, like: Tensor, totals: int, *, empty: bool = False
+    ) -> None:
+        """Start with sums of zero, as wide as a row of uploads; ``empty``: they are written."""
         self._forms = form, total_form
-        rows, total = (like.new_zeros(self._trials, n) for n in (like.shape[1], totals))
+        make = like.new_empty if empty else like.new_zeros
+        rows, total = make(self._trials, like.shape[1]), like.new_zeros(self._trials, totals)
         weight, loss = like.new_zeros(2, self._trials, dtype=torch.float64)
         clients, dropped, steps = like.new_zeros(3, self._trials, dtype=torch.int64)
         self.sums = Sums(rows, total, weight, clients, dropped, steps, loss)
@@ -178,10 +181,10 @@ class Merger:
             return False
         if chunk.models.rows.dtype not in (torch.float32, torch.float64):  # those of NumPy
             return False
+        weights = [self._usual[i] for i in chunk.batches]
         if self._forms is None:
             form = flat_form((chunk.outcomes.upload.delta, ()))
-            self._begin(form, flat_form(()), chunk.models.rows, 0)
-        weights = [self._usual[i] for i in chunk.batches]
+            self._begin(form, flat_form(()), chunk.models.rows, 0, empty=max(weights) > 0)
         if (added := add_models(self.sums, chunk, weights)) is None:
             return False  # the general path drops what is not finite
         facts, counts = added

@@ -180,12 +180,12 @@ class Sequential:
         indices = torch.from_numpy(stream.indices).to(program.device)
         kind: Any = {"dtype": program.dtype, "device": program.device}
         weights: dict[int, Tensor] = {}
+        keys = torch.from_numpy(stream.keys).to(program.device) if keyed else ()
         for t, real in enumerate(stream.counts.tolist()):
             x, y = program.batch_inputs(indices[t, :real])
             if real not in weights:
                 weights[real] = torch.full((real,), 1 / (divisor or real), **kind)
-            key = torch.tensor(int(stream.keys[t]), device=program.device) if keyed else ()
-            yield Batch(x, y, weights[real], key)
+            yield Batch(x, y, weights[real], row(keys, t))
 
     def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
         program, loss = self.program, next(iter(params.values())).new_zeros(())
