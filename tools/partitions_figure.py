@@ -42,6 +42,7 @@ OTHERS = {
     "centred": ("cifar100-mechanism-centred", ("all", "none")),
     "cnn-gn": ("cifar100-networks-cnn-gn", MOMENTUM),
     "resnet18-gn": ("cifar100-networks-resnet18-gn", MOMENTUM),
+    "mnist-by-writer": ("mnist-by-writer-halving-study", MOMENTUM),
 }
 """Results and pair of single settings, by the name of their prediction."""
 LARGER = "cifar100-heterogeneity-rates-"

@@ -109,9 +109,11 @@ def draw(task: str) -> Chart:
     ring = Line2D(
         [], [], linestyle="", marker="o", markersize=10, color=INK, markerfacecolor="none"
     )
-    tick = Line2D([], [], linestyle="", marker="_", markersize=10, color=QUIET_INK)
-    names = [*NAMES.values(), "chosen after 50 rounds", "the paper's late stage"]
-    chart.name_series([*handles, ring, tick], names, below=True)
+    handles, names = [*handles, ring], [*NAMES.values(), "chosen after 50 rounds"]
+    if task in PRINTED:
+        handles.append(Line2D([], [], linestyle="", marker="_", markersize=10, color=QUIET_INK))
+        names.append("the paper's late stage")
+    chart.name_series(handles, names, below=True)
     return chart
 
 

@@ -34,10 +34,6 @@ RATES = [float(f"{10 ** (i / 2):.4g}") for i in range(-6, 3)]
 ADAPTIVE_SERVERS = ("adam", "yogi", "adagrad", "adadb", "ams")
 ADAPTIVE_CLIENTS = ("fedlion", "fedcada", "fedmuon", "fedgbo:adam", "fedgbo:rmsprop")
 FIELD = [
-    "fedavgm",
-    "fedyogi",
-    "fedadagrad",
-    "fedprox",
     "mimelite",
     "fedadam:reddi",
     "fedyogi:reddi",
@@ -57,6 +53,19 @@ GRIDS: dict[str, dict[str, dict[str, str]]] = {
         },
         "ablation-hybrids-grid": {"fedzmg-adam:projected": "fedzmg-adam:projected"},
         "ablation-centralization-grid": {n: n for n in ("local-gc", "global-gc", "gc-fed")},
+        "zero-mean-grid": {
+            n: n
+            for n in (
+                "fedavgm",
+                "fedprox",
+                "fedyogi",
+                "fedadagrad",
+                "fedexp",
+                "fedcm",
+                "fedsam",
+                "fedlc",
+            )
+        },
         "field-grid": {n: n for n in FIELD},
     },
     "mnist-by-writer": {
@@ -71,7 +80,7 @@ GRIDS: dict[str, dict[str, dict[str, str]]] = {
 """Kept grids on a preset's own task and protocol: by algorithm, its row in the grid."""
 STUDIES = {
     "cifar100": "cifar100-study",
-    "mnist-by-writer": "mnist-by-writer-halving-study-part",
+    "mnist-by-writer": "mnist-by-writer-halving-study",
     "shakespeare-by-role": "shakespeare-by-role-reduced-study",
 }
 """Longer runs with the pairs that the grids chose."""
