@@ -16,6 +16,7 @@ from fedzmg.engine.choose import EngineChoice, EngineName, EnginePlanner
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast
 from fedzmg.engine.probe import Probe
+from fedzmg.engine.replay import Replayed
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.federation import Federation
@@ -37,6 +38,7 @@ from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, row, stack, tree_map
 
 PROBED_ROUNDS = 100  # rounds that are searched for one with clients
+FEW_MODELS = 8  # of which a GPU evaluates a chunk of examples before the host has launched the next
 
 
 class _Launched(NamedTuple):
@@ -113,6 +115,7 @@ class Simulation:
         self.stopped_trials: frozenset[int] = frozenset()  # these send to no client any more
         self._evaluated_at_once = len(self.trials)
         self._examples_at_once = task.examples_at_once
+        self._replayed = Replayed(self._evaluate_some)
         with self.numerics():
             # Copies of all updates of a round that are in memory at once.
             kept = 2 if self.server_side.aggregator is not None else int(self.server_side.guard)
@@ -297,10 +300,13 @@ class Simulation:
         self._useful += sum(len(batch.stream) for batch in batches)
         return _Launched(round_, after, facts)
 
+    @property
+    def _has_graphs(self) -> bool:
+        return isinstance(self.engine, Vectorized) and self.engine.cuda_graph
+
     def _replays(self, clients: int) -> bool:
         """Tell whether a GPU replays what follows local training: all clients train at once."""
-        graphs = isinstance(self.engine, Vectorized) and self.engine.cuda_graph
-        whole = graphs and clients <= (self.chunk or clients) and self.memory.is_empty
+        whole = self._has_graphs and clients <= (self.chunk or clients) and self.memory.is_empty
         # Merging follows from tables if nothing is known of single uploads.
         side, rule = self.server_side, self.server_side.rule.rule
         special = side.guard or side.aggregator or rule.own_weights or "client" in rule.needs
@@ -310,14 +316,14 @@ class Simulation:
         """Compute loss and metric of every trial; zeros for stopped ones."""
         active = [i for i in range(len(self.trials)) if i not in self.stopped_trials]
         chosen = row(params, active) if self.stopped_trials else params
-        goal = self.program.objective, self.task.metric, self.task.prepare
         while True:
             size, chunk = self._evaluated_at_once, self._examples_at_once
+            some = (row(chosen, slice(i, i + size)) for i in range(0, len(active), size))
             try:
-                parts = [
-                    evaluate(row(chosen, slice(i, i + size)), examples, *goal, chunk=chunk)
-                    for i in range(0, len(active), size)
-                ]
+                if self._has_graphs and size <= FEW_MODELS and examples is self._test:
+                    parts = [self._replayed(chunk, s, still=examples).clone() for s in some]
+                else:
+                    parts = [self._evaluate_some(chunk, s, examples) for s in some]
                 break
             except torch.OutOfMemoryError:
                 if size > MIN_WIDTH:
@@ -333,6 +339,10 @@ class Simulation:
         whole = found.new_zeros((len(self.trials), 2))
         whole[active] = found
         return whole
+
+    def _evaluate_some(self, chunk: int, params: Tree, examples: Examples) -> Tensor:
+        goal = self.program.objective, self.task.metric, self.task.prepare
+        return evaluate(params, examples, *goal, chunk=chunk)
 
     def padding(self) -> float:
         """Return client steps computed so far over those that were planned: 1.0 wastes nothing."""
