@@ -50,7 +50,7 @@ from fedzmg.wrappers.projection import Axes, projected_axes, zero_mean
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = 20, 21, 22
 ARMS = {"with": "all", "without": "none"}
-CHUNK = 500  # examples of a pass
+CHUNK = 2_000  # examples of a pass
 MOST_STEPS, CLOSE = 40, 0.005  # of the power iteration: steps, and relative change to stop at
 ENOUGH = 0.75
 
