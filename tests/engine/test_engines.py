@@ -202,6 +202,38 @@ def test_the_fastest_use_of_cores_is_measured(
         assert torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize(("all_threads", "chosen"), [(0.5, 0), (0.99, 1), (3.0, 1)])
+def test_the_map_takes_all_threads_only_where_they_are_faster(
+    monkeypatch: pytest.MonkeyPatch, all_threads: float, chosen: int
+) -> None:
+    clock, built = [0.0], simulation("sequential")
+
+    def slow(*_: object) -> None:
+        clock[0] += 0.02 * (1.0 if torch.get_num_threads() == 1 else all_threads)
+
+    monkeypatch.setattr(probing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(probing, "pass_seconds", slow)
+    with threads(2):
+        mapped = Vectorized(built.program), built.probe()
+        assert choose.threads_of_map(*mapped, 1000) == chosen
+        steps, clock[0] = mapped[1].steps, 0.0
+        for rounds in (1, 10, 100, 1000):
+            choose.threads_of_map(*mapped, rounds)
+            assert clock[0] <= 0.01 * rounds * steps * 0.02 * max(1.0, all_threads)
+            clock[0] = 0.0
+
+
+def test_several_trials_take_the_map_in_a_tie(passes: Any) -> None:
+    built = simulation("sequential")
+    passes(dict.fromkeys(product(("sequential", "vectorized"), (True, False)), 1.0))
+    several = {"speedup": choose.SEVERAL_SPEEDUP}
+    found = [
+        choose.choose_on_cpu(built.program, built.probe(), 10**4, **options).path
+        for options in ({}, several)
+    ]
+    assert found == ["sequential", "vectorized"]
+
+
 def test_a_model_that_cannot_be_copied_trains_one_client_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

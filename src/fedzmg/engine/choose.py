@@ -1,8 +1,8 @@
 """Choose the execution path and the chunk size of a training, and build its engine.
 
-The path is measured on one trial's round, so that on a CPU a trial has the same bits alone and in a
-pack. On a GPU the number of trials decides whether compiling pays. The choice is recorded with a
-run and kept when it resumes. On a CPU a short training takes the loop without measuring.
+The path is measured on one trial's round. On a CPU several trials take the map in a tie, and on a
+GPU their number decides whether compiling pays. The choice is recorded with a run and kept when it
+resumes. On a CPU a short training takes the loop without measuring.
 """
 
 import math
@@ -23,6 +23,7 @@ from fedzmg.engine.probe import (
     Probe,
     choose_cores,
     pass_seconds,
+    threads_of_map,
 )
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
@@ -34,7 +35,8 @@ from fedzmg.tree import num_bytes, row
 PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 EngineName = Literal["auto", PathName]
 
-MAPPED_SPEEDUP = 1.03  # of the map over the loop on a CPU; for several trials it is faster still
+MAPPED_SPEEDUP = 1.03  # of the map over the loop on a CPU, for one trial
+SEVERAL_SPEEDUP = 0.85  # the same for several trials: 1.2 to 1.8 times as much with three
 CLEAR_SPEEDUP = 1.1  # speed-up of the loop without oneDNN that is needed to turn it off
 CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
 IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
@@ -127,9 +129,17 @@ class EnginePlanner:
             return choose_on_gpu(program, probe(), work, self.chunk)
         cores = choose_cores(program, own := probe(), rounds_left)
         with threads(cores.threads):
-            found = choose_on_cpu(program, own, rounds_left, self.chunk, cores.gain, cores.seconds)
-        parallel = cores.parallel if found.path == "sequential" else 1
-        return replace(found, threads=cores.threads, parallel=parallel)
+            found = choose_on_cpu(
+                program, own, rounds_left, self.chunk, cores.gain, cores.seconds,
+                MAPPED_SPEEDUP if trials == 1 else SEVERAL_SPEEDUP,
+            )  # fmt: skip
+        if found.path == "sequential":
+            return replace(found, threads=cores.threads, parallel=cores.parallel)
+        number = cores.threads
+        if number and found.path == "vectorized":
+            with onednn(found.onednn):
+                number = threads_of_map(Vectorized(program, chunk=self.chunk), own, rounds_left)
+        return replace(found, threads=number)
 
     def build(self, program: Program) -> Engine:
         """Build the chosen engine."""
@@ -202,12 +212,12 @@ class _Timings:
 
 def choose_on_cpu(
     program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, gain: float = 1.0,
-    spent: float = 0.0,
+    spent: float = 0.0, speedup: float = MAPPED_SPEEDUP,
 ) -> EngineChoice:  # fmt: skip
     """Time the loop on one client and the map on as many as a share of the training allows.
 
     ``gain`` is the speed-up of the loop by clients in parallel over one client with one thread,
-    ``spent`` the time that it took to find that out.
+    ``spent`` the time that it took to find that out, ``speedup`` what the map needs to be taken.
     """
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
@@ -261,11 +271,11 @@ def choose_on_cpu(
     each = timings.cost("sequential", enabled) + timings.cost("vectorized", enabled)
     # Paths alternate, so that a busy moment of the machine slows both of them down.
     for _ in range(TIMED_PASSES - 1):
-        tie = loop / mapped / MAPPED_SPEEDUP
+        tie = loop / mapped / speedup
         if max(tie, 1 / tie) > CLEAR_RATIO or timings.spent + each > budget:
             break
         loop, mapped = (timings.time(name, enabled) for name in get_args(PathName)[:2])
-    path: PathName = "vectorized" if loop > MAPPED_SPEEDUP * mapped else "sequential"
+    path: PathName = "vectorized" if loop > speedup * mapped else "sequential"
     if path == "vectorized" and can_compile(program.device):
         part, steps = timings.parts[path], probe.steps * rounds_left
         saved = _compile_saves(program, part, mapped * len(part.batches), steps, enabled)

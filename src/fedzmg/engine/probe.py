@@ -17,7 +17,8 @@ from fedzmg.engine.sequential import TOGETHER_BYTES, Sequential
 from fedzmg.models.kernels import threads
 from fedzmg.tree import State, num_bytes, row
 
-CHOOSING_SHARE = 0.042  # share of a training on a CPU for timing its paths
+CHOOSING_SHARE = 0.036  # share of a training on a CPU for timing its paths
+THREADS_SHARE = 0.008  # the same, for timing threads of the map
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 PROBE_STEPS = 2  # local steps of a timed pass at least
 ONE_THREAD = 1.03  # slow-down of the loop on a CPU by one thread up to which one is taken
@@ -121,3 +122,17 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     if not PARALLEL_SPEEDUP * idle * seconds["parallel"] <= best < math.inf:
         return Cores(int(one), seconds=spent)
     return Cores(int(one), parallel, seconds["one"] / (idle * seconds["parallel"]), spent)
+
+
+def threads_of_map(engine: Engine, probe: Probe, rounds_left: int) -> int:
+    """Time a step of the map with one thread and with all, by the wall clock; 0: all, else 1."""
+    every, passes = torch.get_num_threads(), 2
+    if 2 * passes > THREADS_SHARE * rounds_left * probe.steps:
+        return 1
+    part, seconds = probe.first_steps(1), {1: math.inf, every: math.inf}
+    for number in (every, 1) * passes:
+        start = time.perf_counter()
+        with threads(number):
+            pass_seconds(engine, part)
+        seconds[number] = min(seconds[number], time.perf_counter() - start)
+    return int(seconds[1] <= ONE_THREAD * seconds[every])
