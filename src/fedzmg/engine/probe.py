@@ -17,7 +17,7 @@ from fedzmg.engine.sequential import TOGETHER_BYTES, Sequential
 from fedzmg.models.kernels import threads
 from fedzmg.tree import State, num_bytes, row
 
-CHOOSING_SHARE = 0.036  # share of a training on a CPU for timing its paths
+CHOOSING_SHARE = 0.032  # share of a training on a CPU for timing its paths
 THREADS_SHARE = 0.008  # the same, for timing threads of the map
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 PROBE_STEPS = 2  # local steps of a timed pass at least
