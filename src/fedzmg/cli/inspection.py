@@ -178,7 +178,7 @@ def report(
 
     material, folder = reading.read(directories), out or directories[0] / "report"
     outcomes = [study_result(study) for study in material.studies]
-    names, removed, edited = publish(material, outcomes, folder, page_only=page_only)
+    names, removed = publish(material, outcomes, folder, page_only=page_only)
     common.print_path("page", folder / PAGE)
     for what in ("tables", "figures"):
         if count := sum(name.startswith(f"{what}/") for name in names):
@@ -186,8 +186,6 @@ def report(
     common.say(*material.notes)
     if removed:
         common.say(f"{len(removed)} files of an earlier report there are removed")
-    changed = "of an earlier report was changed since and is left alone"
-    common.say(*(f"{name} {changed}" for name in edited))
 
 
 def keep(

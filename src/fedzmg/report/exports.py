@@ -25,8 +25,8 @@ _FORMATS = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "json": to_json}
 
 def publish(
     material: Material, results: Sequence[StudyResult], out: Path, *, page_only: bool = False
-) -> tuple[list[str], list[str], list[str]]:
-    """Replace an earlier report; return the names of files written, removed, and left as edited."""
+) -> tuple[list[str], list[str]]:
+    """Replace an earlier report; return the names of files written and removed."""
     check_place(out)
     # Before the long work; the names of tables and figures are known only after it.
     refuse_foreign(out, [PAGE])
@@ -39,7 +39,7 @@ def publish(
         files |= dict(tables(material, results))
         for stem, chart in drawn.items():
             files |= {f"figures/{stem}.{suffix}": rendered(chart, suffix) for suffix in FORMATS}
-    return list(files), *replace_files(out, files)
+    return list(files), replace_files(out, files)
 
 
 def tables(material: Material, results: Sequence[StudyResult]) -> Iterator[tuple[str, bytes]]:

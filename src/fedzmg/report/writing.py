@@ -1,12 +1,11 @@
 """Safe writing of output files: nothing that another program or person wrote is replaced.
 
-Every command that fills a directory lists its files and their hashes in ``written.json``. The next
+Every command that fills a directory lists its files in ``written.json``. The next
 report in the same directory replaces and removes the files of the previous one; other commands
 replace their own files and remove none.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import tempfile
@@ -16,7 +15,6 @@ from pathlib import Path
 from fedzmg.errors import InputError
 from fedzmg.storage.files import naming_errors, write_atomic
 from fedzmg.storage.formats import read_json
-from fedzmg.storage.reading import read_file
 
 LIST = "written.json"
 ELSEWHERE = "choose another place with --out"
@@ -57,56 +55,54 @@ def staged(out: Path, writer: str) -> Iterator[Path]:
     _write_all(out, files, writer)
 
 
-def replace_files(out: Path, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
-    """Write a report; return files of earlier ones only: removed, and kept as edited since."""
+def replace_files(out: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Write a report and remove files of earlier ones only; return their names."""
     before = _write_all(out, files, REPORT)
-    stale = [name for name in before if name not in files]
-    removed = [name for name in stale if _remove(out, name, before[name])]
-    _write_list(out, {name: _hash(content) for name, content in files.items()}, REPORT)
-    return removed, [name for name in stale if name not in removed and (out / name).exists()]
+    removed = [name for name in before if name not in files and _remove(out, name)]
+    _write_list(out, files, REPORT)
+    return removed
 
 
-def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> dict[str, str]:
-    """Write and list files; return the hashes of those that ``writer`` had listed before."""
+def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> list[str]:
+    """Write and list files; return those that ``writer`` had listed before."""
     refuse_foreign(out, files, writer)
     before = _lists(out, writer)[writer]
     if files:  # the list comes first: an interrupted command must leave it for the next one
-        _write_list(out, before | {name: _hash(own) for name, own in files.items()}, writer)
+        _write_list(out, {*before, *files}, writer)
     for name, content in files.items():
         write(out / name, content)
     return before
 
 
-def _lists(out: Path, writer: str) -> dict[str, dict[str, str]]:
-    """Read the hashes of listed files by the command that wrote them."""
+def _lists(out: Path, writer: str) -> dict[str, list[str]]:
+    """Read the listed files by the command that wrote them."""
     found = read_json(out / LIST) if os.path.lexists(out / LIST) else {}
-    if not all(isinstance(own, dict) for own in found.values()):
+    texts = (
+        isinstance(own, list) and all(isinstance(n, str) for n in own) for own in found.values()
+    )
+    if not all(texts):
         raise _foreign(out / LIST, writer)
-    return {writer: {}, **found}
+    return {writer: [], **found}
 
 
-def _write_list(out: Path, files: Mapping[str, str], writer: str) -> None:
-    lists = {**_lists(out, writer), writer: dict(sorted(files.items()))}
+def _write_list(out: Path, files: Iterable[str], writer: str) -> None:
+    lists = {**_lists(out, writer), writer: sorted(files)}
     write(out / LIST, (json.dumps(lists, indent=1) + "\n").encode())
 
 
-def _remove(out: Path, name: str, digest: str) -> bool:
-    """Remove a file that is unchanged and inside ``out``, and folders that this leaves empty."""
+def _remove(out: Path, name: str) -> bool:
+    """Remove a file inside ``out``, and folders that this leaves empty."""
     own = out.resolve()
     path = own / name
     # Links and ".." in a list lead to files of others.
     inside = path.resolve() == path and path.is_relative_to(own)
-    if not inside or not path.is_file() or _hash(read_file(path)) != digest:
+    if not inside or not path.is_file():
         return False
     path.unlink()
     with contextlib.suppress(OSError):  # it is not empty
         for folder in path.relative_to(own).parents[:-1]:
             (own / folder).rmdir()
     return True
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _foreign(path: Path, writer: str) -> InputError:
