@@ -3,7 +3,7 @@
 Initial weights, cohorts, batch orders and dropout masks are derived from an *address*
 ``(seed, purpose, *place)``; no global generator is read or written. Hence every algorithm of a
 study sees the same cohorts and batches, a run resumes bit-identically at any round, and a trial
-gives the same curve alone or packed with others.
+gives the same curve alone or packed with others, on one execution path.
 """
 
 import hashlib

@@ -21,7 +21,7 @@ CHOOSING_SHARE = 0.032  # share of a training on a CPU for timing its paths
 THREADS_SHARE = 0.008  # the same, for timing threads of the map
 CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
 PROBE_STEPS = 2  # local steps of a timed pass at least
-ONE_THREAD = 1.03  # slow-down of the loop on a CPU by one thread up to which one is taken
+ONE_THREAD = 1.03  # slow-down by one thread up to which one is taken, for the loop and the map
 PARALLEL_SPEEDUP = 1.1  # least speed-up for which clients train in parallel
 SHORT_STEP = 0.003  # seconds below which Python takes most of a step, and threads wait for it
 MOST_PARALLEL = 16  # clients in parallel; all are in memory
@@ -127,7 +127,8 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
 def threads_of_map(engine: Engine, probe: Probe, rounds_left: int) -> int:
     """Time a step of the map with one thread and with all, by the wall clock; 0: all, else 1."""
     every, passes = torch.get_num_threads(), 2
-    if 2 * passes > THREADS_SHARE * rounds_left * probe.steps:
+    cost = 2 * passes * len(probe.batches)  # steps of clients
+    if cost > THREADS_SHARE * rounds_left * probe.client_steps:
         return 1
     part, seconds = probe.first_steps(1), {1: math.inf, every: math.inf}
     for number in (every, 1) * passes:
@@ -135,4 +136,6 @@ def threads_of_map(engine: Engine, probe: Probe, rounds_left: int) -> int:
         with threads(number):
             pass_seconds(engine, part)
         seconds[number] = min(seconds[number], time.perf_counter() - start)
-    return int(seconds[1] <= ONE_THREAD * seconds[every])
+        if seconds[number] > CHOOSING_SECONDS / (2 * passes):
+            break
+    return int(not ONE_THREAD * seconds[every] < seconds[1] < math.inf)

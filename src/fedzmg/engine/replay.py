@@ -69,7 +69,7 @@ class Replayed:
         try:
             with capturing(graph):
                 results = self._function(fixed, *own, *last)
-        except RuntimeError:  # a user's rule that waits for the device, or too little memory
+        except Exception:  # a user's function that waits for the device, or too little memory
             return called
 
         def run(_: tuple[Any, ...]) -> Any:
@@ -82,12 +82,13 @@ class Replayed:
 @contextlib.contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """Capture a graph; the collector, which may free another graph, would break the capture."""
-    collects = gc.isenabled()
+    collects, stream = gc.isenabled(), torch.cuda.current_stream()
     gc.disable()
     try:
         with torch.cuda.graph(graph, pool=pool):
             yield
     finally:
+        torch.cuda.set_stream(stream)  # a capture that fails leaves its own
         if collects:
             gc.enable()
 

@@ -14,7 +14,7 @@ from fedzmg.tree import State
 
 OUTLIER = 100.0  # norm of an outlier over the median of its cohort, at least
 FEWEST = 3  # uploads that a cohort needs for its median to judge any of them
-FEW_PARTS = 4  # of models that one thread adds as fast as several
+FEW_PARTS = 8  # of models that one thread adds as fast as several
 
 
 class Sums(NamedTuple):

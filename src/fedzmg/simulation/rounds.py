@@ -115,7 +115,12 @@ class Simulation:
         self.stopped_trials: frozenset[int] = frozenset()  # these send to no client any more
         self._evaluated_at_once = len(self.trials)
         self._examples_at_once = task.examples_at_once
-        self._replayed = Replayed(self._evaluate_some)
+        goal = self.program.objective, task.metric, task.prepare
+
+        def scores(chunk: int, params: Tree, examples: Examples) -> Tensor:
+            return evaluate(params, examples, *goal, chunk=chunk)
+
+        self._scores, self._replayed = scores, Replayed(scores)
         with self.numerics():
             # Copies of all updates of a round that are in memory at once.
             kept = 2 if self.server_side.aggregator is not None else int(self.server_side.guard)
@@ -257,6 +262,7 @@ class Simulation:
     def _rebuild(self) -> None:
         """Build the engine again, without the buffers of the old one."""
         del self.engine
+        self._replayed = Replayed(self._scores)
         torch.cuda.empty_cache()
         self.engine = self.engines.build(self.program)
 
@@ -320,10 +326,11 @@ class Simulation:
             size, chunk = self._evaluated_at_once, self._examples_at_once
             some = (row(chosen, slice(i, i + size)) for i in range(0, len(active), size))
             try:
-                if self._has_graphs and size <= FEW_MODELS and examples is self._test:
+                few = min(size, len(active)) <= FEW_MODELS and examples is self._test
+                if few and self._has_graphs:
                     parts = [self._replayed(chunk, s, still=examples).clone() for s in some]
                 else:
-                    parts = [self._evaluate_some(chunk, s, examples) for s in some]
+                    parts = [self._scores(chunk, s, examples) for s in some]
                 break
             except torch.OutOfMemoryError:
                 if size > MIN_WIDTH:
@@ -332,6 +339,7 @@ class Simulation:
                     self._examples_at_once = chunk // 2
                 else:
                     raise
+                self._replayed = Replayed(self._scores)  # its graphs hold memory, too
                 torch.cuda.empty_cache()
         found = torch.cat(parts)
         if not self.stopped_trials:
@@ -339,10 +347,6 @@ class Simulation:
         whole = found.new_zeros((len(self.trials), 2))
         whole[active] = found
         return whole
-
-    def _evaluate_some(self, chunk: int, params: Tree, examples: Examples) -> Tensor:
-        goal = self.program.objective, self.task.metric, self.task.prepare
-        return evaluate(params, examples, *goal, chunk=chunk)
 
     def padding(self) -> float:
         """Return client steps computed so far over those that were planned: 1.0 wastes nothing."""
