@@ -217,7 +217,7 @@ def test_a_simulation_ends_with_its_last_reference() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize(("all_threads", "chosen"), [(0.5, 0), (0.99, 1), (3.0, 1)])
+@pytest.mark.parametrize(("all_threads", "chosen"), [(0.5, 0), (0.99, 1), (3.0, 1), (20.0, 1)])
 def test_the_map_takes_all_threads_only_where_they_are_faster(
     monkeypatch: pytest.MonkeyPatch, all_threads: float, chosen: int
 ) -> None:

@@ -166,7 +166,7 @@ class Merger:
     def _begin(
         self, form: Flat, total_form: Flat, like: Tensor, totals: int, *, empty: bool = False
     ) -> None:
-        """Start with sums of zero, as wide as a row of uploads; ``empty``: they are written."""
+        """Start with sums of zero, as wide as an upload; ``empty``: the first overwrites them."""
         self._forms = form, total_form
         make = like.new_empty if empty else like.new_zeros
         rows, total = make(self._trials, like.shape[1]), like.new_zeros(self._trials, totals)

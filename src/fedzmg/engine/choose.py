@@ -35,8 +35,8 @@ from fedzmg.tree import num_bytes, row
 PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 EngineName = Literal["auto", PathName]
 
-MAPPED_SPEEDUP = 1.03  # of the map over the loop on a CPU, for one trial
-SEVERAL_SPEEDUP = 0.85  # the same for several trials: 1.2 to 1.8 times as much with three
+MAPPED_SPEEDUP = 1.03  # of the map over the loop on a CPU, that it needs for one trial
+SEVERAL_SPEEDUP = 0.85  # the same, if several trials follow: three make it 1.2 to 1.8 times larger
 CLEAR_SPEEDUP = 1.1  # speed-up of the loop without oneDNN that is needed to turn it off
 CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
 IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
@@ -217,7 +217,7 @@ def choose_on_cpu(
     """Time the loop on one client and the map on as many as a share of the training allows.
 
     ``gain`` is the speed-up of the loop by clients in parallel over one client with one thread,
-    ``spent`` the time that it took to find that out, ``speedup`` what the map needs to be taken.
+    ``spent`` the time that it took to find that out, ``speedup`` that which the map needs.
     """
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)

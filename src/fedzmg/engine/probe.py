@@ -125,7 +125,7 @@ def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
 
 
 def threads_of_map(engine: Engine, probe: Probe, rounds_left: int) -> int:
-    """Time a step of the map with one thread and with all, by the wall clock; 0: all, else 1."""
+    """Time a step of the map with all threads and with one; return 0 for all, or 1."""
     every, passes = torch.get_num_threads(), 2
     cost = 2 * passes * len(probe.batches)  # steps of clients
     if cost > THREADS_SHARE * rounds_left * probe.client_steps:
@@ -136,6 +136,6 @@ def threads_of_map(engine: Engine, probe: Probe, rounds_left: int) -> int:
         with threads(number):
             pass_seconds(engine, part)
         seconds[number] = min(seconds[number], time.perf_counter() - start)
-        if seconds[number] > CHOOSING_SECONDS / (2 * passes):
+        if seconds[number] > CHOOSING_SECONDS / (2 * passes):  # too long to try: one thread
             break
     return int(not ONE_THREAD * seconds[every] < seconds[1] < math.inf)
