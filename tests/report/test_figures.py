@@ -206,6 +206,7 @@ def test_outliers_do_not_stretch_the_axes() -> None:
     assert "cut to possible values" in chart.caption
     usual = [0.1 * i for i in range(40)]
     assert usual_range(usual) is None
+    assert usual_range([0.0, *[1.0] * 99]) is None, "equal limits make no axis"
     limits = usual_range([*usual, 1e26])
     assert limits is not None
     assert 4.0 < limits[1] < 10.0

@@ -220,13 +220,13 @@ def format_axis(axes: Axes, metric: str, *, vertical: bool = True, signed: bool 
 
 
 def usual_range(values: Iterable[float]) -> tuple[float, float] | None:
-    """Return the limits of the inner nine tenths, widened by half; None without far outliers."""
+    """Return the limits of the inner nine tenths, widened by half; None: no need for limits."""
     finite = np.array([value for value in values if math.isfinite(value)])
     if not finite.size:
         return None
     (low, high), (first, last) = np.quantile(finite, (0.05, 0.95)), (finite.min(), finite.max())
     room = 0.5 * (high - low)
-    if first >= low - 5.0 * room and last <= high + 5.0 * room:
+    if not room or (first >= low - 5.0 * room and last <= high + 5.0 * room):
         return None
     return float(max(low - room, first)), float(min(high + room, last))
 
