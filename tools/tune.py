@@ -67,6 +67,7 @@ GRIDS: dict[str, dict[str, dict[str, str]]] = {
             )
         },
         "field-grid": {n: n for n in FIELD},
+        "cifar100-named-grid": {n: n for n in ("scaffold", "fedcada")},
     },
     "mnist-by-writer": {
         "mnist-by-writer-halving-grid": {
