@@ -47,22 +47,6 @@ def test_client_and_label_folders(tmp_path: Path) -> None:
     assert columns.array("x").dtype == np.uint8
 
 
-@pytest.mark.parametrize("table", ["one", "each"])
-def test_labels_in_tables(tmp_path: Path, table: str) -> None:
-    for seed, name in enumerate(["a/1.png", "a/2.png", "b/1.png"]):
-        put(tmp_path / name, picture(seed))
-    if table == "one":
-        (tmp_path / "labels.csv").write_text(
-            "file,label\nb/1.png,10\n./a/2.png,9\n\na/1.png,2\n", encoding="utf-8-sig"
-        )
-    else:
-        (tmp_path / "a/labels.csv").write_text("file,label\r\n1.png,2\r\n2.png,9\r\n")
-        (tmp_path / "b/labels.csv").write_text('file,label\n"1.png","10"\n')
-    columns = image_folder.read_image_folder([tmp_path])
-    assert columns.notes == ("classes: 2, 9, 10",)  # numbers in order of size
-    assert rows_of(columns) == {"a": [0, 1], "b": [2]}
-
-
 def test_images_are_made_alike_on_demand(tmp_path: Path) -> None:
     grey = Image.new("L", (6, 4), 100)
     put(tmp_path / "a/0/1.png", grey)
@@ -129,12 +113,7 @@ def test_links_may_not_leave_the_folder(tmp_path: Path) -> None:
         image_folder.read_image_folder([root])
 
 
-def labelled(table: bytes, **more: Any) -> dict[str, Any]:
-    return {"a/i.png": picture(), "a/labels.csv": table, **more}
-
-
 TWO = packed(picture(), "GIF", save_all=True, append_images=[picture(1)])
-TWICE = labelled(b"file,label\ni.png,0") | {"labels.csv": b"file,label\na/i.png,1"}
 
 
 @pytest.mark.parametrize(
@@ -142,11 +121,8 @@ TWICE = labelled(b"file,label\ni.png,0") | {"labels.csv": b"file,label\na/i.png,
     [
         ({}, "no image"),
         ({"a/i.png": picture()}, "a/i.png: has no label"),
+        ({"i.png": picture()}, "i.png: has no label"),
         ({"a/0/i.png": picture(), "b/notes.txt": b""}, "no image for b"),
-        (TWICE, "line 2: 'a/i.png'"),
-        (labelled(b"file,label\ni.png,0\ni.png,1"), "line 3: 'a/i.png'"),
-        (labelled(b"file,label\ni.png,0\nj.png,1"), "a/j.png"),
-        (labelled(b'file,label\ni.png,"0'), "labels.csv: cannot be read"),
         ({"a/0/i.png": b"text"}, "i.png: cannot be read .*: replace or remove it"),
         ({"a/0/i.png": Image.new("I;16", (3, 3))}, "I;16"),
         ({"a/0/i.gif": TWO}, "is animated"),
@@ -202,30 +178,16 @@ def test_many_flat_images_are_refused_as_a_whole(
 
 FORMS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM")
 IMAGES = st.one_of(*(damaged(packed(picture(0, "RGB"), form)) for form in FORMS))
-TABLES = damaged(b"file,label\ni.png,dog\n", b'file,label\n"i.png","a ""b"""\n')
 
 
 def read_image(paths: list[Path]) -> Any:
     """Read a damaged file as an image."""
     root = paths[0].with_name("images")
     put(root / "a/0/i.png", paths[0].read_bytes())
-    return named_after(paths[0], root)
-
-
-def read_labels(paths: list[Path]) -> Any:
-    """Read a damaged file as a table of labels."""
-    root = paths[0].with_name("tables")
-    put(root / "a/i.png", picture())
-    put(root / "a/labels.csv", paths[0].read_bytes())
-    return named_after(paths[0], root)
-
-
-def named_after(path: Path, root: Path) -> Any:
     try:
         return image_folder.read_image_folder([root])
     except InputError as error:
-        raise InputError(str(error).replace(str(root), str(path))) from None
+        raise InputError(str(error).replace(str(root), str(paths[0]))) from None
 
 
 test_damaged_images, test_many_damaged_images = fuzz_tests(read_image, IMAGES, 30, 3000)
-test_damaged_tables, test_many_damaged_tables = fuzz_tests(read_labels, TABLES, 15, 1000)

@@ -1,11 +1,8 @@
-"""Reader for image folders: ``ROOT/<client>/<label>/*.png``, or ``ROOT/<client>/*.png`` and labels.
+"""Reader for image folders: ``ROOT/<client>/<label>/*.png``.
 
-``labels.csv`` has columns ``file`` and ``label``; it lies in each client's folder, or one for all
-lies in ROOT and names ``<client>/<name>``. Images need Pillow. Clients are sorted by name, images
-of a client by path.
+Images need Pillow. Clients are sorted by name, images of a client by path.
 """
 
-import csv
 import io
 import warnings
 from collections.abc import Mapping
@@ -36,19 +33,17 @@ def read_image_folder(
     """
     [root] = common.as_paths(paths, folder=True, single=True)
     with common.reading(str(root)):
-        images, tables, others = _find(root)
+        images, others = _find(root)
         stored = sum(path.stat().st_size for path in images)
     clients, labels = [], []
     for path in images:
         client, *inner = path.relative_to(root).parts
-        label = inner[0] if len(inner) == 2 else tables.pop(f"{client}/{path.name}", None)
-        if label is None or len(inner) not in (1, 2):
-            expected = "CLIENT/LABEL/IMAGE, or a line in labels.csv"
-            raise InputError(f"{path}: has no label: expected {expected}")
+        if len(inner) != 2:
+            raise InputError(f"{path}: has no label: expected CLIENT/LABEL/IMAGE")
         clients.append(client)
-        labels.append(label)
+        labels.append(inner[0])
     folders = {path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."}
-    unused = [*tables, *sorted(folders - set(clients))]
+    unused = sorted(folders - set(clients))
     if unused or not images:
         raise InputError(f"{root}: no image for {unused[0] if unused else 'any client'}: add some")
     sources = ((str(path), path) for path in images)
@@ -58,12 +53,11 @@ def read_image_folder(
     return common.assemble(str(root), grouping, decode, labels, classes=classes, notes=notes)
 
 
-def _find(root: Path) -> tuple[list[Path], dict[str, str], list[Path]]:
-    """List the images by path, the labels of ``CLIENT/NAME`` in tables, and all other files."""
+def _find(root: Path) -> tuple[list[Path], list[Path]]:
+    """List the images by path, and all other files."""
     inside = root.resolve()
     images: list[Path] = []
     others: list[Path] = []
-    tables: dict[str, str] = {}
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
         if any(part.startswith(".") for part in parts):
@@ -72,25 +66,9 @@ def _find(root: Path) -> tuple[list[Path], dict[str, str], list[Path]]:
             raise InputError(f"{str(path)!r}: its name is not plain text: rename it")
         if path.is_symlink() and not path.resolve().is_relative_to(inside):
             raise InputError(f"{path}: is a link that leaves the folder: copy the file instead")
-        if path.name == "labels.csv" and len(parts) <= 2:
-            with common.reading(str(path), "correct it"):
-                _add_labels(path, "/".join([*parts[:-1], ""]), tables)
-        elif not path.is_dir():
+        if not path.is_dir():
             (images if path.suffix.lower() in SUFFIXES else others).append(path)
-    return images, tables, others
-
-
-def _add_labels(path: Path, folder: str, tables: dict[str, str]) -> None:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, strict=True)
-        if [name.strip() for name in next(rows, [])] != ["file", "label"]:
-            raise ValueError("its first line must be file,label")
-        for row in filter(None, rows):
-            name, label = (entry.strip() for entry in row)
-            name = f"{folder}{name.removeprefix('./')}"
-            if not label or name in tables:
-                raise ValueError(f"line {rows.line_num}: {name!r} has no label, or two")
-            tables[name] = label
+    return images, others
 
 
 def decode_all(
