@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from statistics import mean
 
-from partitions_figure import RESULTS, gains, runs_of, shown
-
 from fedzmg.report.figures.style import COLOURS, Chart, save, styled
 from fedzmg.results.significance import holm, paired_t
+from partitions_figure import RESULTS, gains, runs_of, shown
 
 NAME, WITH = "zero-mean-study", "-zero-mean"
 POINT = 1.0  # smallest mean difference, in points, that helps or harms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedzmg.engine import client_memory
 from fedzmg.engine.client_memory import MemoryStore, Slots
 from fedzmg.errors import InputError
 from fedzmg.tree import Tree, row
@@ -101,6 +103,46 @@ def test_store_keeps_types_and_trials_apart() -> None:
     assert (count.tolist(), count.dtype) == ([8, 7, 0], torch.int64)
     assert store.of_trial(0).keys() == {2}
     assert store.kept_bytes == 4 * 4
+
+
+@given(actions)
+def test_memory_that_a_gpu_holds_is_that_of_files(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[object]
+) -> None:
+    """Both stores have the same memories after any writes, checkpoints and crashes."""
+    places = [tmp_path_factory.mktemp("memory") for _ in range(4)]
+    owners, kept, round_ = [(t, c) for t in range(2) for c in range(CLIENTS)], 0, 0
+
+    def opened(held: bool) -> MemoryStore:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client_memory, "_room", lambda _: held * 10**6)
+            return MemoryStore(fresh(), CLIENTS, places[2 * held : 2 * held + 2])
+
+    stores = [opened(False), opened(True)]
+    for action in actions:
+        if action == "checkpoint":
+            kept = round_
+            for store in stores:
+                store.flush()
+                store.commit(kept)
+            assert stores[0].mark(0, kept) == stores[1].mark(0, kept)
+        elif action in ("crash", "damage"):
+            # A crash loses what is not in files; a run that goes back to a checkpoint does not.
+            stores = [opened(False), opened(True)] if action == "crash" else stores
+            round_ = kept
+            for store, trial in itertools.product(stores, range(2)):
+                store.rewind(trial, kept)
+        else:
+            round_ += 1
+            some = sorted((c % 2, c) for c in action)  # type: ignore[attr-defined]
+            values = torch.tensor([100.0 * round_ + c for _, c in some])
+            written = Tree({"a": values[:, None].expand(-1, 3)}), values.long()
+            for store in stores:
+                store.write(some, round_, written, [c != 3 for _, c in some])
+        (tree, count), (other, other_count) = (store.read(owners) for store in stores)
+        assert torch.equal(tree["a"], other["a"])
+        assert torch.equal(count, other_count)
+        assert stores[0].of_trial(1).keys() == stores[1].of_trial(1).keys()
 
 
 def test_full_temporary_folder_is_named_with_the_remedy(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.live import Live
-from typer import Argument, Option
+from typer import Argument
 
 from fedzmg.cli import common
 from fedzmg.cli.common import Json, flag, opt
@@ -219,12 +219,8 @@ def restore(
 def export(
     run_directory: Annotated[Path, Argument(help="A run directory.")],
     to: Annotated[Path | None, opt("File to write.", "RUN/model.safetensors")] = None,
-    round_: Annotated[
-        int | None,
-        Option("--round", min=1, help="Round of the model, if kept.", show_default="the last"),
-    ] = None,
 ) -> None:
     """Write a run's common model as a plain state dict in safetensors; own parts stay out."""
     from fedzmg.experiment.run_directory import export_model
 
-    print_line(export_model(run_directory, to, round_))
+    print_line(export_model(run_directory, to))

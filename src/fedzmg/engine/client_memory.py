@@ -5,7 +5,8 @@ checkpoint, the newest one and the current round. A write never touches a slot t
 relies on. To go back to a checkpoint is to take, for every client, the newest slot that is not
 younger. A checkpoint has a digest of these slots, so that a changed byte is noticed.
 
-Slots are in sparse files. Only the cohort's share is ever in memory and on the device.
+Slots are in sparse files. Only the cohort's share is ever in memory and on the device, except on a
+GPU with room for all clients: it holds them, and files receive what has changed at a checkpoint.
 """
 
 import contextlib
@@ -34,6 +35,7 @@ STAMP = np.dtype([("round", np.int64), ("hash", np.uint8, 32)])  # round and che
 
 
 SHARDS = "; "  # separator of the marks of shards
+GPU_SHARE = 4  # one of so many parts of the free memory of a GPU is for the memories of clients
 
 
 def shard_folder(directory: Path, shard: int) -> Path:
@@ -67,8 +69,8 @@ class FileRows:
         return np.frombuffer(data, dtype=self._dtype).copy()
 
     def write(self, index: int, values: npt.NDArray[Any]) -> None:
-        data = np.ascontiguousarray(values, dtype=self._dtype).tobytes()
-        if os.pwrite(self._file, data, index * self.bytes) != len(data):
+        data = np.ascontiguousarray(values, dtype=self._dtype)
+        if os.pwrite(self._file, data.data, index * self.bytes) != data.nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def flush(self) -> None:
@@ -192,6 +194,11 @@ def check_memory(directory: Path, round_: int, mark: str) -> None:
             raise DamagedMemory(str(error)) from None
 
 
+def _room(device: torch.device) -> int:
+    """Return how many bytes of memories a device holds; a CPU leaves them in files."""
+    return torch.cuda.mem_get_info(device)[0] // GPU_SHARE if device.type == "cuda" else 0
+
+
 class MemoryStore:
     """Memories of the clients of every trial; a client never seen starts from ``fresh``.
 
@@ -206,18 +213,25 @@ class MemoryStore:
         self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
         self._trials: list[Slots] = []
         self._form: Flat | None = None
+        self._held: dict[tuple[int, int], torch.Tensor] = {}  # rows on the GPU, by trial and client
+        self._unwritten: dict[tuple[int, int], int] = {}  # rounds of those that files do not have
         self._is_temporary = directories is None
         if self.is_empty:
             return
         self._fresh_rows, self._form = flatten_rows(self.fresh)
         trials, width = self._fresh_rows.shape
         self.kept_bytes = width * self._fresh_rows.element_size()
+        device = leaves(fresh)[0].device
+        dtype = self._fresh_rows.numpy().dtype
+        self._holds = trials * clients * self.kept_bytes <= _room(device)
+        if self._holds:
+            self._fresh_rows = self._fresh_rows.to(device)
+            self._table = self._fresh_rows.new_empty(trials, clients, width)
         if directories is None:
             with self._writing():
                 scratch = Path(tempfile.mkdtemp(prefix="fedzmg-memory-"))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             directories = [scratch / str(i) for i in range(trials)]
-        dtype = self._fresh_rows.numpy().dtype
         self._trials = [Slots(path, clients, width, dtype) for path in directories]
 
     @contextlib.contextmanager
@@ -239,12 +253,22 @@ class MemoryStore:
         return not leaves(self.fresh)
 
     def read(self, owners: list[tuple[int, int]]) -> State:
-        """Stack memories of some (trial, client) pairs, on the host."""
+        """Stack memories of some (trial, client) pairs, on the host or on a GPU that holds them."""
         if self._form is None:
             return self.fresh
-        kept = [(trial, self._trials[trial].read(client)) for trial, client in owners]
-        rows = [self._fresh_rows[t] if own is None else torch.from_numpy(own) for t, own in kept]
-        return unflatten_rows(torch.stack(rows), self._form, exact=True)
+        rows = torch.stack([self._row(*owner) for owner in owners])
+        return unflatten_rows(rows, self._form, exact=True)
+
+    def _row(self, trial: int, client: int) -> torch.Tensor:
+        if (trial, client) in self._held:
+            return self._held[trial, client]
+        own, fresh = self._trials[trial].read(client), self._fresh_rows[trial]
+        return fresh if own is None else torch.from_numpy(own).to(fresh.device)
+
+    def copied(self, memory: State) -> State:
+        """Copy memories from a GPU, whose engine reuses its buffers, to where they are kept."""
+        place = self._fresh_rows.device
+        return tree_map(lambda leaf: leaf.to(place, copy=leaf.is_cuda), memory)
 
     def write(
         self, owners: list[tuple[int, int]], round_: int, memory: State, accepted: list[bool]
@@ -252,12 +276,18 @@ class MemoryStore:
         """Write memories whose upload was accepted; the later one of a client drawn twice."""
         if self._form is None:
             return
-        rows = flatten_rows(memory)[0].cpu().numpy()
-        for (trial, client), values, use in zip(owners, rows, accepted, strict=True):
-            if use:
-                slots = self._trials[trial]
-                with self._writing(slots.path.parent):
-                    slots.write(client, round_, values)
+        rows = flatten_rows(memory)[0].to(self._fresh_rows.device)
+        for owner, values, use in zip(owners, rows, accepted, strict=True):
+            if use and self._holds:
+                self._held[owner] = self._table[owner].copy_(values)
+                self._unwritten[owner] = round_
+            elif use:
+                self._write(*owner, round_, values)
+
+    def _write(self, trial: int, client: int, round_: int, values: torch.Tensor) -> None:
+        slots = self._trials[trial]
+        with self._writing(slots.path.parent):
+            slots.write(client, round_, values.numpy())
 
     def rounds(self, trial: int, client: int) -> list[int]:
         """List the rounds after which a client's memory is kept."""
@@ -265,8 +295,9 @@ class MemoryStore:
 
     def of_trial(self, trial: int) -> dict[int, State]:
         """Return every memory of one trial, by client."""
-        clients = self._trials[trial].visited() if self._trials else []
-        return {c: row(self.read([(trial, c)]), 0) for c in clients}
+        known = self._trials[trial].visited() if self._trials else []
+        clients = sorted({*known, *(client for own, client in self._unwritten if own == trial)})
+        return {c: tree_map(torch.Tensor.cpu, row(self.read([(trial, c)]), 0)) for c in clients}
 
     def put(self, trial: int, round_: int, memories: dict[int, State]) -> None:
         """Restore the memories of one trial."""
@@ -275,7 +306,12 @@ class MemoryStore:
 
     def flush(self) -> None:
         """Write everything to disk."""
-        for slots in () if self._is_temporary else self._trials:
+        if self._is_temporary:
+            return
+        for owner, round_ in self._unwritten.items():
+            self._write(*owner, round_, self._held[owner].cpu())
+        self._unwritten.clear()
+        for slots in self._trials:
             slots.flush()
 
     def mark(self, trial: int, round_: int) -> str:
@@ -294,66 +330,6 @@ class MemoryStore:
             if round_ and not slots.saved and not self._is_temporary:
                 raise InputError(f"{slots.path} is missing: restore it or start afresh")
             slots.rewind(round_)
-
-
-class ShardedMemory(MemoryStore):
-    """Memories of clients in shards, each in a store of its own, maybe of another process.
-
-    Shard ``i`` has the clients from ``borders[i]`` up to ``borders[i + 1]``.
-    """
-
-    def __init__(self, fresh: State, borders: npt.NDArray[Any], stores: Sequence[Any]) -> None:
-        super().__init__((), 0)
-        self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
-        self._borders, self._stores = borders, stores
-        if not self.is_empty:
-            rows, _ = flatten_rows(self.fresh)
-            self.kept_bytes = rows.shape[1] * rows.element_size()
-
-    def read(self, owners: list[tuple[int, int]]) -> State:
-        if self.is_empty:
-            return self.fresh
-        clients = np.array([client for _, client in owners])
-        shards = np.searchsorted(self._borders, clients, side="right") - 1
-        parts, places = [], []
-        for shard in np.unique(shards):
-            own = np.flatnonzero(shards == shard)
-            first = int(self._borders[shard])
-            parts.append(
-                self._stores[shard].read([(owners[i][0], owners[i][1] - first) for i in own])
-            )
-            places.append(own)
-        order = torch.from_numpy(np.argsort(np.concatenate(places)))
-        return tree_map(lambda *found: torch.cat(found)[order], parts[0], *parts[1:])
-
-    def of_trial(self, trial: int) -> dict[int, State]:
-        found: dict[int, State] = {}
-        for first, store in zip(self._borders, self._kept(), strict=False):
-            own = store.of_trial(trial)
-            found |= {int(first) + client: state for client, state in own.items()}
-        return found
-
-    def put(self, trial: int, round_: int, memories: dict[int, State]) -> None:
-        borders = self._borders
-        for first, last, store in zip(borders, borders[1:], self._kept(), strict=False):
-            own = {c - int(first): s for c, s in memories.items() if first <= c < last}
-            store.put(trial, round_, own)
-
-    def flush(self) -> None:
-        for store in self._kept():
-            store.flush()
-
-    def mark(self, trial: int, round_: int) -> str:
-        marks = [store.mark(trial, round_) for store in self._kept()]
-        return SHARDS.join(marks) if all(marks) else ""
-
-    def commit(self, *rounds: int) -> None:
-        for store in self._kept():
-            store.commit(*rounds)
-
-    def rewind(self, trial: int, round_: int) -> None:
-        for store in self._kept():
-            store.rewind(trial, round_)
-
-    def _kept(self) -> Sequence[Any]:
-        return () if self.is_empty else self._stores
+            for kept in (self._held, self._unwritten):
+                for owner in [owner for owner in kept if owner[0] == trial]:
+                    del kept[owner]

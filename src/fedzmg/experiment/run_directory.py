@@ -151,16 +151,13 @@ class RunDirectory:
         remedy = "restore one of them, or remove both to start again from round 1"
         raise InputError(f"{'; '.join(reasons)}: {remedy}")
 
-    def checkpoint(self, round_: int | None = None) -> Checkpoint | None:
-        """Read the newest checkpoint, or that of a round; None before the first one."""
-        found = self.position(until=round_)
-        if round_ is not None and (found is None or found.checkpoint.round != round_):
-            remedy = "choose that of its newest checkpoint, or of the one before"
-            raise InputError(f"{self.path} holds no checkpoint of round {round_}: {remedy}")
+    def checkpoint(self) -> Checkpoint | None:
+        """Read the newest checkpoint; None before the first one."""
+        found = self.position()
         if found is None:
             return None
         # A crash between the two renames leaves only the previous one, which is then the newest.
-        if round_ is None and found.rejected and (self.path / NEWEST).exists():
+        if found.rejected and (self.path / NEWEST).exists():
             remedy = f"train again, which continues from round {found.checkpoint.round}"
             raise InputError(f"{found.rejected}: {remedy}")
         return found.checkpoint
@@ -267,23 +264,23 @@ def refuse_other_task(directory: Path, facts: Mapping[str, Any], task: Task) -> 
             raise InputError(f"{directory} was trained with {now_has}: choose another --out")
 
 
-def export_model(run: Path, to: Path | None = None, round_: int | None = None) -> Path:
+def export_model(run: Path, to: Path | None = None) -> Path:
     """Write the model of a run's newest checkpoint as a state dict in safetensors.
 
     The file loads with ``safetensors.torch.load_file`` and ``module.load_state_dict``. It does not
     hold frozen parameters (``strict=False``). A finished run without the checkpoint of its last
-    round raises ``InputError``, unless ``round_`` asks for the one that is left.
+    round raises ``InputError``.
     """
     directory = RunDirectory(run)
     spec = directory.spec()
-    checkpoint = directory.checkpoint(round_)
+    checkpoint = directory.checkpoint()
     if checkpoint is None:
         raise InputError(f"{run} holds no checkpoint: train it, or use the original of a kept copy")
-    if round_ is None and "finished" in formats.read_manifest(run, FORMAT):
-        last, held = directory.records()[-1].round, checkpoint.round
-        if held < last:
-            remedy = f"train again to restore it, or export --round {held}"
-            raise InputError(f"{run} lacks the checkpoint of its last round, {last}: {remedy}")
+    if "finished" in formats.read_manifest(run, FORMAT):
+        last = directory.records()[-1].round
+        if checkpoint.round < last:
+            problem = f"{run} lacks the checkpoint of its last round, {last}"
+            raise InputError(f"{problem}: train again to restore it")
     path = to or run / "model.safetensors"
     facts = {"format": "pt", "task": spec.task, "algorithm": spec.algorithm}
     facts |= {"seed": str(spec.seed), "round": str(checkpoint.round)}

@@ -109,8 +109,8 @@ class Simulation:
         self.snapshot, self.memory = self._begin(restored)
         self._computed, self._useful = 0, 0
         self.runs_ahead = device.type == "cuda" and self.memory.is_empty and shards is None
-        """A GPU works on a round while the host reads the one before. Client memory is on the host,
-        so a round that reads it has to wait."""
+        """A GPU works on a round while the host reads the one before. Which clients' memory changes
+        is known at the end of a round, so a round that reads it has to wait."""
         self._next: _Launched | None = None
         self.stopped_trials: frozenset[int] = frozenset()  # these send to no client any more
         self._evaluated_at_once = len(self.trials)
@@ -283,7 +283,8 @@ class Simulation:
             if self._replays(len(batches)):
                 [whole] = self.engine.train(batches, broadcast, memory)
             else:
-                memories = train_batches(self.engine, merger, batches, broadcast, memory)
+                training = self.engine, merger, batches, broadcast, memory, self.memory
+                memories = train_batches(*training)
         if self.device.type == "cuda" and self.shards is None:
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)

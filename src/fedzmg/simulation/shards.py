@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
-from fedzmg.engine.client_memory import MemoryStore, ShardedMemory, shard_folder
+from fedzmg.engine.client_memory import SHARDS, MemoryStore, shard_folder
 from fedzmg.engine.local import Broadcast, Engine
 from fedzmg.engine.sums import MergedPart
 from fedzmg.simulation.server import Snapshot
-from fedzmg.tree import State, leaves, row, tree_map
+from fedzmg.tree import State, flatten_rows, leaves, row, tree_map
 
 if TYPE_CHECKING:
     from fedzmg.simulation.rounds import Simulation
@@ -90,10 +90,11 @@ class LocalShards:
         if not batches:
             return None
         owners = [(batch.trial, batch.client - first) for batch in batches]
-        memory = self.stores[shard].read(owners)
+        store = self.stores[shard]
+        memory = store.read(owners)
         memory = tree_map(lambda leaf: leaf.to(simulation.device), memory)
         merger = simulation.server_side.merger(batches, simulation.snapshot)
-        kept = train_batches(simulation.engine, merger, batches, broadcast, memory)
+        kept = train_batches(simulation.engine, merger, batches, broadcast, memory, store)
         own = [([(trial, client - first) for trial, client in who], state) for who, state in kept]
         self._kept[shard] = own, merger.accepted
         light = [batch._replace(stream=range(len(batch.stream))) for batch in batches]  # type: ignore[arg-type]
@@ -130,17 +131,80 @@ def merge_shards(
 
 
 def train_batches(
-    engine: Engine, merger: Merger, batches: list[ClientBatch], broadcast: Broadcast, memory: State
-) -> Memories:
-    """Train clients and merge their uploads; return their memories, which nobody has kept yet."""
+    engine: Engine, merger: Merger, batches: list[ClientBatch], broadcast: Broadcast, memory: State,
+    store: MemoryStore,
+) -> Memories:  # fmt: skip
+    """Train clients and merge their uploads; return their memories, not yet in their store."""
     memories = Memories()
     for chunk in engine.train(batches, broadcast, memory):
         merger.add(chunk)
         if leaves(memory):
             owners = [(batches[i].trial, batches[i].client) for i in chunk.batches]
-            kept = tree_map(Tensor.cpu, row(chunk.outcomes.memory, chunk.rows))
-            memories.append((owners, kept))
+            memories.append((owners, store.copied(row(chunk.outcomes.memory, chunk.rows))))
     return memories
+
+
+class ShardedMemory(MemoryStore):
+    """Memories of clients in shards, each in a store of its own, maybe of another process.
+
+    Shard ``i`` has the clients from ``borders[i]`` up to ``borders[i + 1]``.
+    """
+
+    def __init__(self, fresh: State, borders: npt.NDArray[Any], stores: Sequence[Any]) -> None:
+        super().__init__((), 0)
+        self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
+        self._borders, self._stores = borders, stores
+        if not self.is_empty:
+            rows, _ = flatten_rows(self.fresh)
+            self.kept_bytes = rows.shape[1] * rows.element_size()
+
+    def read(self, owners: list[tuple[int, int]]) -> State:
+        if self.is_empty:
+            return self.fresh
+        clients = np.array([client for _, client in owners])
+        shards = np.searchsorted(self._borders, clients, side="right") - 1
+        parts, places = [], []
+        for shard in np.unique(shards):
+            own = np.flatnonzero(shards == shard)
+            first = int(self._borders[shard])
+            parts.append(
+                self._stores[shard].read([(owners[i][0], owners[i][1] - first) for i in own])
+            )
+            places.append(own)
+        order = torch.from_numpy(np.argsort(np.concatenate(places)))
+        return tree_map(lambda *found: torch.cat(found)[order], parts[0], *parts[1:])
+
+    def of_trial(self, trial: int) -> dict[int, State]:
+        found: dict[int, State] = {}
+        for first, store in zip(self._borders, self._kept(), strict=False):
+            own = store.of_trial(trial)
+            found |= {int(first) + client: state for client, state in own.items()}
+        return found
+
+    def put(self, trial: int, round_: int, memories: dict[int, State]) -> None:
+        borders = self._borders
+        for first, last, store in zip(borders, borders[1:], self._kept(), strict=False):
+            own = {c - int(first): s for c, s in memories.items() if first <= c < last}
+            store.put(trial, round_, own)
+
+    def flush(self) -> None:
+        for store in self._kept():
+            store.flush()
+
+    def mark(self, trial: int, round_: int) -> str:
+        marks = [store.mark(trial, round_) for store in self._kept()]
+        return SHARDS.join(marks) if all(marks) else ""
+
+    def commit(self, *rounds: int) -> None:
+        for store in self._kept():
+            store.commit(*rounds)
+
+    def rewind(self, trial: int, round_: int) -> None:
+        for store in self._kept():
+            store.rewind(trial, round_)
+
+    def _kept(self) -> Sequence[Any]:
+        return () if self.is_empty else self._stores
 
 
 def open_memory(

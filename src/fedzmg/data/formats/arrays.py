@@ -1,6 +1,5 @@
-"""Reader for NumPy arrays: in memory, in one ``.npz`` file, or in ``.npy`` files x, y, clients."""
+"""Reader for NumPy arrays: in memory, or in one ``.npz`` file."""
 
-import re
 import warnings
 import zipfile
 from typing import IO, Any
@@ -25,27 +24,24 @@ def from_arrays(x: Any, y: Any = None, clients: Any = None) -> Columns:
 
 
 def read_arrays(paths: Paths) -> Columns:
-    """Read one ``.npz`` file with x, y and clients, or ``.npy`` files; nothing is unpickled."""
-    files = common.as_paths(paths)
-    where = ", ".join(map(str, files))
-    found: dict[str, Array] = {}
-    others: list[str] = []
-    if len(files) == 1 and (zipfile.is_zipfile(files[0]) or files[0].suffix.lower() == ".npz"):
-        with common.reading(where), zipfile.ZipFile(files[0]) as archive:
-            for info in archive.infolist():
-                name = info.filename.removesuffix(".npy")
-                here = f"{where}: array {name!r}"
-                if name not in _ROLES:
-                    others.append(repr(name))
-                    continue
-                common.refuse_bomb(here, info.file_size, info.compress_size)
-                with common.reading(here), archive.open(info) as stream:
-                    _load(stream, name, here, found)
-    else:
-        for path in files:
-            names = [word for word in re.split("[^a-z]+", path.stem.lower()) if word in _ROLES]
-            with common.reading(str(path)), path.open("rb") as stream:
-                _load(stream, names[0] if len(names) == 1 else "", str(path), found)
+    """Read one ``.npz`` file with x, y and clients; nothing is unpickled."""
+    [path] = common.as_paths(paths, single=True)
+    where, found, others = str(path), dict[str, Array](), list[str]()
+    with common.reading(where), zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            here = f"{where}: array {name!r}"
+            if name not in _ROLES:
+                others.append(repr(name))
+                continue
+            common.refuse_bomb(here, info.file_size, info.compress_size)
+            with common.reading(here), archive.open(info) as stream:
+                role = _ROLES[name]
+                if role in found:
+                    raise InputError(f"{here}: is the second of clients: remove one")
+                found[role] = _array(stream)
+                if found[role].size == 0 or stream.read(1):
+                    raise InputError(f"{here}: is empty, or longer than its shape: write it again")
     if not {"x", "y"} <= set(found):
         raise InputError(f"{where}: no array 'x' or 'y': write numpy.savez(FILE, x=..., y=...)")
     notes = (f"arrays not used: {', '.join(others)}",) if others else ()
@@ -69,12 +65,7 @@ def _columns(where: str, notes: Any, x: Any, y: Any = None, clients: Any = None)
     return common.assemble(where, common.by_client(clients, rows, where), values, y, notes=notes)
 
 
-def _load(stream: IO[bytes], name: str, where: str, found: dict[str, Array]) -> None:
-    role = _ROLES.get(name)
-    if role is None or role in found:
-        raise InputError(f"{where}: is not one of x, y and clients, or the second of them")
+def _array(stream: IO[bytes]) -> Array:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about headers in an old notation, and damaged ones
-        found[role] = np.lib.format.read_array(stream, allow_pickle=False)
-    if found[role].size == 0 or stream.read(1):
-        raise InputError(f"{where}: is empty, or longer than its shape: write it again")
+        return np.lib.format.read_array(stream, allow_pickle=False)
