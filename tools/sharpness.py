@@ -18,7 +18,8 @@ drift, if the number is smaller with it than without for all three seeds in at l
 of the measured rounds after the first; to sharper models, or more drift, if it is larger in as
 many.
 
-Writes results/TASK-sharpness.json. ``--lr`` is 10^-2 by default, as in
+Writes results/TASK-sharpness.json after every measurement, with four digits; what the file has
+already with the same options is not measured again. ``--lr`` is 10^-2 by default, as in
 experiments/cifar100-mechanism-study.toml.
 """
 
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,14 @@ from fedzmg.wrappers.projection import Axes, projected_axes, zero_mean
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = 20, 21, 22
 ARMS = {"with": "all", "without": "none"}
-CHUNK = 2_000  # examples of a pass
+Numbers = dict[str, dict[str, dict[str, float]]]
+"""Measured numbers of an arm, by seed, round and name."""
 MOST_STEPS, CLOSE = 40, 0.005  # of the power iteration: steps, and relative change to stop at
 ENOUGH = 0.75
 
 
 def top_eigenvalue(
-    objective: Objective, params: Tree, examples: list[Batch], axes: Axes | None = None
+    objective: Objective, params: Tree, examples: Batch, axes: Axes | None = None
 ) -> float:
     """Compute the largest eigenvalue of the loss's Hessian, within the subspace of ``axes``."""
     leaves = params.map(lambda leaf: leaf.detach().requires_grad_())
@@ -66,16 +68,13 @@ def top_eigenvalue(
         both = zip(leaves, vector, strict=True)
         return [zero_mean(part, inside.get(name, ())) for name, part in both]
 
+    known = list(leaves.values())
+    slopes = torch.autograd.grad(objective.eval_loss(leaves, examples), known, create_graph=True)
+
     def times_hessian(vector: list[Tensor]) -> list[Tensor]:
-        total = [torch.zeros_like(part) for part in vector]
-        for batch in examples:
-            loss = objective.eval_loss(leaves, batch)
-            slopes = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
-            along = torch.stack([(s * v).sum() for s, v in zip(slopes, vector, strict=True)]).sum()
-            found = torch.autograd.grad(along, list(leaves.values()), allow_unused=True)
-            for sum_, part in zip(total, found, strict=True):
-                sum_ += 0 if part is None else part
-        return total
+        along = torch.stack([(s * v).sum() for s, v in zip(slopes, vector, strict=True)]).sum()
+        found = torch.autograd.grad(along, known, allow_unused=True, retain_graph=True)
+        return [p if f is None else f for f, p in zip(found, params.zeros().values(), strict=True)]
 
     generator = torch.Generator().manual_seed(0)
     vector = [torch.randn(p.shape, generator=generator).to(p) for p in leaves.values()]
@@ -103,25 +102,29 @@ def drift(task: Task, params: Tree, rule: Any, clients: int, seed: int) -> tuple
     return spread / length, length
 
 
-def measure(arguments: argparse.Namespace, task: Task, arm: str) -> dict[str, Any]:
-    """Train one arm under all seeds; return its numbers by seed and round."""
+def measure(
+    arguments: argparse.Namespace, task: Task, arm: str, found: Numbers, save: Callable[[], object]
+) -> None:
+    """Train one arm under all seeds, and measure what is not found yet, by seed and round."""
+    last = str(arguments.rounds - arguments.rounds % arguments.every)
+    if all(last in found[str(seed)] for seed in SEEDS):
+        return
     device = resolve_device(arguments.device)
     options = {"client.lr": arguments.lr, "client.project": ARMS[arm], "server.lr": 1.0}
     algorithm = algorithms.get("fedzmg").with_options(options)
     _, part = excerpt(task, arguments.clients, arguments.examples, 0)
     x, y = part.train.examples
     x, y = part.prepare(x, torch.float32).to(device), y.to(device)
-    weights = torch.full((len(y),), 1 / len(y), device=device)
-    pieces = [Batch(*each, ()) for each in zip(x.split(CHUNK), y.split(CHUNK),
-                                               weights.split(CHUNK), strict=True)]  # fmt: skip
+    pieces = Batch(x, y, torch.full((len(y),), 1 / len(y), device=device), ())
     objective = replace(task.objective, model=task.model.to(device, torch.float32))
     axes = projected_axes(task.model.layout)
-    found: dict[str, Any] = {str(seed): {} for seed in SEEDS}
 
     def observe(report: RoundReport) -> None:
         if report.round % arguments.every and report.round != 1:
             return
         for i, seed in enumerate(SEEDS):
+            if str(report.round) in found[str(seed)]:
+                continue
             params = row(report.simulation.snapshot.params, i).map(torch.clone)
             with rounding("float32"), torch.enable_grad():
                 ways = (
@@ -130,17 +133,15 @@ def measure(arguments: argparse.Namespace, task: Task, arm: str) -> dict[str, An
                 )
             moved = drift(task, params, algorithm.client, arguments.drifting, report.round)
             names = "eigenvalue", "eigenvalue within", "drift", "mean update squared"
-            values = dict(zip(names, (*ways, *moved), strict=True))
-            found[str(seed)][str(report.round)] = {
-                **values, "loss": report.records[i].train_loss, "metric": report.records[i].metric,
-            }  # fmt: skip
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            values = {n: float(f"{v:.4g}") for n, v in zip(names, (*ways, *moved), strict=True)}
+            found[str(seed)][str(report.round)] = values
+            save()
+            shown = ", ".join(f"{name} {value}" for name, value in values.items())
             print(f"{arm} projection, seed {seed}, round {report.round}: {shown}", flush=True)
 
     quiet = replace(task, protocol=replace(task.protocol, eval_every=arguments.every))
     trials = [Trial(algorithm, seed) for seed in SEEDS]
     simulate(quiet, trials, rounds=arguments.rounds, device=arguments.device, observer=observe)
-    return found
 
 
 def verdict(found: Mapping[str, Mapping[str, Any]], name: str) -> str:
@@ -175,15 +176,24 @@ def main() -> None:
         task = tasks.get(arguments.task)
     except InputError as error:
         parser.error(str(error))
-    found = {arm: measure(arguments, task, arm) for arm in ARMS}
-    names = list(found["with"][str(SEEDS[0])]["1"])[:4]
-    verdicts = {name: verdict(found, name) for name in names}
-    for name, text in verdicts.items():
-        print(f"with the projection, {name}: {text}")
-    facts = {**environment(resolve_device(arguments.device)), "options": vars(arguments)}
-    kept = {"environment": facts, "verdicts": verdicts, **found}
     path = ROOT / "results" / f"{arguments.task}-sharpness.json"
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    old = json.loads(path.read_text()) if path.is_file() else None
+    if old is None or old["environment"]["options"] != vars(arguments):
+        old = {arm: {str(seed): {} for seed in SEEDS} for arm in ARMS}
+    found: dict[str, Numbers] = {arm: old[arm] for arm in ARMS}
+    facts = {**environment(resolve_device(arguments.device)), "options": vars(arguments)}
+    verdicts: dict[str, str] = {}
+
+    def save() -> None:
+        kept = {"environment": facts, "verdicts": verdicts, **found}
+        path.write_text(json.dumps(kept, indent=1) + "\n")
+
+    for arm in ARMS:
+        measure(arguments, task, arm, found[arm], save)
+    for name in found["with"][str(SEEDS[0])]["1"]:
+        verdicts[name] = verdict(found, name)
+        print(f"with the projection, {name}: {verdicts[name]}")
+    save()
 
 
 if __name__ == "__main__":
