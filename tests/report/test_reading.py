@@ -160,8 +160,6 @@ algorithm = "fedavg"
 """
     (tmp_path / "planned" / "study.toml").write_text(plan)
     material = read([tmp_path / "planned"])
-    file = (tmp_path / "planned" / "study.toml").as_posix()
-    assert [plan[:3] for plan in material.plans] == [("study", "planned", file)]
     [study] = material.studies
     assert study.name == "digits, ablation"
     assert list(study.members) == ["second one", "first"]

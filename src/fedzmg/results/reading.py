@@ -74,24 +74,14 @@ class Study:
         return [(self.reference, other) for other in labels[1:]]
 
 
-class PlanFile(NamedTuple):
-    """The file that a study or a grid was made from."""
-
-    kind: str  # ``study`` or ``grid``
-    shown: str
-    path: str  # the file relative to the working directory
-    content: Mapping[str, Any]  # empty if it is damaged: its results are there
-
-
 class Material(NamedTuple):
     """Everything that a report is made of."""
 
     names: tuple[str, ...]
-    given: tuple[str, ...]  # the same as the user wrote them
     studies: tuple[Study, ...]
     grids: Mapping[str, Mapping[str, Any]]  # grid.json and its directory, by name for files
     heterogeneity: Mapping[str, Mapping[str, Any]]  # heterogeneity.json by suffix for files
-    plans: tuple[PlanFile, ...]
+    searches: tuple[Mapping[str, Any], ...]  # manifests of the algorithms of grids
     notes: tuple[str, ...]  # runs that were left out, and why
 
 
@@ -101,7 +91,7 @@ def read(tops: Sequence[Path]) -> Material:
     contents: dict[str, list[dict[str, Any]]] = {name: [] for name in _CONTENTS}
     plans: dict[str, Mapping[str, Any]] = {}
     labels: dict[str, tuple[str, str]] = {}  # study and label by directory of an algorithm
-    files: list[PlanFile] = []
+    searches: list[Mapping[str, Any]] = []
     notes: list[str] = []
     names = tuple(top.resolve().name or "root" for top in tops)
     for top, name in zip(tops, names, strict=True):
@@ -110,9 +100,8 @@ def read(tops: Sequence[Path]) -> Material:
             made = ("tables", "figures") if "written.json" in held else ()  # of an earlier report
             below[:] = [name for name in below if name not in made]
             shown = (Path(name) / directory.relative_to(top)).as_posix()
-            for kind in (kind for kind in ("grid", "study") if f"{kind}.toml" in held):
-                plan = directory / f"{kind}.toml"
-                files.append(PlanFile(kind, shown, plan.as_posix(), read_or_empty(plan)))
+            if "grid.toml" in held:
+                searches += map(read_or_empty, sorted(directory.glob("*/manifest.json")))
             if "study.toml" in held:
                 where = directory.as_posix()
                 plans[where] = read_toml(directory / "study.toml")
@@ -132,11 +121,11 @@ def read(tops: Sequence[Path]) -> Material:
             raise InputError(f"{top} holds {what}; give a directory that {writers} wrote")
     grids, described = contents.values()
     return Material(
-        names, tuple(top.as_posix() for top in tops), tuple(studies(runs, plans, notes)),
+        names, tuple(studies(runs, plans, notes)),
         {f"grid{i}-{slug(name_of(one))}" if grids[1:] else "grid": one
          for i, one in enumerate(grids, 1)},
         {f"-{i}" if described[1:] else "": one for i, one in enumerate(described, 1)},
-        tuple(files), tuple(notes),
+        tuple(searches), tuple(notes),
     )  # fmt: skip
 
 

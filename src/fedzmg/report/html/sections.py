@@ -1,9 +1,7 @@
 """Sections of studies, grids and heterogeneity, and how to reproduce them."""
 
 import math
-import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedzmg.report.figures import STUDY_FIGURES, Chart, by_prefix
@@ -14,12 +12,10 @@ from fedzmg.report.tables.heterogeneity import client_by_client, heterogeneity, 
 from fedzmg.report.tables.table import Column, Table
 from fedzmg.results import formatting as fmt
 from fedzmg.results import paper
-from fedzmg.results.reading import Material, PlanFile, Study, name_of
+from fedzmg.results.reading import Material, Study, name_of
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import RULES, averaged_words
 from fedzmg.results.study_result import StudyResult
-from fedzmg.storage.formats import read_or_empty
-from fedzmg.tasks import TASKS
 
 _DIRECTORY_COLUMNS = (
     Column("directory", "", "shown"),
@@ -169,18 +165,17 @@ def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator
 
 def reproduction(material: Material) -> Section:
     """Make the section of left-out runs, commands and environment."""
-    manifests = [run.manifest for study in material.studies for run in study.runs]
-    manifests += [one for plan in material.plans for one in _manifests(plan)]
-    recorded = {name for one in manifests for name in one.get("plugins", {})}
-    planned = [*material.grids.values(), *(plan.content for plan in material.plans)]
-    trained: list[Any] = [study.task for study in material.studies]
-    trained += [data.get("task") for data in planned]
-    found = dict.fromkeys(task for task in trained if task is not None and task not in TASKS)
-    own = [task for task in found if task not in recorded]  # made in Python
-    blocks = [Block("notes", material.notes, "Left out"), *_commands(material, own)]
-    call = "call fedzmg.compare(task, ..., out=DIR) in the program that makes it"
-    remark = "was made in Python, so no command trains on it"
-    blocks.append(Block("notes", [f"The task {task} {remark}: {call}." for task in own]))
+    # Grids first: studies take their rates from them.
+    runs = [run.manifest for study in material.studies for run in study.runs]
+    made = [*material.searches, *runs]
+    made += [one.get("made", {}) for one in material.heterogeneity.values()]
+    recorded = [facts.get("command") for facts in made]
+    words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded if one]
+    lines = list(dict.fromkeys(words))
+    blocks = [
+        Block("notes", material.notes, "Left out"),
+        Block("commands", lines, "Commands as recorded", folded=len(lines) > 6),
+    ]
     for study in material.studies:
         which = f" of {study.name}" if len(material.studies) > 1 else ""
         table = Table.build("", "", _DIRECTORY_COLUMNS, study.runs, words=4)
@@ -190,45 +185,6 @@ def reproduction(material: Material) -> Section:
             Block("table", table, f"{len(study.runs)} run directories", folded=True),
         ]
     return Section("reproduce", "How to reproduce", "", blocks)
-
-
-def _commands(material: Material, own: Collection[str]) -> Iterator[Block]:
-    """Yield the commands that repeat the runs; ``own`` tasks have none."""
-    runs = [run for study in material.studies for run in study.runs if study.task not in own]
-    plans = [plan for plan in material.plans if plan.content.get("task") not in own]
-    # Grids first: studies take their rates from them.
-    made = [facts for plan in plans if plan.kind == "grid" for facts in _manifests(plan)]
-    recorded: list[Any] = [facts.get("command") for facts in made]
-    recorded += [run.manifest.get("command") for run in runs]
-    recorded += [one.get("made", {}).get("command") for one in material.heterogeneity.values()]
-    words = [" ".join(one) if isinstance(one, list) else str(one) for one in recorded if one]
-    # Paths as the user gave them: the commands work in the same directory.
-    everything = [_line(p.shown, p.kind, p.path, *_plugins(_manifests(p))) for p in plans]
-    each = [_line(r.shown, "run", f"{r.path}/spec.toml", *_plugins([r.manifest])) for r in runs]
-    for title, lines in (
-        ("Commands as recorded", list(dict.fromkeys(words))),
-        ("Everything", everything),
-        ("Each run, with the same settings", each),
-        ("This page", [_line("report", "report", *material.given)]),
-    ):
-        many = len(lines) > 6
-        yield Block("commands", lines, title + f" ({len(lines)} commands)" * many, folded=many)
-
-
-def _manifests(plan: PlanFile) -> Iterator[Mapping[str, Any]]:
-    below = {"grid": "*/manifest.json", "study": "*/seed-*/manifest.json"}[plan.kind]
-    yield from map(read_or_empty, sorted(Path(plan.path).parent.glob(below)))
-
-
-def _plugins(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the options that load the recorded plugin files."""
-    origins = [one for facts in manifests for one in facts.get("plugins", {}).values()]
-    files = dict.fromkeys(str(one["file"]) for one in origins if "distribution" not in one)
-    return [word for file in files for word in ("--plugin", file)]
-
-
-def _line(out: str, *words: str) -> str:
-    return shlex.join(["fedzmg", *words, "--out", f"reproduced/{out}"])
 
 
 def _circumstances(runs: Sequence[Run]) -> list[tuple[str, str]]:
