@@ -66,6 +66,20 @@ def test_vector_space(u: Tree, v: Tree, w: Tree, a: float, b: float) -> None:
     close(u - v, u + (-1) * v)
 
 
+@given(trees, trees, numbers, numbers, st.booleans())
+def test_products_wait_for_their_sum(u: Tree, v: Tree, a: Any, b: Any, tensors: bool) -> None:
+    if tensors:
+        a, b = torch.tensor([a, b], dtype=torch.float64)
+    product = a * u
+    close(v - product, u.map(lambda x, y: y - x * a, v))
+    close(product + v, u.map(lambda x, y: x * a + y, v))
+    close(product - v, u.map(lambda x, y: x * a - y, v))
+    close(product + b * v, u.map(lambda x, y: x * a + y * b, v))
+    close(product + b, u.map(lambda x: x * a + b))
+    close(b * product, u.map(lambda x: x * a * b))
+    close(product, u.map(lambda x: x * a))
+
+
 @given(vectors, vectors, numbers)
 def test_operations_are_element_wise(a: list[float], b: list[float], c: float) -> None:
     left = Tree({"x": torch.tensor(a, dtype=torch.float64)})

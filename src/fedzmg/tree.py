@@ -39,9 +39,12 @@ def _operator(op: Callable[[Any, Any], Any]) -> Callable[[Tree, Tree | Scalar], 
     def combine(self: Tree, other: Tree | Scalar) -> Tree:
         if isinstance(other, Tree):
             return self.map(op, other)
-        return Tree({name: op(leaf, other) for name, leaf in self._tensors.items()})
+        return Tree({name: op(leaf, other) for name, leaf in self.items()})
 
     return combine
+
+
+_ADD, _SUBTRACT = _operator(operator.add), _operator(operator.sub)
 
 
 @final
@@ -53,10 +56,18 @@ class Tree(Mapping[str, Tensor]):
     tensor([0.5000, 0.5000])
     """
 
-    __slots__ = ("_tensors",)
+    __slots__ = ("_factor", "_own")
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = dict(tensors)
+    def __init__(self, tensors: Mapping[str, Tensor], factor: Scalar | None = None) -> None:
+        self._own, self._factor = dict(tensors), factor
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        # A product waits until it is used: a sum with it is one operation.
+        if self._factor is not None:
+            self._own = {name: leaf * self._factor for name, leaf in self._own.items()}
+            self._factor = None
+        return self._own
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -86,10 +97,32 @@ class Tree(Mapping[str, Tensor]):
             return Tree({name: function(leaf, other[name]) for name, leaf in own.items()})
         return Tree({n: function(leaf, *[t[n] for t in rest]) for n, leaf in own.items()})
 
-    __add__ = __radd__ = _operator(operator.add)
-    __sub__ = _operator(operator.sub)
+    def __add__(self, other: Tree | Scalar) -> Tree:
+        if isinstance(other, Tree) and other._factor is None is not self._factor:
+            return other._add_product(self, 1)
+        return self._add_product(other, 1)
+
+    def __sub__(self, other: Tree | Scalar) -> Tree:
+        return self._add_product(other, -1)
+
+    def _add_product(self, other: Tree | Scalar, sign: int) -> Tree:
+        if not isinstance(other, Tree) or (factor := other._factor) is None:
+            return (_ADD if sign > 0 else _SUBTRACT)(self, other)
+
+        def add(leaf: Tensor, more: Tensor) -> Tensor:
+            if isinstance(factor, Tensor):
+                return torch.addcmul(leaf, factor, more, value=sign)
+            return torch.add(leaf, more, alpha=sign * factor)
+
+        return self.map(add, Tree(other._own))
+
+    def __mul__(self, other: Tree | Scalar) -> Tree:
+        if isinstance(other, Tree):
+            return self.map(operator.mul, other)
+        return Tree(self._tensors, other)
+
+    __radd__, __rmul__ = __add__, __mul__
     __rsub__ = _operator(lambda leaf, scalar: scalar - leaf)
-    __mul__ = __rmul__ = _operator(operator.mul)
     __truediv__ = _operator(operator.truediv)
     __rtruediv__ = _operator(lambda leaf, scalar: scalar / leaf)
     __pow__ = _operator(operator.pow)
@@ -124,6 +157,8 @@ class Tree(Mapping[str, Tensor]):
             return NotImplemented
         left, right = args
         if isinstance(right, Tree):  # tensor OP tree
+            if op is operator.mul:
+                return right * left
             return Tree({name: op(left, leaf) for name, leaf in right.items()})
         return Tree({name: op(leaf, right) for name, leaf in left.items()})
 
@@ -222,7 +257,7 @@ def _collect(value: Any, found: list[Tensor]) -> None:
 def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
     """Compute ``base + scale * other``; in the tensors of ``out``, if given, and rounded once."""
     if not out:
-        return base.map(lambda leaf, more: (scale * more).add_(leaf), other)
+        return base + scale * other
     alpha, [place] = float(scale), out
     if place is base:
         torch._foreach_add_([*base._tensors.values()], [other[name] for name in base], alpha=alpha)

@@ -77,7 +77,7 @@ class Average(ServerRule):
     lr: Number = number(1.0, above=0, doc="server learning rate")
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
-        return add_scaled(params, -self.lr, cohort.delta), state
+        return params - self.lr * cohort.delta, state
 
 
 ALGORITHMS = (

@@ -136,7 +136,9 @@ class Sequential:
                 return program.objective.train(params, examples, statistics)
 
         def apply(function: Callable[..., Any], *args: Any) -> Any:
-            return rule.step(*args, *out) if function is local.step else function(rule, *args)
+            found = rule.step(*args, *out) if function is local.step else function(rule, *args)
+            leaves(found)  # a product must not wait until the next step has changed its factors
+            return found
 
         out: list[Tree] = []
         statistics: dict[str, Tensor] = {}

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd import Function
 from torch.library import custom_op
 
@@ -23,6 +25,14 @@ Pair = Sequence[int]
 
 def conv2d(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """Convolve the images of one client, or of mapped ones."""
+    level = functorch.maybe_current_level()
+    if level is not None and all(functorch.maybe_get_level(t) == level for t in (x, w)):
+        # As in the method vmap below, which torch takes half a millisecond to call.
+        axes = map(functorch.maybe_get_bdim, (x, w))
+        x, w = map(clients_first, map(functorch.get_unwrapped, (x, w)), axes)
+        with temporarily_pop_interpreter_stack():
+            out = of_clients(x, w, stride, padding).permute(0, 4, 1, 2, 3)
+        return functorch._add_batch_dim(out, 0, level)
     # The gradient of a squeeze is a view, that of an index is a copy.
     return _OnCPU.apply(x[None], w[None], stride, padding).squeeze(0).permute(3, 0, 1, 2)  # type: ignore[no-any-return, no-untyped-call]
 
