@@ -158,7 +158,7 @@ class Tree(Mapping[str, Tensor]):
         left, right = args
         if isinstance(right, Tree):  # tensor OP tree
             if op is operator.mul:
-                return right * left
+                return Tree(right._tensors, left)
             return Tree({name: op(left, leaf) for name, leaf in right.items()})
         return Tree({name: op(leaf, right) for name, leaf in left.items()})
 
