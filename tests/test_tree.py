@@ -80,6 +80,28 @@ def test_products_wait_for_their_sum(u: Tree, v: Tree, a: Any, b: Any, tensors: 
     close(product, u.map(lambda x: x * a))
 
 
+def test_products_of_other_types_promote_as_tensors_do() -> None:
+    one, whole = Tree({"a": torch.ones(2)}), Tree({"a": torch.arange(2)})
+    for left, factor, right in (
+        (whole, 0.5, whole), (one, torch.tensor(0.5, dtype=torch.float64), one), (one, 2, whole),
+    ):  # fmt: skip
+        found, expected = (left - factor * right)["a"], left["a"] - factor * right["a"]
+        assert found.dtype == expected.dtype
+        assert found.tolist() == expected.tolist()
+    with pytest.raises(TypeError):
+        _ = one * None  # type: ignore[operator]
+
+
+def test_products_compile_into_one_graph() -> None:
+    def step(rate: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        weights, moved = Tree({"a": w}), Tree({"a": v})
+        return (weights - rate * (0.9 * moved + weights * rate))["a"]
+
+    inputs = torch.tensor(0.1), torch.ones(3), torch.arange(3.0)
+    compiled = torch.compile(step, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), step(*inputs))
+
+
 @given(vectors, vectors, numbers)
 def test_operations_are_element_wise(a: list[float], b: list[float], c: float) -> None:
     left = Tree({"x": torch.tensor(a, dtype=torch.float64)})

@@ -44,6 +44,7 @@ from fedzmg.models.kernels import rounding
 from fedzmg.models.objective import Batch, Objective
 from fedzmg.seeds import stream
 from fedzmg.simulation import RoundReport, Trial, resolve_device, simulate
+from fedzmg.storage.files import write_atomic
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, row
 from fedzmg.wrappers.projection import Axes, projected_axes, zero_mean
@@ -186,7 +187,7 @@ def main() -> None:
 
     def save() -> None:
         kept = {"environment": facts, "verdicts": verdicts, **found}
-        path.write_text(json.dumps(kept, indent=1) + "\n")
+        write_atomic(path, (json.dumps(kept, indent=1) + "\n").encode())
 
     for arm in ARMS:
         measure(arguments, task, arm, found[arm], save)

@@ -51,6 +51,8 @@ _ADD, _SUBTRACT = _operator(operator.add), _operator(operator.sub)
 class Tree(Mapping[str, Tensor]):
     """An immutable mapping from names to tensors with ``+ - * / **`` and ``map``.
 
+    A product with a number is computed when it is used, so do not change its factors in place.
+
     >>> w = Tree({"a": torch.ones(2)})
     >>> (w - 0.5 * w)["a"]
     tensor([0.5000, 0.5000])
@@ -110,8 +112,11 @@ class Tree(Mapping[str, Tensor]):
             return (_ADD if sign > 0 else _SUBTRACT)(self, other)
 
         def add(leaf: Tensor, more: Tensor) -> Tensor:
+            kinds = {leaf.dtype, more.dtype, getattr(factor, "dtype", leaf.dtype)}
+            if len(kinds) > 1 or not leaf.is_floating_point():
+                return leaf + more * factor if sign > 0 else leaf - more * factor
             if isinstance(factor, Tensor):
-                return torch.addcmul(leaf, factor, more, value=sign)
+                return torch.addcmul(leaf, more, factor, value=sign)
             return torch.add(leaf, more, alpha=sign * factor)
 
         return self.map(add, Tree(other._own))
@@ -119,7 +124,7 @@ class Tree(Mapping[str, Tensor]):
     def __mul__(self, other: Tree | Scalar) -> Tree:
         if isinstance(other, Tree):
             return self.map(operator.mul, other)
-        return Tree(self._tensors, other)
+        return NotImplemented if other is None else Tree(self._tensors, other)
 
     __radd__, __rmul__ = __add__, __mul__
     __rsub__ = _operator(lambda leaf, scalar: scalar - leaf)

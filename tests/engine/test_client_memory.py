@@ -15,10 +15,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from fedzmg import Task
 from fedzmg.engine import client_memory
+from fedzmg.engine.choose import EnginePlanner
 from fedzmg.engine.client_memory import MemoryStore, Slots
 from fedzmg.errors import InputError
+from fedzmg.simulation import Simulation, Trial
 from fedzmg.tree import Tree, row
 
 CLIENTS = 4
@@ -97,7 +101,7 @@ def test_store_keeps_types_and_trials_apart() -> None:
     store = MemoryStore(fresh(), CLIENTS)
     owners = [(0, 2), (1, 2), (0, 3)]
     rows = Tree({"a": torch.arange(9.0).reshape(3, 3)}), torch.tensor([7, 8, 9])
-    store.write(owners, 1, rows, [True, True, False])
+    store.write(owners, 1, store.flat(rows), [True, True, False])
     tree, count = store.read([(1, 2), (0, 2), (0, 3)])
     assert tree["a"].tolist() == [[3, 4, 5], [0, 1, 2], [0, 0, 0]]
     assert (count.tolist(), count.dtype) == ([8, 7, 0], torch.int64)
@@ -138,11 +142,44 @@ def test_memory_that_a_gpu_holds_is_that_of_files(
             values = torch.tensor([100.0 * round_ + c for _, c in some])
             written = Tree({"a": values[:, None].expand(-1, 3)}), values.long()
             for store in stores:
-                store.write(some, round_, written, [c != 3 for _, c in some])
+                store.write(some, round_, store.flat(written), [c != 3 for _, c in some])
         (tree, count), (other, other_count) = (store.read(owners) for store in stores)
         assert torch.equal(tree["a"], other["a"])
         assert torch.equal(count, other_count)
         assert stores[0].of_trial(1).keys() == stores[1].of_trial(1).keys()
+
+
+def test_round_without_gpu_memory_for_client_memory_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is repeated from the memories before it, not from those that some chunks have changed."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 5)).astype(np.float32), rng.integers(0, 3, 40)
+    task = Task.from_arrays(
+        nn.Linear(5, 3), x, y, np.arange(40) % 8, test=(x, y), cohort=8, batch_size=5, epochs=1
+    )
+    monkeypatch.setattr(client_memory, "_room", lambda _: 10**9)
+    calls, usual = [0], client_memory.flatten_rows
+
+    def flat(*args: object) -> object:
+        calls[0] += 1
+        if calls[0] == 7:  # one of the store, two of each round, and the second of the third
+            raise torch.OutOfMemoryError
+        return usual(*args)  # type: ignore[arg-type]
+
+    found = []
+    for function in (usual, flat):
+        monkeypatch.setattr(client_memory, "flatten_rows", function)
+        simulation = Simulation(
+            task, [Trial.of("scaffold", 0)], rounds=4, device=torch.device("cpu"),
+            dtype=torch.float64, engine=EnginePlanner("vectorized", chunk=4),
+        )  # fmt: skip
+        for _ in range(4):
+            simulation.run_round()
+        found.append(simulation)
+    assert [simulation.chunk for simulation in found] == [4, 2]
+    for name, leaf in found[0].snapshot.params.items():
+        torch.testing.assert_close(found[1].snapshot.params[name], leaf, rtol=0, atol=1e-12)
 
 
 def test_full_temporary_folder_is_named_with_the_remedy(
@@ -152,8 +189,8 @@ def test_full_temporary_folder_is_named_with_the_remedy(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    written = [(0, 2)], 1, row(fresh(), slice(1)), [True]
     temporary, kept = MemoryStore(fresh(), CLIENTS), MemoryStore(fresh(), CLIENTS, [tmp_path] * 2)
+    written = [(0, 2)], 1, kept.flat(row(fresh(), slice(1))), [True]
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(InputError, match=f"{tmp_path}.*TMPDIR"):
         temporary.write(*written)
@@ -176,7 +213,7 @@ for round_ in range(1, int(sys.argv[1]) + 1):
     cohort = [(0, (37 * (10 * round_ + i)) % clients) for i in range(10)]
     memory = store.read(cohort)
     new = memory.map(lambda leaf: leaf + round_)
-    store.write(cohort, round_, new, [True] * 10)
+    store.write(cohort, round_, store.flat(new), [True] * 10)
 kept = float(store.read([cohort[0]])["c"][0, -1])
 assert kept == round_, (kept, round_)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

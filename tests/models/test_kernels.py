@@ -272,6 +272,23 @@ def test_convolutions_of_patches_are_torchs(
         torch.testing.assert_close(found, wanted)
 
 
+def test_gradients_of_patches_within_a_map_are_torchs() -> None:
+    torch.manual_seed(0)
+    x, *weights = (
+        torch.randn(3, *shape).double() for shape in ((5, 2, 8, 8), (4, 2, 3, 3), (3, 4, 3, 3))
+    )
+
+    def loss(first: Tensor, second: Tensor, images: Tensor) -> Tensor:
+        hidden = F.conv2d(images, first, padding=1).relu()
+        return F.conv2d(hidden, second, padding=1).square().sum()
+
+    gradients = torch.vmap(torch.func.grad(loss, argnums=(0, 1)))
+    with onednn(False), MappedLayers():
+        found = gradients(*weights, x)
+    for own, expected in zip(found, gradients(*weights, x), strict=True):
+        torch.testing.assert_close(own, expected)
+
+
 class _PreActivation(nn.Module):
     """A block that changes the output of a convolution in place."""
 

@@ -15,6 +15,7 @@ from fedzmg.experiment.progress import Silent
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.federation import Federation
+from fedzmg.participation import Participation
 from fedzmg.simulation import RoundReport, Simulation, Trial
 from fedzmg.simulation.shards import LocalShards, Shards, shard_borders
 
@@ -50,6 +51,14 @@ def test_shards_have_the_sums_of_the_cohort(name: str) -> None:
     for trial in (0, 1):
         memories = [simulation.memory.of_trial(trial) for simulation in (whole, four)]
         assert memories[0].keys() == memories[1].keys()
+
+
+def test_round_without_clients_in_shards() -> None:
+    schedule = Participation(sampler="schedule", schedule=[[0, 1], [], [2, 5]])
+    known = {"federation": Federation(participation=schedule)}
+    whole, parts = (trained("scaffold", shards, **known) for shards in (None, LocalShards(2)))
+    for path, leaf in whole.snapshot.params.items():
+        torch.testing.assert_close(leaf, parts.snapshot.params[path], rtol=0, atol=1e-12)
 
 
 def test_every_client_has_one_shard() -> None:

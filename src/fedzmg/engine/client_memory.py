@@ -213,6 +213,7 @@ class MemoryStore:
         self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
         self._trials: list[Slots] = []
         self._form: Flat | None = None
+        self._place = torch.device("cpu")
         self._held: dict[tuple[int, int], torch.Tensor] = {}  # rows on the GPU, by trial and client
         self._unwritten: dict[tuple[int, int], int] = {}  # rounds of those that files do not have
         self._is_temporary = directories is None
@@ -221,11 +222,10 @@ class MemoryStore:
         self._fresh_rows, self._form = flatten_rows(self.fresh)
         trials, width = self._fresh_rows.shape
         self.kept_bytes = width * self._fresh_rows.element_size()
-        device = leaves(fresh)[0].device
-        dtype = self._fresh_rows.numpy().dtype
+        dtype, device = self._fresh_rows.numpy().dtype, leaves(fresh)[0].device
         self._holds = trials * clients * self.kept_bytes <= _room(device)
         if self._holds:
-            self._fresh_rows = self._fresh_rows.to(device)
+            self._place, self._fresh_rows = device, self._fresh_rows.to(device)
             self._table = self._fresh_rows.new_empty(trials, clients, width)
         if directories is None:
             with self._writing():
@@ -265,18 +265,17 @@ class MemoryStore:
         own, fresh = self._trials[trial].read(client), self._fresh_rows[trial]
         return fresh if own is None else torch.from_numpy(own).to(fresh.device)
 
-    def copied(self, memory: State) -> State:
-        """Copy memories from a GPU, whose engine reuses its buffers, to where they are kept."""
-        place = self._fresh_rows.device
-        return tree_map(lambda leaf: leaf.to(place, copy=leaf.is_cuda), memory)
+    def flat(self, memory: State) -> torch.Tensor:
+        """Copy memories as flat rows to where they are kept."""
+        return flatten_rows(memory)[0].to(self._place)
 
     def write(
-        self, owners: list[tuple[int, int]], round_: int, memory: State, accepted: list[bool]
+        self, owners: list[tuple[int, int]], round_: int, rows: torch.Tensor, accepted: list[bool]
     ) -> None:
-        """Write memories whose upload was accepted; the later one of a client drawn twice."""
-        if self._form is None:
-            return
-        rows = flatten_rows(memory)[0].to(self._fresh_rows.device)
+        """Write flat memories whose upload was accepted; the later one of a client drawn twice.
+
+        This allocates nothing: a GPU without memory must not end it in the middle.
+        """
         for owner, values, use in zip(owners, rows, accepted, strict=True):
             if use and self._holds:
                 self._held[owner] = self._table[owner].copy_(values)
@@ -302,7 +301,8 @@ class MemoryStore:
     def put(self, trial: int, round_: int, memories: dict[int, State]) -> None:
         """Restore the memories of one trial."""
         for client, state in memories.items():
-            self.write([(trial, client)], round_, tree_map(lambda t: t[None], state), [True])
+            rows = self.flat(tree_map(lambda t: t[None], state))
+            self.write([(trial, client)], round_, rows, [True])
 
     def flush(self) -> None:
         """Write everything to disk."""

@@ -25,8 +25,8 @@ from fedzmg.tree import State, flatten_rows, leaves, row, tree_map
 if TYPE_CHECKING:
     from fedzmg.simulation.rounds import Simulation
 
-Memories = list[tuple[list[tuple[int, int]], State]]
-"""Memories of clients after a round and their owners, (trial, client), chunk by chunk."""
+Memories = list[tuple[list[tuple[int, int]], Tensor]]
+"""Owners, (trial, client), and flat memories of clients after a round, chunk by chunk."""
 
 
 class ShardPart(NamedTuple):
@@ -68,6 +68,7 @@ class LocalShards:
 
     def open(self, fresh: State, clients: int, places: Sequence[Path] | None) -> Sequence[Any]:
         self._borders = shard_borders(clients, self.count)
+        fresh = tree_map(Tensor.cpu, fresh)  # files keep the memory of shards
         for shard in self.own:
             own = places and [shard_folder(place, shard) for place in places]
             first, last = self._borders[shard : shard + 2]
@@ -140,7 +141,7 @@ def train_batches(
         merger.add(chunk)
         if leaves(memory):
             owners = [(batches[i].trial, batches[i].client) for i in chunk.batches]
-            memories.append((owners, store.copied(row(chunk.outcomes.memory, chunk.rows))))
+            memories.append((owners, store.flat(row(chunk.outcomes.memory, chunk.rows))))
     return memories
 
 

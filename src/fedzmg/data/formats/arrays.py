@@ -38,7 +38,7 @@ def read_arrays(paths: Paths) -> Columns:
             with common.reading(here), archive.open(info) as stream:
                 role = _ROLES[name]
                 if role in found:
-                    raise InputError(f"{here}: is the second of clients: remove one")
+                    raise InputError(f"{here}: is there twice: remove one")
                 found[role] = _array(stream)
                 if found[role].size == 0 or stream.read(1):
                     raise InputError(f"{here}: is empty, or longer than its shape: write it again")
