@@ -162,7 +162,6 @@ def test_plugin_file_through_every_command(run: Command) -> None:
         assert "bit for bit" in run("verify", directory, "--rounds", "2", *own)
     page = render(read([Path("study"), Path("grid"), Path("run")]), drawn={})
     assert f"mine.py, {origin['sha256']}" in page
-    assert "fedzmg study study/study.toml --plugin mine.py" in page
     run("export", "run")
     run("diagnose", "run", *own, "--drifting", "0", "--out", "diagnosis")
 
