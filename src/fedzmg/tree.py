@@ -100,7 +100,7 @@ class Tree(Mapping[str, Tensor]):
         return Tree({n: function(leaf, *[t[n] for t in rest]) for n, leaf in own.items()})
 
     def __add__(self, other: Tree | Scalar) -> Tree:
-        if isinstance(other, Tree) and other._factor is None is not self._factor:
+        if self._factor is not None and isinstance(other, Tree) and other._factor is None:
             return other._add_product(self, 1)
         return self._add_product(other, 1)
 
@@ -260,7 +260,7 @@ def _collect(value: Any, found: list[Tensor]) -> None:
 
 
 def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
-    """Compute ``base + scale * other``; in the tensors of ``out``, if given, and rounded once."""
+    """Compute ``base + scale * other``; in the tensors of ``out``, if given."""
     if not out:
         return base + scale * other
     alpha, [place] = float(scale), out
