@@ -271,9 +271,12 @@ def eager_step(program: Program) -> MappedStep:
 
         own_loss = (numbers, context) if program.rule.own_loss else ()
 
-        def gradient(point: Tree) -> tuple[Tensor, Tree]:
+        def loss(point: Tree, own: Batch) -> tuple[Tensor, Tree]:
             with MappedLayers():
-                return local.eager_gradient(lambda p, b: losses(p, b, *own_loss), point, batch)
+                return losses(point, own, *own_loss)
+
+        def gradient(point: Tree) -> tuple[Tensor, Tree]:
+            return local.eager_gradient(loss, point, batch)
 
         return local.full_step(program.rule, apply, gradient, context, params, scratch, *active)
 

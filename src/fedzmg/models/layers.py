@@ -132,7 +132,10 @@ class Conv2d(nn.Conv2d):
         compiling, zeros = torch.compiler.is_compiling(), self.padding_mode == "zeros"
         if zeros and (input.is_cuda if compiling else layers.uses_patches(input, weight)):
             form = self.stride, self.padding, self.dilation, self.groups
-            return layers.conv2d(input, weight, bias, *form)
+            if compiling:
+                return layers.conv2d(input, weight, bias, *form)
+            with torch._C.DisableTorchFunction():
+                return layers.conv2d(input, weight, bias, *form)
         return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
 
 
