@@ -1,4 +1,4 @@
-"""Studies and grids on a real Ray cluster of this machine: equal bits, whatever dies meanwhile."""
+"""Studies and grids in processes and on a real Ray cluster: equal bits, whatever dies meanwhile."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-from fedzmg import InputError
+from fedzmg import InputError, tasks
 from fedzmg.cluster import worker
 from fedzmg.cluster.connect import connected
+from fedzmg.cluster.estimate import by_default
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.storage.lock import read_owner
 
@@ -62,6 +63,13 @@ def cluster(directory: Path) -> Iterator[dict[str, str]]:
         head.wait(60)
         for child in psutil.wait_procs(children, timeout=20)[1]:
             child.kill()
+
+
+@pytest.fixture(params=["processes:2", pytest.param("auto", marks=pytest.mark.slow)])
+def workers(request: pytest.FixtureRequest) -> tuple[list[str], dict[str, str]]:
+    """Return options and the environment of a command with two workers."""
+    own = {} if ":" in request.param else request.getfixturevalue("cluster")
+    return ["--on", request.param], own
 
 
 def is_open(address: str) -> bool:
@@ -146,12 +154,11 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return logged(where / "out")
 
 
-@pytest.mark.slow
 def test_study_has_the_bits_of_a_local_one_after_a_worker_was_killed(
-    cluster: dict[str, str], local: dict[str, Any], tmp_path: Path
+    workers: tuple[list[str], dict[str, str]], local: dict[str, Any], tmp_path: Path
 ) -> None:
     out, file = tmp_path / "out", write(tmp_path / "study.toml", study())
-    with start("study", file, "--out", str(out), "--on", "auto", **cluster) as process:
+    with start("study", file, "--out", str(out), *workers[0], **workers[1]) as process:
         os.kill(pid_of(out / "fedavg" / "seed-0"), signal.SIGKILL)
         text = finish(process)
     assert logged(out) == local
@@ -217,23 +224,25 @@ time.sleep(600)
     assert logged(out) == local
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
         {"stop": {"diverged": True}, "together": 3},
-        {"search": {"halving": [[6, 1]]}},
-        {"search": {"method": "optuna", "budget": 3, "batch": 2}},
+        pytest.param({"search": {"halving": [[6, 1]]}}, marks=pytest.mark.slow),
+        pytest.param(
+            {"search": {"method": "optuna", "budget": 3, "batch": 2}}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_grid_has_the_scores_of_a_local_one(
-    cluster: dict[str, str], tmp_path: Path, more: dict[str, Any]
+    workers: tuple[list[str], dict[str, str]], tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    pytest.importorskip("optuna" if "method" in more.get("search", ()) else "ray")
+    if "method" in more.get("search", ()):
+        pytest.importorskip("optuna")
     here, there = tmp_path / "here", tmp_path / "there"
     file = write(tmp_path / "grid.toml", grid(**more))
     finish(start("grid", file, "--out", str(here)))
-    finish(start("grid", file, "--out", str(there), "--on", "auto", **cluster))
+    finish(start("grid", file, "--out", str(there), *workers[0], **workers[1]))
     scores = [json.loads((path / "grid.json").read_text()) for path in (here, there)]
     points = [{n: own["points"] for n, own in s["algorithms"].items()} for s in scores]
     assert points[0] == points[1]
@@ -243,10 +252,11 @@ def test_grid_has_the_scores_of_a_local_one(
     finish(start("verify", str(there)))
 
 
-@pytest.mark.slow
-def test_error_of_own_code_keeps_its_traceback(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_error_of_own_code_keeps_its_traceback(
+    workers: tuple[list[str], dict[str, str]], tmp_path: Path
+) -> None:
     file = write(tmp_path / "study.toml", study(task="failing"))
-    process = start("study", file, "--out", str(tmp_path / "out"), "--on", "auto", **cluster)
+    process = start("study", file, "--out", str(tmp_path / "out"), *workers[0], **workers[1])
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode != 0
     assert "ZeroDivisionError" in err
@@ -270,10 +280,13 @@ def test_run_in_shards_has_the_bits_of_one_process_after_a_worker_was_killed(
 
 
 class Deaf:
-    """An actor that takes messages and answers nothing."""
+    """A board that takes messages and answers nothing."""
 
-    def __init__(self) -> None:
-        self.post, self.remote = self, lambda *_: None
+    def post(self, label: str, message: Any) -> None:
+        pass
+
+    def stops(self, seconds: float = 0.0) -> bool:
+        return False
 
 
 def test_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
@@ -285,14 +298,17 @@ def test_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path) in found.message
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("on", ["processes:2", pytest.param("ray:2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_ended_driver_leaves_no_process_and_continues(
-    how: signal.Signals, local: dict[str, Any], tmp_path: Path
+    how: signal.Signals, on: str, local: dict[str, Any], tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray")
+    if on == "ray:2":
+        pytest.importorskip("ray")
     out, file = tmp_path / "out", write(tmp_path / "study.toml", study())
-    words = ["study", file, "--out", str(out), "--on", "ray:2"]
+    words = ["study", file, "--out", str(out), "--on", on]
     process = start(*words)
     pid_of(out / "fedavg" / "seed-0")
     children = psutil.Process(process.pid).children(recursive=True)
@@ -328,7 +344,19 @@ def test_two_workers_that_share_a_gpu_have_the_bits_of_a_local_study(
         assert (facts["engine"], facts["device"]) == (engine, "cuda")
 
 
-@pytest.mark.parametrize("on", ["", "rai", "ray:0", "ray:x", "ray://", "127.0.0.1"])
+def test_long_plans_on_a_cpu_take_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedzmg.cluster.estimate.cores", lambda: 64)
+    long, task = study(task="digits", rounds=60), tasks.get("digits")
+    assert by_default(long, task) == "processes:4"  # two algorithms and two seeds
+    assert by_default(long.with_settings({"rounds": 5}), task) is None  # too short
+    assert by_default(study(task="digits", rounds=60, algorithms=["fedavg"]), task) is None
+    monkeypatch.setattr("fedzmg.cluster.estimate.cores", lambda: 1)
+    assert by_default(long, task) is None
+
+
+@pytest.mark.parametrize(
+    "on", ["", "rai", "processes:0", "processes:x", "ray:0", "ray:x", "ray://", "127.0.0.1"]
+)
 def test_other_addresses_are_refused(on: str) -> None:
     with pytest.raises(InputError, match="ray://HOST:PORT"), connected(on):
         pass

@@ -123,3 +123,20 @@ def test_terminal_shows_a_line_per_trial_or_the_best_of_many() -> None:
     assert "81 trials, best accuracy 80.00 % (client.lr 8.1), median 40.00 %" in many[1]
     # What is over stays as a line.
     assert "fedavg: round 3 of 50, 3 trials, best accuracy 60.00 %" in out.getvalue()
+
+
+def test_packs_in_other_processes_share_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    display, _ = shown(terminal=True)
+    display.follow({"fedavg": (10, 50, None), "fedadam": (0, 50, None), "mine": (0, 50, None)})
+    assert drawn(display)[1] == "0 of 3 packs trained"
+    now[0] = 30.0  # processes have started
+    display.follow({"fedavg": (11, 50, 0.5), "fedadam": (0, 50, None), "mine": (0, 50, None)})
+    now[0] = 50.0
+    display.follow({"fedavg": (50, 50, None), "fedadam": (2, 50, 0.25), "mine": (0, 50, None)})
+    bar, whole = drawn(display)
+    assert bar.startswith("fedadam")
+    assert bar.endswith("round 2 of 50, median accuracy 25.00 %")
+    # 41 rounds since the first, which also starts the clock; 98 are left.
+    assert whole == f"1 of 3 packs trained, {live.duration(98 * 20 / 40)} left"

@@ -92,10 +92,12 @@ def _trained(
     from fedzmg import trackers
     from fedzmg.experiment.grids.grid import run_grid
 
-    here, naming = None if on else track, trackers.by_point(spec)
+    naming = trackers.by_point(spec)
     with (
-        training.remote_of(on, track) as remote,
-        training.progress_of(task, out, here, as_json, spec.packs(), naming=naming) as progress,
+        training.remote_of(on, track, spec, task) as remote,
+        training.progress_of(
+            task, out, None if remote else track, as_json, spec.packs(), naming=naming
+        ) as progress,
     ):
         options: Any = {"task": task, "progress": progress, "remote": remote}
         return run_grid(spec, out, max_minutes=max_minutes, **options)

@@ -18,7 +18,7 @@ from fedzmg.terminal.render import Terminal, print_text
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
     from fedzmg.cluster.packs import Packs
-    from fedzmg.experiment.specs.files import StudySpec
+    from fedzmg.experiment.specs.files import GridSpec, StudySpec
     from fedzmg.experiment.specs.run import Experiment
     from fedzmg.tasks.task import Task
     from fedzmg.trackers import Naming, Tracking
@@ -45,23 +45,36 @@ Minutes = Annotated[
 ]
 On = Annotated[
     str | None,
-    opt("Train on a Ray cluster: ray (this machine), ray:N (N workers), auto or ray://HOST:PORT."),
+    opt(
+        "Train in worker processes: processes (one per CPU core), processes:N, ray (this machine), "
+        "ray:N, auto (the Ray cluster here) or ray://HOST:PORT.",
+        "processes for long trainings of several packs on a CPU",
+    ),
 ]
 
 
 @contextlib.contextmanager
-def remote_of(on: str | None, track: str | None) -> "Iterator[Packs | None]":
-    """Connect to a cluster, if one is named; trackers then run in its workers."""
-    if on is None:
+def remote_of(
+    on: str | None, track: str | None, spec: "GridSpec | StudySpec | None" = None,
+    task: "Task | None" = None,
+) -> "Iterator[Packs | None]":  # fmt: skip
+    """Connect to workers, if any are named or a plan is long; trackers then run in them."""
+    from fedzmg import trackers
+
+    needs_server = "mlflow" in trackers.named(track) and not os.environ.get("MLFLOW_TRACKING_URI")
+    if on is not None and needs_server:
+        remedy = "set MLFLOW_TRACKING_URI to a server, which all workers can write to"
+        raise InputError(f"--track mlflow with --on {on}: {remedy}")
+    if on is None and spec is not None and task is not None and not needs_server:
+        from fedzmg.cluster.estimate import by_default
+
+        on = by_default(spec, task)
+    if on is None or on == "processes:1":
         yield None
         return
-    from fedzmg import trackers
     from fedzmg.cluster.connect import connected
     from fedzmg.cluster.packs import Packs
 
-    if "mlflow" in trackers.named(track) and not os.environ.get("MLFLOW_TRACKING_URI"):
-        remedy = "set MLFLOW_TRACKING_URI to a server, which all workers can write to"
-        raise InputError(f"--track mlflow with --on {on}: {remedy}")
     with connected(on) as cluster:
         yield Packs(cluster, track)
 
@@ -108,9 +121,11 @@ def _train_study(
     from fedzmg.terminal import views
 
     sizes = {label: len(names) for label, names in study_packs(spec, task).items()}
-    packs, here = dict.fromkeys(sizes, 1), None if on else track
-    progress_shown = progress_of(task, directory, here, as_json, packs, sizes)
-    with remote_of(on, track) as remote, progress_shown as progress:
+    packs = dict.fromkeys(sizes, 1)
+    with (
+        remote_of(on, track, spec, task) as remote,
+        progress_of(task, directory, None if remote else track, as_json, packs, sizes) as progress,
+    ):
         result = run_study(spec, directory, task=task, progress=progress, remote=remote, **more)
     view, data = partial(views.study, result), result.as_dict()
     time = f"{sum(run.seconds for run in result.study.runs):,.0f} s"
@@ -235,6 +250,7 @@ def validate(file: File, set_: Settings = None, on: On = None, as_json: Json = F
     """Check a run, grid or study file and estimate its cost; nothing is written."""
     from fedzmg.experiment.estimate import estimate
     from fedzmg.experiment.specs.files import StudySpec
+    from fedzmg.experiment.specs.run import RunSpec
     from fedzmg.experiment.studies.study import MissingGrid, find_rates
     from fedzmg.terminal import views
 
@@ -247,7 +263,8 @@ def validate(file: File, set_: Settings = None, on: On = None, as_json: Json = F
             except MissingGrid as error:
                 to_do = [str(error)]
         found = estimate(spec)
-    with remote_of(on, None) as remote:
+    known = not (to_do or found["missing"] or isinstance(spec, RunSpec))
+    with remote_of(on, None, *((spec, spec.build_task()) if known else ())) as remote:
         if remote is not None:
             from fedzmg.cluster.estimate import estimate_on
 

@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster: this machine, the cluster around this process, or a remote one."""
+"""Workers that a user names: processes of this machine, or a Ray cluster here or elsewhere."""
 
 import contextlib
 import importlib
@@ -11,10 +11,13 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from fedzmg.cluster.processes import Processes, cores
+from fedzmg.cluster.ray_pool import RayPool
+from fedzmg.cluster.workers import Cluster, Needs
 from fedzmg.errors import InputError
 
 PASSED = re.compile(
@@ -22,22 +25,10 @@ PASSED = re.compile(
 )
 """Variables of the environment that affect results or name data and trackers."""
 STORE_BYTES = 200 * 2**20  # object store of a cluster on this machine; packs hardly use it
-EXPECTED = "expected ray (this machine), ray:N, auto or ray://HOST:PORT"
+EXPECTED = "expected processes, processes:N, ray (this machine), ray:N, auto or ray://HOST:PORT"
 
 
-class Needs(NamedTuple):
-    """Resources of one worker process; it owns its GPU, or its part of one."""
-
-    cpus: float
-    gpus: float = 0.0
-
-    def fit(self, resources: dict[str, float]) -> int:
-        """Count the workers that a node has room for."""
-        wanted = [("CPU", self.cpus), ("GPU", self.gpus)]
-        return int(min(resources.get(name, 0.0) / need for name, need in wanted if need))
-
-
-class Cluster:
+class RayCluster:
     """A connected Ray cluster; ``share`` is N of ``ray:N``."""
 
     def __init__(self, on: str, ray: Any, threads: int, share: int | None = None) -> None:
@@ -76,13 +67,23 @@ class Cluster:
         is_class = isinstance(function, type)
         return self.ray.remote(**placed, **({} if is_class else {"max_retries": 0}))(function)
 
+    @contextlib.contextmanager
+    def pool(self) -> Iterator[RayPool]:
+        """Start the message board of a training; Ray starts workers when there is work."""
+        pool = RayPool(self)
+        yield pool
+        self.ray.kill(pool.board.actor)
+
 
 @contextlib.contextmanager
 def connected(on: str) -> Iterator[Cluster]:
     """Connect to a cluster, and leave it at the end; one on this machine is started and stopped.
 
-    Workers have as many threads as this process: their number decides the last bits.
+    Workers of Ray have as many threads as this process: their number decides the last bits.
     """
+    if own := re.fullmatch(r"processes(?::([1-9]\d{0,5}))?", on):
+        yield Processes(on, int(own[1]) if own[1] else None)
+        return
     local = re.fullmatch(r"ray(?::([1-9]\d{0,5}))?", on)
     if local is None and on != "auto" and not re.match(r"ray://[^/]", on):
         raise InputError(f"--on {on}: {EXPECTED}")
@@ -104,8 +105,7 @@ def connected(on: str) -> Iterator[Cluster]:
     variables = {name: value for name, value in os.environ.items() if PASSED.match(name)}
     options: dict[str, Any] = {"address": on, "runtime_env": {"env_vars": variables}}
     if local:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        room = share * threads if share else max(cores or 1, threads)
+        room = share * threads if share else max(cores(), threads)
         options = {"address": "local", "num_cpus": room, "object_store_memory": STORE_BYTES}
         options["include_dashboard"] = False
     try:
@@ -116,6 +116,6 @@ def connected(on: str) -> Iterator[Cluster]:
         remedy = "start it, check the address, or pass its token in RAY_AUTH_TOKEN"
         raise InputError(f"--on {on}: the cluster does not answer ({reason}): {remedy}") from None
     try:
-        yield Cluster(on, ray, threads, share)
+        yield RayCluster(on, ray, threads, share)
     finally:
         ray.shutdown()

@@ -1,17 +1,45 @@
-"""Estimated wall time of a specification on a cluster, from measured parts."""
+"""Estimated wall time of a specification in several processes, from measured parts."""
 
+import contextlib
 import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from fedzmg.cluster.connect import Cluster
+from fedzmg.bench import step_operations
 from fedzmg.cluster.packs import split
+from fedzmg.cluster.processes import cores
+from fedzmg.cluster.workers import Cluster
 from fedzmg.experiment.specs.files import GridSpec, Spec
+from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import MissingGrid, study_packs
+from fedzmg.simulation import resolve_device
+from fedzmg.tasks.task import Task
 
 START_SECONDS = 7.0  # start of a worker: process, imports and data (measured on two idle cores)
 TASK_SECONDS = 1.0  # time between two packs of a worker (measured on two idle cores)
+LONG_SECONDS = 10.0  # training time from which on processes pay for their start
+STEP_SECONDS, OPERATIONS = 2e-4, 1e10  # of a client's step; and operations of a core in a second
+
+
+def by_default(spec: Plan, task: Task) -> str | None:
+    """Return ``processes:N`` for several long packs on a CPU.
+
+    Counts decide, not measured times: they fix the threads of a worker, and so its last bits.
+    """
+    parts = _packs(spec)
+    trials = sum(map(len, parts.values()))
+    alone = isinstance(spec, GridSpec) and spec.search.halving
+    number = min(cores(), len(parts) if alone else trials)
+    if number == 1 or len(parts) == 1 or resolve_device(spec.device).type != "cpu":
+        return None
+    protocol = task.protocol.with_options(spec.protocol)
+    examples = protocol.epochs * float(task.train.counts.mean())
+    steps = trials * spec.rounds * protocol.cohort * max(1.0, examples / protocol.batch_size)
+    each = STEP_SECONDS
+    with contextlib.suppress(Exception):  # a mistake of a model is reported where it trains
+        each += step_operations(task) / OPERATIONS
+    return f"processes:{number}" if steps * each > LONG_SECONDS else None
 
 
 def wall_seconds(

@@ -1,27 +1,25 @@
-"""Packs of trials as Ray tasks: submission, progress, lost workers, Ctrl-C and the time limit.
+"""Packs of trials in workers: submission, progress, lost workers, Ctrl-C and the time limit.
 
 All nodes share the directory of results. A pack continues from the checkpoints there wherever it
 is trained again, and the driver reads finished runs from there. A lost worker or node thus loses
 the rounds since the last checkpoint, and a lost driver loses nothing.
 """
 
-import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from fedzmg import plugins
 from fedzmg.cluster import worker
-from fedzmg.cluster.board import Board
-from fedzmg.cluster.connect import Cluster, Needs
+from fedzmg.cluster.workers import Cluster, LostWorker, Needs, Pool, RemoteTraceback
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
-from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.progress import PackRounds, Progress
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import ResolvedRun
@@ -33,7 +31,6 @@ T = TypeVar("T")
 StudyPacks: TypeAlias = Mapping[str, Sequence[tuple[ResolvedRun, Path]]]
 """Runs and their directories by the label of their pack."""
 WAIT_SECONDS = 0.5
-LINE_SECONDS = 5.0
 STOP_SECONDS = 300.0  # time that workers may take to finish their round after Ctrl-C
 MOST_LOSSES = 5  # workers that a pack may lose before it counts as their cause
 SHOW_SECONDS = 120.0  # time until a network file system shows files of another machine, at most
@@ -46,18 +43,12 @@ class Job(NamedTuple):
 
     label: str
     group: str  # label of the pack that it is a part of
+    rounds: int
     function: Callable[..., worker.RemoteError | None]
     arguments: tuple[Any, ...]
     paths: tuple[Path, ...]  # directories of results
     fact: str  # fact that their manifests have afterwards
     memory: float
-
-
-class RemoteTraceback(Exception):
-    """Traceback of a user's code in a worker."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 @dataclass
@@ -66,7 +57,7 @@ class Packs:
 
     cluster: Cluster
     track: str | None = None
-    _rounds: dict[str, tuple[int, int]] = field(default_factory=dict)  # done and planned, by pack
+    _rounds: dict[str, PackRounds] = field(default_factory=dict)  # by pack
 
     def train_study(
         self, spec: StudySpec, task: Task, out: Path, packs: StudyPacks, progress: Progress,
@@ -82,9 +73,9 @@ class Packs:
             paths = tuple(path.absolute() for _, path in members)
             shown = label if len(members) == len(left[label]) else f"{label}, part {number}"
             work = worker.train_runs, (runs, paths, spec.stop.diverged), paths, "finished"
-            jobs.append(Job(shown, label, *work, pack_bytes(task, len(members), spec)))
-        with self._setup(out / "study.toml", task) as setup:
-            yield from _groups(jobs, self._train(setup, jobs, needs, progress, end))
+            jobs.append(Job(shown, label, spec.rounds, *work, pack_bytes(task, len(members), spec)))
+        setup = self._setup(out / "study.toml", task)
+        yield from _groups(jobs, self._train(setup, jobs, needs, progress, end))
 
     def train_grid(
         self, spec: GridSpec, task: Task, folders: Mapping[str, Path], progress: Progress,
@@ -93,29 +84,29 @@ class Packs:
         """Train the points of algorithms, each in its folder; yield those that are finished."""
         needs, waiting = self.cluster.needs(spec.device), dict(folders)
         alone = bool(spec.search.halving)  # it compares all points
-        with self._setup(next(iter(folders.values())).parent / "grid.toml", task) as setup:
-            while waiting:  # Optuna proposes the next points when it knows the scores of the last
-                chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in waiting]
-                if not alone:
-                    left = {n: search.unfinished_packs(spec, n, waiting[n], task) for n in waiting}
-                    parts = {(n, i): pack for n, own in left.items() for i, pack in own.items()}
-                    chosen = [(name, pack) for (name, _), pack in self._split(parts, needs, spec)]
-                jobs = []
-                for name, pack in chosen:
-                    label, path, trials = name, folders[name].absolute(), spec.trials(name)
-                    if pack is not None:
-                        label, trials = f"{name}, trials from {pack[0]}", len(pack)
-                        path = path / search.PACKS / f"{pack[0]}-{pack[-1]}"
-                    work = worker.train_search, (spec, name, pack, path, seconds)
-                    needed = pack_bytes(task, trials, spec)
-                    jobs.append(Job(label, name, *work, (path,), "seconds", needed))
-                trained = self._train(setup, jobs, needs, progress, end)
-                finished = [name for name in waiting if name not in dict(chosen)]
-                trained = trained if alone else _absorbed(folders, trained)
-                for name in itertools.chain(finished, _groups(jobs, trained)):
-                    if name in finished or alone or spec.search.method == "grid":
-                        del waiting[name]
-                        yield name
+        setup = self._setup(next(iter(folders.values())).parent / "grid.toml", task)
+        while waiting:  # Optuna proposes the next points when it knows the scores of the last
+            chosen: list[tuple[str, list[int] | None]] = [(name, None) for name in waiting]
+            if not alone:
+                left = {n: search.unfinished_packs(spec, n, waiting[n], task) for n in waiting}
+                parts = {(n, i): pack for n, own in left.items() for i, pack in own.items()}
+                chosen = [(name, pack) for (name, _), pack in self._split(parts, needs, spec)]
+            jobs = []
+            for name, pack in chosen:
+                label, path, trials = name, folders[name].absolute(), spec.trials(name)
+                if pack is not None:
+                    label, trials = f"{name}, trials from {pack[0]}", len(pack)
+                    path = path / search.PACKS / f"{pack[0]}-{pack[-1]}"
+                work = worker.train_search, (spec, name, pack, path, seconds)
+                needed = pack_bytes(task, trials, spec)
+                jobs.append(Job(label, name, spec.rounds, *work, (path,), "seconds", needed))
+            trained = self._train(setup, jobs, needs, progress, end)
+            finished = [name for name in waiting if name not in dict(chosen)]
+            trained = trained if alone else _absorbed(folders, trained)
+            for name in itertools.chain(finished, _groups(jobs, trained)):
+                if name in finished or alone or spec.search.method == "grid":
+                    del waiting[name]
+                    yield name
 
     def _split(
         self, packs: Mapping[T, Sequence[Any]], needs: Needs, spec: Plan
@@ -124,95 +115,75 @@ class Packs:
         keep = bool(needs.gpus) and spec.deterministic
         return split(packs, 0 if keep else self.cluster.workers(needs))
 
-    @contextlib.contextmanager
-    def _setup(self, plan: Path, task: Task) -> Iterator[worker.Setup]:
-        board = self.cluster.ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
+    def _setup(self, plan: Path, task: Task) -> worker.Setup:
         known = task.fingerprint(), self.cluster.threads, worker.versions(), plugins.loaded_files()
-        yield worker.Setup(*known, plan.absolute(), file_sha256(plan), self.track, board)
-        self.cluster.ray.kill(board)
+        return worker.Setup(*known, plan.absolute(), file_sha256(plan), self.track)
 
     def _train(
         self, setup: worker.Setup, jobs: Sequence[Job], needs: Needs, progress: Progress, end: float
     ) -> Iterator[Job]:
         """Train all jobs; yield each when its results are visible."""
-        ray, pending, losses = self.cluster.ray, dict[Any, Job](), Counter[str]()
-        printed, finished = time.monotonic(), 0
+        pending, losses, finished = dict[Any, Job](), Counter[str](), 0
+        self._rounds = {job.label: (0, job.rounds, None) for job in jobs}
 
         def submit(job: Job) -> None:
-            remote = self.cluster.remote(job.function, needs, job.memory)
-            pending[remote.remote(setup, job.label, *job.arguments)] = job
+            arguments = setup._replace(board=pool.board), job.label, *job.arguments
+            pending[pool.submit(job.function, arguments, needs, job.memory)] = job
 
-        with training.deferred_interrupt(progress) as requested:
+        with (
+            training.deferred_interrupt(progress) as requested,
+            self.cluster.pool() as pool,
+        ):
             try:
                 for job in jobs:
                     submit(job)
                 while pending:
-                    ready, _ = ray.wait(list(pending), timeout=WAIT_SECONDS)
-                    self._relay(setup.board, progress)
-                    for ref in ready:
-                        job = pending.pop(ref)
-                        self._rounds.pop(job.label, None)
-                        if (lost := self._lost(ref)) is None:
-                            _await_visible(job)
-                            finished += 1
-                            progress.say(f"{job.label}: trained, {finished} of {len(jobs)}")
-                            yield job
+                    ready = pool.wait(list(pending), WAIT_SECONDS)
+                    self._relay(pool, progress)
+                    for handle in ready:
+                        job = pending.pop(handle)
+                        try:
+                            raise_remote(pool.result(handle))
+                        except LostWorker as error:
+                            losses[job.label] += 1
+                            if losses[job.label] > MOST_LOSSES:
+                                lost = f"{job.label} lost every worker ({error})"
+                                remedy = "train fewer runs at once, or give workers more memory"
+                                raise InputError(f"{lost}: {remedy}") from None
+                            again = "trained again from its checkpoint"
+                            progress.say(f"{job.label}: worker lost ({error}), {again}")
+                            submit(job)
                             continue
-                        losses[job.label] += 1
-                        if losses[job.label] > MOST_LOSSES:
-                            remedy = "train fewer runs at once, or give the workers more memory"
-                            raise InputError(f"{job.label} lost every worker ({lost}): {remedy}")
-                        progress.say(f"{job.label}: worker lost ({lost}), trained again from there")
-                        submit(job)
+                        _await_visible(job)
+                        finished += 1
+                        self._rounds[job.label] = (job.rounds, job.rounds, None)
+                        progress.say(f"{job.label}: trained, {finished} of {len(jobs)}")
+                        yield job
                     if pending and (requested.is_set() or time.monotonic() >= end):
-                        done = min(self._rounds.values(), default=(0, 0))
+                        done = min(one[:2] for one in self._rounds.values())
                         if requested.is_set():
                             raise Interrupted(*done)
                         raise training.TimeLimitReached(*done)
-                    if time.monotonic() - printed > LINE_SECONDS and self._rounds:
-                        printed = time.monotonic()
-                        shown = [f"{n} {a} of {b}" for n, (a, b) in list(self._rounds.items())[:4]]
-                        more = f" and {len(self._rounds) - 4} more" if len(self._rounds) > 4 else ""
-                        progress.say(f"round: {'; '.join(shown)}{more}")
             finally:
-                self._stop(setup.board, list(pending))
-                self._relay(setup.board, progress)
+                _stop(pool, list(pending))
+                self._relay(pool, progress)
 
-    def _lost(self, ref: Any) -> str | None:
-        """Return the reason why a worker was lost; None if its pack is finished."""
-        errors = self.cluster.ray.exceptions
-        try:
-            found = self.cluster.ray.get(ref)
-        except (errors.RayTaskError, errors.TaskCancelledError) as error:
-            if "No module named 'fedzmg'" in str(error):
-                remedy = "install the same version on every node"
-                raise InputError(f"a worker cannot import fedzmg: {remedy}") from None
-            raise
-        except errors.RayError as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise_remote(found)
-        return None
-
-    def _relay(self, board: Any, progress: Progress) -> None:
+    def _relay(self, pool: Pool, progress: Progress) -> None:
         """Show the messages of workers."""
-        messages: list[tuple[str, Any]] = []
-        with contextlib.suppress(self.cluster.ray.exceptions.RayError):
-            messages = self.cluster.ray.get(board.take.remote(), timeout=LINE_SECONDS)
-        for label, message in messages:
+        for label, message in pool.messages():
             if isinstance(message, str):
                 progress.say(f"{label}: {message}")
             else:
                 self._rounds[label] = message
+        progress.follow(self._rounds)
 
-    def _stop(self, board: Any, pending: list[Any]) -> None:
-        """Let workers finish their round and write a checkpoint; a second Ctrl-C ends the wait.
 
-        Ray ends workers that are left when the driver disconnects.
-        """
-        end = time.monotonic() + STOP_SECONDS
-        while pending and time.monotonic() < end:
-            board.stop.remote()
-            _, pending = self.cluster.ray.wait(pending, num_returns=len(pending), timeout=1.0)
+def _stop(pool: Pool, pending: Collection[Any]) -> None:
+    """Let workers finish their round and write a checkpoint; a second Ctrl-C ends the wait."""
+    end = time.monotonic() + STOP_SECONDS
+    while pending and time.monotonic() < end:
+        pool.stop()
+        pending = set(pending).difference(pool.wait(list(pending), 1.0))
 
 
 def split(packs: Mapping[T, Sequence[Any]], workers: int) -> list[tuple[T, list[Any]]]:

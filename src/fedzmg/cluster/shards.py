@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.cluster import worker
-from fedzmg.cluster.connect import Cluster
+from fedzmg.cluster.connect import RayCluster
 from fedzmg.cluster.packs import MOST_LOSSES, PROCESS_BYTES, raise_remote
+from fedzmg.cluster.workers import Cluster, LostWorker
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast
 from fedzmg.errors import InputError
@@ -27,10 +28,6 @@ from fedzmg.simulation import History, Simulation
 from fedzmg.simulation.shards import LocalShards, ShardPart
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, num_bytes
-
-
-class LostWorker(Exception):
-    """A worker that died; the run continues from its last checkpoint."""
 
 
 class ShardWorker:
@@ -84,7 +81,7 @@ class RemoteStore:
 class RemoteShards:
     """Shards that train in the workers of a cluster; worker ``i`` of W has the shards i, i + W."""
 
-    def __init__(self, cluster: Cluster, setup: worker.Setup, spec: RunSpec, task: Task) -> None:
+    def __init__(self, cluster: RayCluster, setup: worker.Setup, spec: RunSpec, task: Task) -> None:
         self.count, self._ray, self._setup, self._spec = spec.shards, cluster.ray, setup, spec
         needs = cluster.needs(spec.device)
         number = min(cluster.workers(needs), spec.shards)
@@ -139,6 +136,8 @@ def train_run(
 ) -> History:
     """Train a run whose shards are on a cluster; a lost worker costs the rounds of a checkpoint."""
     spec, losses = run.spec, 0
+    if not isinstance(cluster, RayCluster):
+        raise InputError(f"--on {cluster.on} trains several runs: use --on ray for a single one")
     if not spec.shards:
         remedy = "--set shards=8 cuts the population into 8 parts by client number"
         raise InputError(f"--on {cluster.on} trains a run in shards: {remedy}")

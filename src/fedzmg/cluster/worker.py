@@ -1,17 +1,16 @@
-"""Code that runs in the worker processes of a cluster: one pack of trials at a time.
+"""Code that runs in worker processes: one pack of trials at a time.
 
 Specifications arrive as values; tasks and plugins are built again from them, so a class of a
 user's own file is never unpickled. Results go to the directories of the study or grid, under the
 usual locks.
 """
 
-import contextlib
 import functools
-import importlib
 import math
 import os
 import platform
 import signal
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,11 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from fedzmg import plugins, trackers
+from fedzmg.cluster.workers import Board
 from fedzmg.errors import InputError, UserCodeError
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
 from fedzmg.experiment.grids.grid import choosing
-from fedzmg.experiment.progress import Progress
+from fedzmg.experiment.progress import PackRounds, Progress
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
@@ -52,42 +52,37 @@ class Setup(NamedTuple):
     plan: Path = Path()  # plan in the shared directory of results
     plan_sha256: str = ""  # hash of the plan; empty if there is none
     track: str | None = None
-    board: Any = None  # Ray actor that receives messages
+    board: Board | None = None
 
 
 class Posts(Progress):
     """Progress of a pack, sent to the driver now and then."""
 
-    def __init__(self, board: Any, label: str) -> None:
+    def __init__(self, board: Board | None, label: str) -> None:
         self._board, self.label = board, label
         self._rounds, self._posted = 0, -math.inf
-        self._answer: Any = None
+        self._metric: float | None = None
 
-    def post(self, message: str | tuple[int, int] | None) -> None:
-        """Send a text, or rounds done and planned; do not wait for the answer."""
+    def post(self, message: str | PackRounds | None) -> None:
+        """Send a text or a state of the pack; do not wait for the answer."""
         if self._board is not None:
-            # A worker that waits in ray.get gives its core to another task; a future waits without.
-            self._answer = self._board.post.remote(self.label, message).future()
+            self._board.post(self.label, message)
 
     def is_stopping(self, seconds: float = 0.0) -> bool:
-        """Tell whether the driver has answered that it wants to stop."""
-        if self._answer is None or not (seconds or self._answer.done()):
-            return False
-        ray = importlib.import_module("ray")
-        # A message may be lost with its node.
-        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            return bool(self._answer.result(timeout=seconds))
-        return False
+        """Tell whether the driver wants to stop."""
+        return self._board is not None and self._board.stops(seconds)
 
     def begin(self, label: str, rounds: int, done: int) -> None:
         self._rounds = rounds
-        self.post((done, rounds))
+        self.post((done, rounds, None))
 
     def advance(self, report: RoundReport) -> None:
+        if metrics := [one.metric for one in report.records if one.metric is not None]:
+            self._metric = statistics.median(metrics)
         if time.monotonic() - self._posted > POST_SECONDS or report.round == self._rounds:
             self._posted = time.monotonic()
             stops = self.is_stopping()
-            self.post((report.round, self._rounds))
+            self.post((report.round, self._rounds, self._metric))
             if stops:
                 signal.raise_signal(signal.SIGINT)  # which waits for the checkpoint
 

@@ -1,8 +1,12 @@
 """Progress protocol of training, shared by displays and trackers."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
 
 from fedzmg.simulation import RoundReport
+
+PackRounds: TypeAlias = tuple[int, int, float | None]
+"""Rounds done and planned of a pack, and the median of its trials' last metrics."""
 
 
 class Progress(Protocol):
@@ -14,6 +18,10 @@ class Progress(Protocol):
 
     def advance(self, report: RoundReport) -> None:
         """Receive a finished round."""
+        return
+
+    def follow(self, packs: Mapping[str, PackRounds]) -> None:
+        """Receive how far the packs are that train in other processes."""
         return
 
     def say(self, text: str) -> None:

@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -18,6 +18,9 @@ from fedzmg.plain_text import plain
 from fedzmg.results.formatting import bytes_text, duration, setting_text, value_text
 from fedzmg.results.runs import unusual_clients
 from fedzmg.terminal.render import Terminal, bold
+
+if TYPE_CHECKING:  # which loads torch
+    from fedzmg.experiment.progress import PackRounds
 
 LINE_SECONDS = 5.0
 MOST_LINES = 8  # trials that get a line each; of more trials only the best are shown
@@ -68,8 +71,9 @@ class Display:
     ) -> None:  # fmt: skip
         self._console, self._metric, self.say = console, metric, console.say
         self._to_come, self._sizes = dict(packs or {}), dict(sizes or {})
-        self._label, self._rounds, self._round, self._first = "", 0, 0, 0
+        self._label, self._rounds, self._round, self._first, self._stored = "", 0, 0, 0, 0
         self._begun = self._printed = 0.0
+        self._elsewhere: dict[str, PackRounds] = {}
         self._trials: list[TrialState] = []
         self._unusual: list[tuple[int, Any, Any]] = []
         self._sign = 1
@@ -111,6 +115,37 @@ class Display:
         if due and not self._console.is_terminal:
             self._printed = time.monotonic()
             self.say(self._line())
+
+    def follow(self, packs: "Mapping[str, PackRounds]") -> None:
+        """Show the packs that train in other processes."""
+        before, self._round = self._round, sum(done for done, *_ in packs.values())
+        if self._elsewhere.keys() != packs.keys():
+            before = self._stored = self._round
+            self._rounds = sum(rounds for _, rounds, _ in packs.values())
+        if before == self._stored:  # the clock starts with the first round
+            self._begun, self._first = time.monotonic(), self._round
+        self._elsewhere = dict(packs)
+        if not self._console.is_terminal and time.monotonic() - self._printed > LINE_SECONDS:
+            self._printed = time.monotonic()
+            shown = [f"{name}: {self._state(*one)}" for name, one in self._at_work()]
+            self.say("; ".join([*shown, self._whole()]))
+
+    def _at_work(self) -> list[tuple[str, "PackRounds"]]:
+        """Return packs in other processes that have begun and not ended, as many as are shown."""
+        found = [(name, one) for name, one in self._elsewhere.items() if 0 < one[0] < one[1]]
+        return found[:MOST_LINES]
+
+    def _whole(self) -> str:
+        """Describe all packs in other processes."""
+        ended = sum(done == rounds for done, rounds, _ in self._elsewhere.values())
+        text, (left, _) = f"{ended} of {len(self._elsewhere)} packs trained", self._left()
+        return text if left is None else f"{text}, {duration(left)} left"
+
+    def _state(self, done: int, rounds: int, metric: float | None = None) -> str:
+        text = f"round {done} of {rounds}"
+        if metric is None:
+            return text
+        return f"{text}, median {self._metric} {value_text(metric, self._metric)}"
 
     def _leave(self) -> None:
         """Leave one line of a pack that has ended, and of each client with unusual uploads."""
@@ -169,12 +204,21 @@ class Display:
         packs = sum(n * self._sizes.get(name, 1) / own for name, n in self._to_come.items())
         return here, here + each * self._rounds * packs if packs else None
 
+    def _bar(self, label: str, *state: Any) -> list[Any]:
+        done, rounds = state[:2]
+        bar = ProgressBar(total=rounds, completed=done, width=28)
+        return [bold(label), bar, self._state(*state)]
+
     def _view(self) -> Group:
         """Draw the progress of a pack and a line per trial, or the best of many."""
+        if self._elsewhere:
+            table = Table.grid(padding=(0, 2))
+            for label, one in self._at_work():
+                table.add_row(*self._bar(label, *one))
+            return Group(table, Text(self._whole()))
         if not self._label or (self._round == self._rounds and not self._trials):
             return Group()
-        bar = ProgressBar(total=self._rounds, completed=self._round, width=28)
-        cells: list[Any] = [bold(self._label), bar, f"round {self._round} of {self._rounds}"]
+        cells = self._bar(self._label, self._round, self._rounds)
         for seconds, words in zip(self._left(), ("left", "left in all"), strict=True):
             cells += [] if seconds is None else [f"{duration(seconds)} {words}"]
         head = Table.grid(padding=(0, 2))

@@ -1,0 +1,187 @@
+"""Worker processes on the CPU cores of this machine."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import psutil
+import torch
+
+from fedzmg.cluster.workers import LostWorker, Needs, RemoteTraceback
+from fedzmg.errors import InputError
+from fedzmg.simulation import resolve_device
+
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container; the number of cores leaves it out
+KILL_SECONDS = 5.0
+Pipe: TypeAlias = "connection.Connection[Any, Any]"
+
+
+def cores() -> int:
+    """Count the CPU cores that this process may use."""
+    has = hasattr(os, "sched_getaffinity")
+    found = len(os.sched_getaffinity(0)) if has else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = map(int, QUOTA.read_text().split())  # "max" is no quota
+        found = min(found, max(1, quota // period))
+    return found
+
+
+class Processes:
+    """Workers on this machine, by default one per core; they share torch's threads."""
+
+    def __init__(self, on: str, number: int | None) -> None:
+        self.on, self.number = on, number or cores()
+        self.threads = max(1, min(torch.get_num_threads(), cores()) // self.number)
+
+    def needs(self, device: str) -> Needs:
+        if resolve_device(device).type != "cpu":
+            raise InputError(f"--on {self.on} trains on a CPU: use --device cpu or --on ray")
+        return Needs(self.threads)
+
+    def workers(self, needs: Needs) -> int:
+        return self.number
+
+    @contextlib.contextmanager
+    def pool(self) -> Iterator["ProcessPool"]:
+        pool = ProcessPool(self.number)
+        try:
+            yield pool
+        finally:
+            pool.close()
+
+
+class ProcessPool:
+    """Runs each piece of work in a process of its own, some at a time; handles are pipes."""
+
+    board = None
+
+    def __init__(self, number: int) -> None:
+        self._context: Any = multiprocessing.get_context("spawn")
+        if sys.platform == "linux":
+            # A server loads torch once; a copy of this process would share its threads' locks.
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload(["fedzmg.cluster.worker"])
+        self._number, self._stop = number, self._context.Event()
+        self._room = psutil.virtual_memory().available
+        self._waiting: deque[tuple[Pipe, Pipe, Sequence[Any], float]] = deque()
+        self._running: dict[Pipe, tuple[Any, float]] = {}  # process, and its memory
+        self._ended: dict[Pipe, Any] = {}
+        self._messages: list[tuple[str, Any]] = []
+
+    def submit(
+        self, function: Callable[..., Any], arguments: Sequence[Any], _: Needs, memory: float
+    ) -> Pipe:
+        here, there = self._context.Pipe()
+        self._waiting.append((here, there, (function, *arguments), memory))
+        self._start()
+        return cast("Pipe", here)
+
+    def wait(self, handles: Sequence[Pipe], seconds: float) -> list[Pipe]:
+        if self._ended.keys().isdisjoint(handles):
+            self._receive(seconds)
+        return [handle for handle in handles if handle in self._ended]
+
+    def result(self, handle: Pipe) -> Any:
+        found = self._ended.pop(handle)
+        if isinstance(found, LostWorker):
+            raise found
+        if isinstance(found, RemoteTraceback):
+            raise RuntimeError("a worker failed") from found
+        return found
+
+    def messages(self) -> list[tuple[str, Any]]:
+        self._receive(0.0)
+        found, self._messages = self._messages, []
+        return found
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._ended |= dict.fromkeys(pipe for pipe, *_ in self._waiting)
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """End the workers that are left."""
+        for process, _ in self._running.values():
+            process.terminate()
+        for process, _ in self._running.values():
+            process.join(KILL_SECONDS)
+            process.kill()
+
+    def _start(self) -> None:
+        """Start waiting work while there are cores and memory for it."""
+        while self._waiting and len(self._running) < self._number:
+            pipe, there, arguments, memory = self._waiting[0]
+            taken = sum(needed for _, needed in self._running.values())
+            if self._running and taken + memory > self._room:
+                return
+            self._waiting.popleft()
+            process = self._context.Process(target=_serve, args=(there, self._stop, *arguments))
+            process.start()
+            there.close()  # so that the end of the process ends the pipe
+            self._running[pipe] = process, memory
+
+    def _receive(self, seconds: float) -> None:
+        """Receive messages and results; wait for the first."""
+        for pipe in cast("list[Pipe]", connection.wait(list(self._running), seconds)):
+            process, _ = self._running[pipe]
+            try:
+                while pipe not in self._ended and pipe.poll():
+                    label, found = pipe.recv()
+                    if label is None:
+                        self._ended[pipe] = found
+                    else:
+                        self._messages.append((label, found))
+            except (EOFError, OSError):
+                process.join()
+                self._ended[pipe] = LostWorker(f"exit code {process.exitcode}")
+            if pipe in self._ended:
+                process.join(KILL_SECONDS)
+                del self._running[pipe]
+                self._start()
+
+
+class PipeBoard:
+    """A worker's connection to the driver."""
+
+    def __init__(self, pipe: Pipe, stop: Any) -> None:
+        self._pipe, self._stop = pipe, stop
+
+    def post(self, label: str, message: Any) -> None:
+        if message is not None:
+            self._pipe.send((label, message))
+
+    def stops(self, seconds: float = 0.0) -> bool:
+        return bool(self._stop.is_set())
+
+
+def _serve(
+    pipe: Pipe, stop: Any, function: Callable[..., Any], setup: Any, *arguments: Any
+) -> None:
+    """Call a function in a worker process and send its result."""
+    # Ctrl-C is the driver's, which asks for a stop after the round.
+    if hasattr(os, "setsid"):
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    found: Any
+    try:
+        found = function(setup._replace(board=PipeBoard(pipe, stop)), *arguments)
+    except Exception as error:
+        found = RemoteTraceback("".join(traceback.format_exception(error)))
+    pipe.send((None, found))
+
+
+def _end_with_driver() -> None:
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    driver.join()
+    os._exit(1)

@@ -1,0 +1,71 @@
+"""Workers of one training as Ray tasks; their messages go through an actor."""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedzmg.cluster.board import Board
+from fedzmg.cluster.workers import LostWorker, Needs
+from fedzmg.errors import InputError
+
+ANSWER_SECONDS = 5.0
+
+
+class RayBoard:
+    """A worker's connection to the driver."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self._answer: Any = None
+
+    def post(self, label: str, message: Any) -> None:
+        # A worker that waits in ray.get gives its core to another task; a future waits without.
+        self._answer = self.actor.post.remote(label, message).future()
+
+    def stops(self, seconds: float = 0.0) -> bool:
+        if self._answer is None or not (seconds or self._answer.done()):
+            return False
+        ray = importlib.import_module("ray")
+        # A message may be lost with its node.
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            return bool(self._answer.result(timeout=seconds))
+        return False
+
+
+class RayPool:
+    """Places work by its needs. Ray ends workers that are left when the driver disconnects."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster, self._ray = cluster, cluster.ray
+        actor = self._ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
+        self.board = RayBoard(actor)
+
+    def submit(
+        self, function: Callable[..., Any], arguments: Sequence[Any], needs: Needs, memory: float
+    ) -> Any:
+        return self._cluster.remote(function, needs, memory).remote(*arguments)
+
+    def wait(self, handles: Sequence[Any], seconds: float) -> list[Any]:
+        return list(self._ray.wait(list(handles), timeout=seconds)[0])
+
+    def result(self, handle: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(handle)
+        except (errors.RayTaskError, errors.TaskCancelledError) as error:
+            if "No module named 'fedzmg'" in str(error):
+                remedy = "install the same version on every node"
+                raise InputError(f"a worker cannot import fedzmg: {remedy}") from None
+            raise
+        except errors.RayError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise LostWorker(f"{type(error).__name__}: {reason}") from None
+
+    def messages(self) -> list[tuple[str, Any]]:
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            return list(self._ray.get(self.board.actor.take.remote(), timeout=ANSWER_SECONDS))
+        return []
+
+    def stop(self) -> None:
+        self.board.actor.stop.remote()
