@@ -23,6 +23,8 @@ from fedzmg import InputError, tasks
 from fedzmg.cluster import worker
 from fedzmg.cluster.connect import connected
 from fedzmg.cluster.estimate import by_default
+from fedzmg.cluster.processes import Processes
+from fedzmg.cluster.workers import Needs
 from fedzmg.experiment.specs.files import GridSpec, StudySpec
 from fedzmg.storage.lock import read_owner
 
@@ -342,6 +344,21 @@ def test_two_workers_that_share_a_gpu_have_the_bits_of_a_local_study(
     for path in there.rglob("seed-*/manifest.json"):
         facts = json.loads(path.read_text())
         assert (facts["engine"], facts["device"]) == (engine, "cuda")
+
+
+def test_work_waits_for_a_process_and_is_dropped_by_a_stop() -> None:
+    with Processes("processes:1", 1).pool() as pool:
+        given = worker.Setup("", 1, "another version", ()), "fedavg", [], [], False
+        first, second, third = (
+            pool.submit(worker.train_runs, given, Needs(1), 0.0) for _ in range(3)
+        )
+        while not (ended := pool.wait([first, second, third], SECONDS)):
+            pass
+        assert ended == [first]
+        assert pool.result(first).kind is InputError
+        pool.stop()
+        assert third in pool.wait([second, third], 0.0)
+        assert pool.result(third) is None
 
 
 def test_long_plans_on_a_cpu_take_processes(monkeypatch: pytest.MonkeyPatch) -> None:
