@@ -26,7 +26,7 @@ NOVA, *OTHERS = BLOCKS
 def algorithms(block: str, path: Path) -> list[object]:
     """Run a block like the file it would be."""
     path.write_text(block)
-    return list(load_algorithms(path))
+    return list(load_algorithms(str(path)))
 
 
 def named(kind: str) -> set[str]:

@@ -36,7 +36,7 @@ def test_template_passes_its_tests_and_linter_as_written(monkeypatch: pytest.Mon
     assert invoke("new", "algorithm", "my_rule").exit_code == 0
     before = {path.name: path.read_text() for path in Path().iterdir()}
     assert set(before) == {"my_rule.py", "test_my_rule.py"}
-    [info] = load_algorithms(Path("my_rule.py"))
+    [info] = load_algorithms("my_rule.py")
     assert repr(info.algorithm.client) == "MyRuleClient(lr=0.1, mu=0.01)"  # type: ignore[union-attr]
     monkeypatch.syspath_prepend(str(Path.cwd()))
     tests = runpy.run_path("test_my_rule.py")

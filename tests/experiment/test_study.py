@@ -23,8 +23,7 @@ from fedzmg.experiment.studies.study import find_rates, run_study, study_packs, 
 from fedzmg.experiment.training import TimeLimitReached
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import finals
-from fedzmg.results.study_result import StudyResult
-from fedzmg.results.summary import summary
+from fedzmg.results.study_result import StudyResult, summary
 from fedzmg.simulation import History, Record, Simulation, Trial
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task

@@ -24,8 +24,7 @@ from fedzmg.report.tables.study import scores
 from fedzmg.results import paper
 from fedzmg.results.formatting import MINUS, NONE
 from fedzmg.results.reading import read
-from fedzmg.results.study_result import study_result
-from fedzmg.results.summary import summary
+from fedzmg.results.study_result import study_result, summary
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

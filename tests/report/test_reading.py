@@ -18,8 +18,7 @@ from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import RunDirectory
 from fedzmg.results.reading import read
 from fedzmg.results.runs import read_log
-from fedzmg.results.study_result import StudyResult, study_result
-from fedzmg.results.summary import summary
+from fedzmg.results.study_result import StudyResult, study_result, summary
 from fedzmg.simulation import History, Record
 from fedzmg.tree import Tree
 

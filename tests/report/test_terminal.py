@@ -226,9 +226,8 @@ def test_a_difference_shows_every_number(width: int, labels: list[str]) -> None:
     for i, label in enumerate(labels):
         first = None if i == 1 else 100 + i
         largest = {"metric": 0.0123 + i, "loss": 1.23e-05 + i}
-        curves.append(
-            Curves(f"{label}/seed-0", 150 + i, (1000 + i, 150 + i), first, FIELDS, largest)
-        )
+        rounds = (1000 + i, 150 + i)
+        curves.append(Curves(f"{label}/seed-0", 150 + i, rounds, first, FIELDS, largest, False))
         left, other = 0.4012 + i / 97, 0.7034 + i / 89
         test = PairedTest(12, 0.1, 0.1, 1.0, 1.23e-05 * (i + 1), -12.34 - i, 0.0, 1.0)
         scores.append(Scores(label, {"seed 0": left}, {"seed 0": other}, test))

@@ -188,27 +188,25 @@ def _population(
 ) -> "Population":  # fmt: skip
     """Read a data set or a path and count what every client holds."""
     from fedzmg.data import catalog, formats, heterogeneity
-    from fedzmg.data.sources import EMBEDDED, SOURCES, source
+    from fedzmg.data.sources import EMBEDDED, SOURCES
     from fedzmg.experiment.specs.strict import parse_settings
 
-    named = _is_named(name)
-    if not named and not formats.is_path(name):
-        raise unknown("data set, file or folder", name, [*SOURCES, *EMBEDDED], "fedzmg data list")
-    if table != (None, "label") and (named or not formats.is_table(name)):
+    if table != (None, "label") and not formats.is_table(name):
         raise InputError("--client-column and --label-column are for tables: leave them out")
     classes: int | None = None
-    if not named:
-        if split != "train":
-            raise InputError(f"{name}: a path has no splits: leave out --split")
-        client, label = table
-        client = client or ("client" if partition is None else None)
-        columns = formats.read_path(name, client, label)
-    elif name in EMBEDDED:
+    if name in EMBEDDED:
         columns, classes = heterogeneity.embedded_columns(name, split), 10
-    else:
+    elif name in SOURCES:
         splits = catalog.load(name, cache).splits
         check_names("split", [split], splits)
-        columns, classes = splits[split], source(name).classes
+        columns, classes = splits[split], SOURCES[name].classes
+    elif not formats.is_path(name):
+        raise unknown("data set, file or folder", name, [*SOURCES, *EMBEDDED], "fedzmg data list")
+    elif split != "train":
+        raise InputError(f"{name}: a path has no splits: leave out --split")
+    else:
+        client = table[0] or ("client" if partition is None else None)
+        columns = formats.read_path(name, client, table[1])
     options: dict[str, Any] = {}
     if partition is not None:
         given = parse_settings(settings or [])

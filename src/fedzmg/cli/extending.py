@@ -6,18 +6,15 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument
 
 from fedzmg.cli import common
 from fedzmg.cli.common import Json, opt
-from fedzmg.errors import InputError, unknown
-from fedzmg.terminal.render import Terminal, print_text, render
-
-if TYPE_CHECKING:
-    from fedzmg.contract import Algorithm, AlgorithmInfo
+from fedzmg.errors import InputError, check_names, unknown
+from fedzmg.terminal.render import print_text
 
 new = typer.Typer(help="Write the beginning of something of your own.", no_args_is_help=True)
 
@@ -34,52 +31,41 @@ def check(
     Exit code 0 if all properties hold, 1 if not, 2 for an error.
     """
     from fedzmg import testing
-    from fedzmg.report.tables.table import Table
 
     results = []
-    for entry in _chosen(target, algorithm):
-        result = testing.check(entry)
-        results.append(result)
+    for entry in load_algorithms(target, algorithm):
+        results.append(testing.check(entry))
         if not as_json:
-            console, heads = Terminal(), ("property", "result", "time", "detail")
-            table = Table.of(result.algorithm, heads, result.table(), words=4)
-            console.print(render([table, *result.tracebacks(), result.summary], console.width))
+            print_text(str(results[-1]))
     if as_json:
         print_text(json.dumps({"algorithms": [result.as_dict() for result in results]}))
     if not all(result.ok for result in results):
         raise SystemExit(1)
 
 
-def _chosen(target: str, name: str | None) -> "list[Algorithm | AlgorithmInfo]":
+def load_algorithms(target: str, name: str | None = None) -> list[Any]:
     """Return the algorithms of a file, or a built-in one."""
+    from fedzmg import plugins
     from fedzmg.algorithms import ALGORITHMS
+    from fedzmg.contract import Algorithm
 
     if target in ALGORITHMS and name is None:
         return [ALGORITHMS[target]]
     if not target.endswith(".py"):
         raise unknown("algorithm or file NAME.py", target, ALGORITHMS, "fedzmg list")
-    listed: list[Any] = load_algorithms(Path(target))
-    found = {getattr(entry, "algorithm", entry).name: entry for entry in listed}
-    if name is not None and name not in found:
-        raise unknown(f"algorithm of {target}", name, found)
-    return list(found.values()) if name is None else [found[name]]
-
-
-def load_algorithms(path: Path) -> "list[Algorithm | AlgorithmInfo]":
-    """Load a plugin file and return its ``ALGORITHMS``."""
-    from fedzmg import algorithms, plugins
-    from fedzmg.contract import Algorithm
-
     try:
-        found = getattr(plugins.load(path).module, "ALGORITHMS", ())
+        listed = getattr(plugins.load(target).module, "ALGORITHMS", ())
     except plugins.PluginError as error:
         traceback.print_exception(error.__cause__)
         raise InputError(str(error)) from error
-    if not found:
-        raise InputError(f"{path} defines no ALGORITHMS: add ALGORITHMS = (Algorithm(...),)")
+    if not listed:
+        raise InputError(f"{target} defines no ALGORITHMS: add ALGORITHMS = (Algorithm(...),)")
+    found = {getattr(entry, "algorithm", entry).name: entry for entry in listed}
+    if name is not None:
+        check_names(f"algorithm of {target}", [name], found)
     # The table adds descriptions; a plain Algorithm declares no traffic.
-    table = algorithms.ALGORITHMS
-    return [e if isinstance(e, Algorithm) else table[e.algorithm.name] for e in found]
+    full = {n: e if isinstance(e, Algorithm) else ALGORITHMS[n] for n, e in found.items()}
+    return list(full.values()) if name is None else [full[name]]
 
 
 @new.command(name="algorithm")

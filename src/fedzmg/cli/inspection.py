@@ -2,10 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.live import Live
 from typer import Argument
@@ -14,9 +13,6 @@ from fedzmg.cli import common
 from fedzmg.cli.common import Json, flag, opt
 from fedzmg.errors import unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
-
-if TYPE_CHECKING:
-    from fedzmg.results.watch import Watch, Work
 
 Directory = Annotated[
     Path, Argument(metavar="DIR", help="A run, study or grid, or a directory of some.")
@@ -39,7 +35,7 @@ def watch(
     from fedzmg.results.watch import Watch
     from fedzmg.terminal import inspection as view
 
-    console, looks = Terminal(), _looks(Watch(directory), every, once, wait)
+    console, looks = Terminal(), Watch(directory).follow(every, once=once, wait=wait)
     try:
         if as_json:
             for works in looks:
@@ -60,16 +56,6 @@ def watch(
                         print_line(f"{time.strftime('%H:%M:%S')} {line}")
     except KeyboardInterrupt:  # the usual way to leave
         raise SystemExit(common.INTERRUPTED) from None
-
-
-def _looks(found: "Watch", every: float, once: bool, wait: bool) -> "Iterator[list[Work]]":
-    """Yield the state of work until it ends: all is complete, or no process is at work."""
-    while True:
-        works = found.look()
-        yield works
-        if once or not any(work.alive or (wait and not work.complete) for work in works):
-            return
-        time.sleep(every)
 
 
 def diff(

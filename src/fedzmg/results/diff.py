@@ -52,11 +52,7 @@ class Curves:
     first: int | None  # first round with any difference except times
     fields: tuple[str, ...]  # fields that differ there
     largest: Mapping[str, float]  # absolute differences; inf if only one is finite
-
-    @property
-    def identical(self) -> bool:
-        """True if both have the same rounds with the same bits."""
-        return self.first is None and self.rounds[0] == self.rounds[1] == self.shared
+    identical: bool  # True if both have the same rounds with the same bits
 
 
 @dataclass(frozen=True)
@@ -108,10 +104,8 @@ class Difference:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything ready for JSON; non-finite numbers become words."""
-        found: dict[str, Any] = json_words(asdict(self))
-        for pair, own in zip(self.curves, found["curves"], strict=True):
-            own["identical"] = pair.identical
-        return {**found, "equal": {aspect: not self.differs([aspect]) for aspect in ASPECTS}}
+        equal = {aspect: not self.differs([aspect]) for aspect in ASPECTS}
+        return {**json_words(asdict(self)), "equal": equal}
 
 
 def aspects(text: str | None) -> tuple[Aspect, ...]:
@@ -139,8 +133,7 @@ def compare(left: Path, right: Path) -> Difference:
                 only_left.remove(unit)
                 only_right.remove(matching[0])
     if not pairs:
-        remedy = "give two runs, or studies that share algorithms and seeds"
-        raise InputError(f"{left} and {right} have no run in common; {remedy}")
+        raise InputError(f"{left} and {right} have no run in common: give two runs or like studies")
     facts = pairs[0][0].manifest
     changes = []
     for plan in ("study.toml", "grid.toml"):
@@ -174,18 +167,18 @@ def compare_logs(name: str, left: Rows, right: Rows) -> Curves:
         for curve in CURVES:
             if a.get(curve) is not None and b.get(curve) is not None:
                 largest[curve] = max(largest.get(curve, 0.0), _distance(a[curve], b[curve]))
-    return Curves(name, len(shared), (len(left), len(right)), first, fields, largest)
+    rounds, identical = (len(left), len(right)), first is None and left.keys() == right.keys()
+    return Curves(name, len(shared), rounds, first, fields, largest, identical)
 
 
 def read(top: Path) -> Iterator[Unit]:
     """Read every run below a directory and every algorithm of a grid."""
     runs = [path.parent for path in files_below(top, "spec.toml")]
-    searches = [path.parent for path in files_below(top, "scores.json")]
-    searches = [path for path in searches if (path.parent / "grid.toml").is_file()]
+    scored = [path.parent for path in files_below(top, "scores.json")]
+    searches = [path for path in scored if (path.parent / "grid.toml").is_file()]
     if not runs and not searches:
-        remedy = "give a directory that 'fedzmg run', 'compare', 'study' or 'grid' wrote"
         what = "no run (spec.toml) and no scored grid (scores.json)"
-        raise InputError(f"{top} holds {what}; {remedy}")
+        raise InputError(f"{top} holds {what}: give a directory of results")
     for directory in (*runs, *searches):
         inner = directory.relative_to(top).as_posix()
         path, name = directory / "manifest.json", top.resolve().name if inner == "." else inner

@@ -117,8 +117,7 @@ def read(tops: Sequence[Path]) -> Material:
             any_here |= not {"spec.toml", *_CONTENTS}.isdisjoint(held)
         if not any_here:
             what = "no run directory (spec.toml), grid.json or heterogeneity.json"
-            writers = "'fedzmg run', 'compare', 'study', 'grid' or 'data describe'"
-            raise InputError(f"{top} holds {what}; give a directory that {writers} wrote")
+            raise InputError(f"{top} holds {what}: give a directory of results")
     grids, described = contents.values()
     return Material(
         names, tuple(studies(runs, plans, notes)),

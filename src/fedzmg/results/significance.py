@@ -116,11 +116,8 @@ def sign_flip(a: ArrayLike, b: ArrayLike) -> float:
 
 def seeds_needed(effect_size: float, power: float = 0.8, level: float = LEVEL) -> int:
     """Return the seeds, 2 or more, whose paired t-test finds an effect with this power."""
-    effect, enough = abs(effect_size), 2
-    while _power(effect, enough, level) < power:
-        enough *= 2
-    counts = range(max(2, enough // 2), enough + 1)
-    return counts[bisect_left(counts, power, key=lambda n: _power(effect, n, level))]
+    counts, effect = range(2, 2**62), abs(effect_size)
+    return 2 + bisect_left(counts, power, key=lambda n: _power(effect, n, level))
 
 
 def _power(effect: float, n: int, level: float) -> float:

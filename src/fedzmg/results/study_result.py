@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, listed
 from fedzmg.plain_text import plain, printable
+from fedzmg.results import formatting as fmt
 from fedzmg.results import scores
-from fedzmg.results.formatting import MIB, aligned, count_text, value_text
 from fedzmg.results.reading import Study, directories, group_study
 from fedzmg.results.runs import Run
 from fedzmg.results.scores import FINAL_RULES, RULES, Curve, ThresholdRule, arrivals
-from fedzmg.results.significance import FamilyTest, PairedTest, family
+from fedzmg.results.significance import LEVEL, FamilyTest, PairedTest, family
 
 if TYPE_CHECKING:
     from fedzmg.simulation import History
@@ -72,7 +72,7 @@ class AlgorithmResult:
     def per_mib(self) -> float | None:
         """Final metric over the MiB that moved in one run."""
         moved = self.traffic["total"]
-        return None if self.mean is None or not moved else self.mean * MIB / moved
+        return None if self.mean is None or not moved else self.mean * fmt.MIB / moved
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,13 @@ class StudyResult:
             words.append(f"diff. and p: paired t-test of {study.reference} minus this one")
         if any(row.diverged for row in rows):
             words.append("diverged runs are left out of means and tests")
-        text = [f"{study.name}, {self._over()}", "", aligned(columns), "", *words]
+        text = [f"{study.name}, {self._over()}", "", fmt.aligned(columns), "", *words]
         return printable("\n".join(text))
 
     def _over(self) -> str:
         seeds = len(self.study.seeds)
         paired = "1 seed" if seeds == 1 else f"{seeds} paired seeds"
-        return f"{paired}, {count_text(self.study.protocol.get('rounds', 0), 'round')}"
+        return f"{paired}, {fmt.count_text(self.study.protocol.get('rounds', 0), 'round')}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything that ``study.json`` holds and ``--json`` prints."""
@@ -250,7 +250,7 @@ def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[st
             final = ends[label].get(run.seed, math.nan)
             height = scores.fell_from(list(run.scored.values()), final, window=study.window)
             if height is not None:
-                had, has = (value_text(value, study.metric) for value in (height, final))
+                had, has = (fmt.value_text(value, study.metric) for value in (height, final))
                 yield f"{label}, seed {run.seed}, fell back from {had} to {has}."
     reference = set(ends[study.reference])
     for label, runs in study.members.items():
@@ -259,7 +259,7 @@ def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[st
             which = f"{len(lost)} of {len(runs)} runs diverged (seed {', '.join(lost)})"
             yield f"{label}: {which} and are left out of means and tests."
         if unusual := sorted({client.name for run in runs for client in run.unusual}):
-            clients = f"{count_text(len(unusual), 'client')} were rejected or flagged"
+            clients = f"{fmt.count_text(len(unusual), 'client')} were rejected or flagged"
             names = ", ".join(unusual[:3]) + ", ..." * (len(unusual) > 3)
             yield f"{label}: uploads of {clients} ({names})."
         left = [run for run in runs if not run.complete]
@@ -267,10 +267,72 @@ def _notes(study: Study, ends: Mapping[str, Mapping[int, float]]) -> Iterator[st
             states = [f"seed {one.seed} at round {one.done} of {one.asked or '?'}" for one in left]
             yield f"{label} is not finished ({', '.join(states)}): no final value for it."
         if ends[label] and reference and set(ends[label]) != reference:
-            shared = count_text(len(reference & set(ends[label])), "finished seed")
+            shared = fmt.count_text(len(reference & set(ends[label])), "finished seed")
             yield f"{label} shares {shared} with {study.reference}."
     if study.awaited:
-        counts = [f"{label} ({count_text(n, 'run')})" for label, n in study.awaited.items()]
+        counts = [f"{label} ({fmt.count_text(n, 'run')})" for label, n in study.awaited.items()]
         yield f"Still to come: {', '.join(counts)}."
     if max(map(len, ends.values())) < 2:
         yield "No algorithm has two finished seeds: there is no spread and no test."
+
+
+def summary(result: StudyResult) -> list[str]:
+    """Describe the leader, its lead and the test of it in a few sentences."""
+    if not result.ranked:
+        return [f"No run on {result.study.name} has finished without diverging."]
+    awaited = sum(result.study.awaited.values())
+    total = len(result.study.runs) + awaited
+    counts = {
+        "diverged and are left out of means and tests": sum(s.diverged for s in result.scores),
+        "are not finished": sum(score.unfinished for score in result.scores) + awaited,
+    }
+    lost = [f"{count} of {total} runs {words}." for words, count in counts.items() if count]
+    return [*_leader(result), *_speed(result), *lost]
+
+
+def _leader(result: StudyResult) -> Iterator[str]:
+    """Name the best algorithm, its lead and the tests of it."""
+    study, (best, *others) = result.study, result.ranked
+    seeds = len(best.finals)
+    over = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
+    value, what = fmt.value_text(best.mean, study.metric), f"final {study.metric} on {study.name}"
+    if not others:
+        yield f"{best.label} ends at {value} {what} ({over})."
+        return
+    gap = fmt.points_text((best.mean or 0.0) - (others[0].mean or 0.0), study.metric)
+    yield f"{best.label} has the best {what}, {value} ({over}), {gap} ahead of {others[0].label}."
+    tested = [score for score in result.scores if score.test is not None]
+    how = f"paired t-test{'s' * (len(tested) > 1)}, level {LEVEL:g}"
+    if len(result.tests) > 1:
+        how += f", Holm over {len(result.tests)} tests"
+    if best.label != study.reference and best.test is not None:
+        lead = fmt.points_text(best.test.mean_difference, study.metric)
+        verdict = "significant" if best.significant else "not significant"
+        over, how = f"the reference {study.reference}", f"{how}; p = {fmt.p_text(best.adjusted)}"
+        yield f"Its lead of {lead} over {over} is {verdict} ({how})."
+    elif best.label == study.reference and tested:
+        won = sum(score.significant for score in tested)
+        against = f"against {others[0].label} p = {fmt.p_text(others[0].adjusted)}"
+        yield f"Its lead is significant against {won} of {len(tested)} others ({how}; {against})."
+    else:
+        yield "There are too few seeds for a test of its lead."
+
+
+def _speed(result: StudyResult) -> Iterator[str]:
+    study = result.study
+    if study.threshold is None:
+        return
+    # Unfinished algorithms may still reach it.
+    finished = [score for score in result.scores if score.finals]
+    reached = {score.label: score.arrivals[RULES[0]] for score in finished}
+    known = {label: round_ for label, round_ in reached.items() if round_ is not None}
+    # A single value, also the final one, may lie above the threshold.
+    goal = f"{fmt.goal_text(study.threshold, study.metric)} ({scores.averaged_words(study.window)})"
+    if not known:
+        each = [round_ for score in finished for round_ in score.arrivals_each]
+        alone = sum(round_ is not None for round_ in each)
+        yield f"No mean curve holds {goal}; {alone} of {len(each)} single runs do."
+        return
+    first = min(known.values())
+    names = listed([label for label, round_ in known.items() if round_ == first])
+    yield f"First to hold {goal}, after {fmt.count_text(first, 'round')}: {names}."

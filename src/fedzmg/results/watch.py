@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -124,9 +125,17 @@ class Watch:
         found, owner = self._works(), read_owner(self.directory)
         if not found and owner is None:
             what = "no run (spec.toml), study (study.toml) or grid (grid.toml)"
-            remedy = "give the directory that a command shows at its end, or its --out"
-            raise InputError(f"{self.directory} holds {what}; {remedy}")
+            raise InputError(f"{self.directory} holds {what}: give a directory of results")
         return found or [Work(str(self.directory), "starting", "", "metric", True, (), owner)]
+
+    def follow(self, every: float, *, once: bool, wait: bool) -> Iterator[list[Work]]:
+        """Look every few seconds until all is complete, or no process is at work."""
+        while True:
+            works = self.look()
+            yield works
+            if once or not any(work.alive or (wait and not work.complete) for work in works):
+                return
+            time.sleep(every)
 
     def unfinished(self) -> list[str]:
         """Return a sentence about every work in the directory that is not finished."""

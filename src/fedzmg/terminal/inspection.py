@@ -102,12 +102,11 @@ def verify(verdicts: Sequence[Mapping[str, Any]], width: int) -> RenderableType:
     """Show a row per run and, for runs that differ, the facts that changed."""
     rows = []
     for one in verdicts:
-        first = ("", "")
-        if one["first"] is not None:
-            first = (f"round {one['first']}", f"{float(one['size']):.3g}")
-        reproduced = "bit for bit" if one["reproduced"] else "no"
+        differs = one["first"] is not None
         rows.append([
-            *map(Cell, (one["name"], reproduced, str(one["rounds"]), *first)),
+            Cell(one["name"]), Cell("bit for bit" if one["reproduced"] else "no"),
+            Cell(str(one["rounds"])), Cell(f"round {one['first']}" if differs else ""),
+            Cell(f"{float(one['size']):.3g}" if differs else ""),
             words(", ".join(one["fields"])), words(one["note"]),
         ])  # fmt: skip
     heads = ("run", "reproduced", "rounds", "first difference", "at most", "differs first in",

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from fedzmg.algorithms import ALGORITHMS
 from fedzmg.diagnose.verdict import by_name, percent, ratio, rows, when
+from fedzmg.report.tables import heterogeneity as described
 from fedzmg.report.tables.clients import own_models
-from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, client_by_client, heterogeneity, who
+from fedzmg.report.tables.heterogeneity import SHOWN_CLIENTS, Report, who
 from fedzmg.report.tables.study import paired_tests, scores, thresholds
 from fedzmg.report.tables.table import Table
 from fedzmg.report.tables.theory import Finding, finding_table
@@ -46,13 +47,11 @@ def study(result: StudyResult, width: int) -> RenderableType:
     return render([*tables, *result.notes, inferred], width)
 
 
-def description(
-    report: Mapping[str, Any], paper: Mapping[str, Any] | None, width: int
-) -> RenderableType:
+def description(report: Report, paper: Report | None, width: int) -> RenderableType:
     """Show the heterogeneity of clients, beside the paper's numbers if given."""
     named = {**report, "name": report["name"] or "data"}
-    table = heterogeneity(named, paper)._replace(caption="")
-    clients = client_by_client(named, paper)
+    table = described.heterogeneity(named, paper)._replace(caption="")
+    clients = described.client_by_client(named, paper)
     total = len(report["clients"])
     if total > SHOWN_CLIENTS:
         clients = clients._replace(title=f"{clients.title}, first {SHOWN_CLIENTS} of {total:,}")
@@ -91,16 +90,13 @@ def timings(data: Mapping[str, Any], width: int) -> RenderableType:
     facts = data["environment"]
     heads = ("workload", "ms / round", "ms / trial round", "steps / s", "of matmul", "over floor",
              "not steps", "peak MiB", "padded", "cold s")  # fmt: skip
-    cells = []
-    for t in data["timings"]:
-        outside = t.get("outside_steps")
-        cells.append([
-            workload(t), f"{t['round_ms']:.1f}", f"{t['trial_round_ms']:.2f}",
-            f"{t['steps_per_second']:,.0f}", f"{t['matmul_share']:.1%}",
-            f"{t['over_floor']:.1f} x",
-            "" if outside is None else f"{outside:.1%}", f"{t['peak_mib']:,.0f}",
-            f"{t['padded_over_useful']:.2f}", f"{t['cold_seconds']:.1f}",
-        ])  # fmt: skip
+    cells = [
+        [workload(t), f"{t['round_ms']:.1f}", f"{t['trial_round_ms']:.2f}",
+         f"{t['steps_per_second']:,.0f}", f"{t['matmul_share']:.1%}", f"{t['over_floor']:.1f} x",
+         "" if t.get("outside_steps") is None else f"{t['outside_steps']:.1%}",
+         f"{t['peak_mib']:,.0f}", f"{t['padded_over_useful']:.2f}", f"{t['cold_seconds']:.1f}"]
+        for t in data["timings"]
+    ]  # fmt: skip
     return render([Table.of(f"{facts['machine']}, torch {facts['torch']}", heads, cells)], width)
 
 

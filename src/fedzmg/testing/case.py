@@ -1,5 +1,6 @@
 """Tiny federations for the conformance suite, and trainings that properties share."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -118,13 +119,11 @@ class Case:
                 continue
             others = [value * (1 - 0.05 * index), value * (1 + 0.05 * index), value + 0.05 * index]
             for other in [rates[key]] if key in rates else others:
-                try:
+                with contextlib.suppress(InputError):  # out of its range
                     changed = algorithm.with_options({key: other})
-                except InputError:  # out of its range
-                    continue
-                if index == 0 or changed != algorithm:
-                    algorithm = changed
-                    break
+                    if index == 0 or changed != algorithm:
+                        algorithm = changed
+                        break
         return algorithm
 
     def simulation(

@@ -40,36 +40,25 @@ class CheckResult:
         """All properties hold."""
         return all(row.passed for row in self.rows)
 
-    @property
-    def summary(self) -> str:
-        """Number of properties that hold, in words."""
-        passed = sum(row.passed for row in self.rows)
-        return f"{self.algorithm}: {passed} of {len(self.rows)} properties hold"
-
-    def table(self) -> list[tuple[str, str, str, str]]:
-        """Return the rows as texts; a detail that was shown before is not repeated."""
-        seen: set[str] = set()
-        shown = []
-        for row in self.rows:
-            detail = "the same error" if row.detail in seen and not row.passed else row.detail
-            seen.add(row.detail)
-            passed = "passed" if row.passed else "FAILED"
-            shown.append((row.property, passed, f"{row.seconds:.1f} s", detail))
-        return shown
-
-    def tracebacks(self) -> list[str]:
-        """Return user tracebacks without repetitions."""
-        return list(dict.fromkeys(row.traceback for row in self.rows if row.traceback))
-
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
         rows = [row._asdict() for row in self.rows]
         return {"algorithm": self.algorithm, "ok": self.ok, "rows": rows}
 
     def __str__(self) -> str:
-        heads, cells = ("property", "result", "time", ""), zip(*self.table(), strict=True)
-        table = aligned(dict(zip(heads, cells, strict=True)), words=4)
-        return "\n".join([table, *self.tracebacks(), self.summary])
+        """Show a table, user tracebacks without repetitions, and the number of properties."""
+        seen = [row.detail for row in self.rows]
+        again = [not row.passed and row.detail in seen[:i] for i, row in enumerate(self.rows)]
+        columns = {
+            "property": [row.property for row in self.rows],
+            "result": ["passed" if row.passed else "FAILED" for row in self.rows],
+            "time": [f"{row.seconds:.1f} s" for row in self.rows],
+            "": ["the same error" if a else text for a, text in zip(again, seen, strict=True)],
+        }
+        tracebacks = dict.fromkeys(row.traceback for row in self.rows if row.traceback)
+        passed = sum(row.passed for row in self.rows)
+        summary = f"{self.algorithm}: {passed} of {len(self.rows)} properties hold"
+        return "\n".join([aligned(columns, words=4), *tracebacks, summary])
 
 
 def failed_row(name: str, seconds: float, error: Exception) -> CheckRow:

@@ -1,11 +1,10 @@
 """Every figure of a report, drawn once by matplotlib; the page embeds the same figure as SVG."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from fedzmg.report.figures import runs
-from fedzmg.report.figures.curves import curves, traffic
 from fedzmg.report.figures.data import examples, heterogeneity
 from fedzmg.report.figures.grids import heat_maps
+from fedzmg.report.figures.study import STUDY_FIGURES, curves
 from fedzmg.report.figures.style import FORMATS, Chart, rendered, save
 from fedzmg.report.figures.theory import diagnosis, theory
 from fedzmg.results import paper
@@ -17,12 +16,6 @@ __all__ = [
     "FORMATS", "STUDY_FIGURES", "Chart", "by_prefix", "curves", "diagnosis", "draw", "examples",
     "heat_maps", "heterogeneity", "rendered", "save", "theory",
 ]  # fmt: skip
-
-# By the stem of their files; each is None where there is nothing to draw.
-STUDY_FIGURES: dict[str, Callable[[StudyResult], Chart | None]] = {
-    "curves": curves, "differences": runs.differences, "seeds": runs.seeds, "traffic": traffic,
-    "clients": runs.clients, "clients-by-round": runs.clients_by_round,
-}  # fmt: skip
 
 
 def draw(material: Material, results: Sequence[StudyResult]) -> dict[str, Chart]:

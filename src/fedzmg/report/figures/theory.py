@@ -36,7 +36,7 @@ def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
 @styled
 def _lines(plot: Mapping[str, Any], series: Series) -> Chart:
     log, chart = plot.get("log", "xy"), Chart(plot["title"], plot["caption"], (7.0, 3.9))
-    axes = chart.panel(plot["xlabel"], plot["ylabel"])
+    axes = chart.panel(plot.get("xlabel", "steps t"), plot["ylabel"])
     for name, form in plot["strokes"].items():
         label = functools.reduce(lambda text, pair: text.replace(*pair), _SIGNS.items(), name)
         face = PAPER if "y" in log else form[:2]

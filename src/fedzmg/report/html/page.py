@@ -19,8 +19,7 @@ from fedzmg.report.html.sections import Block, Section
 from fedzmg.report.tables.theory import Finding, finding_table, overview
 from fedzmg.results.formatting import count_text
 from fedzmg.results.reading import Material, axes_of, name_of
-from fedzmg.results.study_result import StudyResult, study_result
-from fedzmg.results.summary import summary
+from fedzmg.results.study_result import StudyResult, study_result, summary
 from fedzmg.version import __version__
 
 _INKS = {INK: "ink", QUIET_INK: "quiet", GRID: "faint", GHOST: "ghost", PAPER: "paper"}
