@@ -24,8 +24,8 @@ import torch
 from engines import mlp_task
 from fedzmg import tasks
 from fedzmg.algorithms import ALGORITHMS
-from fedzmg.bench import environment
 from fedzmg.errors import InputError
+from fedzmg.provenance import environment
 from fedzmg.simulation import Simulation, Trial
 
 

@@ -27,8 +27,8 @@ import numpy as np
 import psutil
 import torch
 
+from bench import host_peak_mib
 from fedzmg import Task, plugins
-from fedzmg.bench import environment, host_peak_mib
 from fedzmg.cluster.connect import Cluster, connected
 from fedzmg.cluster.estimate import wall_seconds
 from fedzmg.cluster.packs import Packs
@@ -38,6 +38,7 @@ from fedzmg.experiment.specs.files import StudySpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.studies.study import run_study
 from fedzmg.models.networks import mlp
+from fedzmg.provenance import environment
 from fedzmg.simulation import RoundReport
 
 ALGORITHMS = ["fedavg", "fedzmg", "fedadam", "scaffold"]

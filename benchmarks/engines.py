@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedzmg import Task, Trial, tasks
-from fedzmg.bench import environment
 from fedzmg.data.plan import ClientBatch
 from fedzmg.models import mlp
+from fedzmg.provenance import environment
 from fedzmg.simulation import Simulation
 from fedzmg.tasks.inputs import unit_pixels
 

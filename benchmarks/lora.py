@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedzmg.bench import Machine, environment, seconds, time_rounds
+from bench import Machine, seconds, time_rounds
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models import CharTransformer, add_lora
 from fedzmg.models.kernels import rounding
 from fedzmg.models.objective import cross_entropy
+from fedzmg.provenance import environment
 from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes, row

@@ -32,12 +32,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench import NEVER, WORKLOADS, wait
 from fedzmg import tasks
-from fedzmg.bench import NEVER, WORKLOADS, environment, wait
 from fedzmg.data.plan import ClientBatch
 from fedzmg.models import networks
 from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.objective import cross_entropy
+from fedzmg.provenance import environment
 from fedzmg.simulation import EnginePlanner, RoundPlanner, Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
 

@@ -22,8 +22,9 @@ from typing import Any, get_args
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedzmg.bench import NEVER, WORKLOADS, environment, wait
+from bench import NEVER, WORKLOADS, wait
 from fedzmg.models.kernels.precision import Precision
+from fedzmg.provenance import environment
 from fedzmg.simulation import Simulation, Trial
 
 

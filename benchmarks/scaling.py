@@ -22,16 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from fedzmg.bench import (
-    WORKLOADS,
-    Machine,
-    environment,
-    host_peak_mib,
-    measure,
-    reset_host_peak,
-    time_rounds,
-)
+from bench import WORKLOADS, Machine, host_peak_mib, measure, reset_host_peak, time_rounds
 from fedzmg.models.networks import mlp
+from fedzmg.provenance import environment
 from fedzmg.simulation import RoundPlanner, resolve_device
 from fedzmg.tasks.task import Task
 

@@ -356,7 +356,7 @@ def main() -> None:
     parser.add_argument("--precision", default="tf32", choices=["float32", "tf32", "bf16"])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    from fedzmg.bench import environment
+    from fedzmg.provenance import environment
     from fedzmg.simulation import resolve_device
 
     if arguments.threads:

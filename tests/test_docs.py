@@ -151,7 +151,7 @@ def test_wrong_commands_would_be_found() -> None:
     assert len([line for page in PAGES for line in commands(page.read_text())]) > 80
     page = "```\ncd x && fedzmg report a --page-only  # words\n```\nSee `fedzmg list`."
     assert commands(page) == ["fedzmg report a --page-only  # words", "fedzmg list"]
-    for wrong in ("reprot a", "report a --pages-only", "bench --rounds x", "data gets cifar100",
+    for wrong in ("reprot a", "report a --pages-only", "study x --rounds", "data gets cifar100",
                   "grid experiments/none.toml", "diff a", "watch a b"):  # fmt: skip
         with pytest.raises(Exception, match=r"[Nn]o such|not a valid|Missing|unexpected"):
             check_command(f"fedzmg {wrong}")

@@ -37,11 +37,11 @@ import torch
 from torch import Tensor
 
 from fedzmg import algorithms, tasks
-from fedzmg.bench import environment
 from fedzmg.diagnose.diagnosis import excerpt, updates
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import rounding
 from fedzmg.models.objective import Batch, Objective
+from fedzmg.provenance import environment
 from fedzmg.seeds import stream
 from fedzmg.simulation import RoundReport, Trial, resolve_device, simulate
 from fedzmg.storage.files import write_atomic

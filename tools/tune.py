@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fedzmg import algorithms, tasks
-from fedzmg.bench import environment
+from fedzmg.provenance import environment
 from fedzmg.simulation import Device, Trial, resolve_device, simulate
 
 ROOT = Path(__file__).parents[1]

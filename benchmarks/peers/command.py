@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedzmg.bench import environment
+from fedzmg.provenance import environment
 from fedzmg.storage.formats import write_json
 from peers.environments import OURS, PEERS, PLAIN, Failed, Peer, interpreter, train
 from peers.networks import build, prepare

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedzmg.bench import NEVER, WORKLOADS
+from bench import NEVER, WORKLOADS
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import RoundPlanner, Simulation, Trial

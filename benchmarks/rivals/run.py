@@ -29,9 +29,9 @@ import torch
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from fedzmg.bench import environment
 from fedzmg.errors import InputError
 from fedzmg.models.kernels import rounding
+from fedzmg.provenance import environment
 from fedzmg.simulation import RoundPlanner, RoundReport, Trial, resolve_device, simulate
 from fedzmg.storage.formats import write_json
 from plain_loop import PlainLoop, _timed

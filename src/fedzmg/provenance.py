@@ -1,13 +1,18 @@
 """Origin of a results file: version, commit and command."""
 
+import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedzmg.version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 PYTHON = "Python"  # command of results that another program made
 
@@ -15,6 +20,18 @@ PYTHON = "Python"  # command of results that another program made
 def provenance() -> dict[str, Any]:
     """Describe the program that writes a file."""
     return {"fedzmg": __version__, **_commit(), "command": command(sys.argv)}
+
+
+def environment(device: "torch.device") -> dict[str, Any]:
+    """Describe machine, versions, commit and date of a measurement."""
+    import torch
+
+    on_gpu, cpu = device.type == "cuda", f"{platform.machine()}, {torch.get_num_threads()} threads"
+    return {
+        "machine": torch.cuda.get_device_name(device) if on_gpu else cpu,
+        "torch": torch.__version__, "python": platform.python_version(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), **provenance(),
+    }  # fmt: skip
 
 
 def command(arguments: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedzmg.bench import WORKLOADS
+from bench import WORKLOADS
 from fedzmg.models.initial import initial_params
 from fedzmg.simulation import Simulation, Trial
 from fedzmg.tree import row

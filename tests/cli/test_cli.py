@@ -218,7 +218,6 @@ def test_validate_checks_the_grid_of_a_study(
         (["run", "digits", "--set", f"client.lr={DIGITS}"], "lr = '111"),
         (["run", "digits", "--set", f"client.lr={DIGITS[:400]}"], "lr = 111"),
         (["run", "digits", "--rounds", DIGITS], "--rounds"),
-        (["bench", "mlp", "--trials", DIGITS], "trials = '111"),
         (["run", LONG], "File name too long"),
         (["run", f"{LONG}.toml"], "File name too long"),
         (["watch", LONG], "File name too long"),

@@ -47,6 +47,6 @@ def test_help_is_complete(path: tuple[str, ...]) -> None:
 
 
 def test_defaults_in_words_are_shown() -> None:
-    assert len(COMMANDS) == 31
+    assert len(COMMANDS) == 30
     assert "[default: (a fifth of --along)]" in printed(("diagnose",))
     assert printed(("run",)).count("[default: (auto)]") == 2

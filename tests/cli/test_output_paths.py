@@ -28,7 +28,6 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "diagnose.diagnose",
         "theory.run",
         "cli.data._population",
-        "bench.measure_all",
     ):
         monkeypatch.setattr(f"fedzmg.{name}", work)
 
@@ -41,8 +40,6 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["theory", "--html", "file/page.html"], "file"),
         (["theory", "--html", "folder"], "folder"),
         (["diagnose", "digits", "--out", BELOW_A_FILE], "file/below"),
-        (["bench", "mlp", "--out", "file/figures.json"], "file"),
-        (["bench", "mlp", "--out", "folder"], "folder"),
         (["data", "describe", "digits", "--out", BELOW_A_FILE], "file/below"),
     ],
 )

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench import WORKLOADS
 from fedzmg import InputError, Task, Trial, simulate
-from fedzmg.bench import WORKLOADS
 from fedzmg.engine import choose
 from fedzmg.engine import probe as probing
 from fedzmg.engine.choose import EngineChoice, EnginePlanner, can_compile

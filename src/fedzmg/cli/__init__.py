@@ -49,7 +49,7 @@ for command in (  # in the order of the help
     training.compare, training.run, searching.tune, inspection.list_, searching.grid,
     training.study, training.validate, training.schema, inspection.watch, inspection.report,
     inspection.diff, inspection.verify, inspection.keep, inspection.restore, inspection.export,
-    measuring.diagnose, measuring.theory, measuring.bench, extending.check,
+    measuring.diagnose, measuring.theory, extending.check,
 ):  # fmt: skip
     results = inspection.watch, inspection.report, inspection.keep, inspection.restore
     if command not in (*results, measuring.theory):

@@ -1,4 +1,4 @@
-"""Commands that measure: ``fedzmg bench``, ``theory`` and ``diagnose``."""
+"""Commands that measure: ``fedzmg theory`` and ``diagnose``."""
 
 import json
 import time
@@ -10,58 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from fedzmg.cli import common
-from fedzmg.cli.common import ENGINES, Device, Json, Texts, flag, opt, setting
+from fedzmg.cli.common import Device, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
 if TYPE_CHECKING:
     from fedzmg.tasks.task import Task
     from fedzmg.tree import Tree
-
-ON_CPU, ON_GPU = "mlp", "cifar100, emnist62, shakespeare"
-
-
-def bench(
-    workloads: Annotated[
-        list[str] | None, Argument(help="mlp, cifar100, emnist62, shakespeare, ragged-text.",
-                                   show_default=f"{ON_CPU} on a CPU; {ON_GPU} on a GPU"),
-    ] = None,
-    engine: Annotated[str, opt(f"Comma-separated: {ENGINES}")] = "auto",
-    precision: Annotated[str, opt("On a GPU, comma-separated: tf32, float32, bf16.")] = "tf32",
-    trials: Annotated[str, opt("Comma-separated: numbers of trials per pack.")] = "1",
-    rounds: Annotated[int, opt("Rounds per measurement; there are three.", min=1)] = 5,
-    algorithm: Annotated[str, opt("An algorithm of 'fedzmg list'.")] = "fedzmg",
-    device: Device = "auto",
-    deterministic: Annotated[bool, opt("GPU: kernels that always give the same bits.")] = False,
-    out: Annotated[Path | None, opt("Write the numbers to this JSON file.")] = None,
-    as_json: Json = False,
-) -> None:  # fmt: skip
-    """Time rounds on random data of a task's shape: speed, memory, distance to the floor."""
-    from fedzmg import algorithms
-    from fedzmg.bench import environment, measure_all
-    from fedzmg.simulation import resolve_device
-    from fedzmg.storage.formats import write_json
-    from fedzmg.terminal import views
-
-    if out is not None:
-        common.check_output(out)
-    algorithms.get(algorithm)
-    target = resolve_device(device)
-    found = []
-    for timing in measure_all(
-        workloads or (ON_CPU if target.type == "cpu" else ON_GPU).split(", "),
-        engine.split(","), precision.split(","), trials.split(","),
-        rounds=rounds, algorithm=algorithm, deterministic=deterministic, device=target,
-    ):  # fmt: skip
-        found.append(timing)
-        speed = f"{timing['trial_round_ms']:.2f} ms per trial and round"
-        print_line(f"{views.workload(timing)}: {speed}", err=as_json)
-    data = {"environment": environment(target), "timings": found}
-    # Before the file: its disk may be full.
-    common.show(data, partial(views.timings, data), as_json)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, data)
 
 
 def theory(

@@ -5,10 +5,10 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from fedzmg.bench import step_operations
 from fedzmg.cluster.packs import split
 from fedzmg.cluster.processes import cores
 from fedzmg.cluster.workers import Cluster
+from fedzmg.experiment.estimate import step_operations
 from fedzmg.experiment.specs.files import GridSpec, Spec
 from fedzmg.experiment.specs.plan import Plan
 from fedzmg.experiment.specs.run import RunSpec

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedzmg import algorithms, tasks
 from fedzmg.data.plan import LocalWork
@@ -19,6 +20,7 @@ from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.specs.files import GridSpec, Spec
 from fedzmg.experiment.specs.run import DTYPES, RunSpec
 from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.objective import Batch
 from fedzmg.simulation import Simulation, Trial, resolve_device
 from fedzmg.tasks.task import Task
 from fedzmg.tree import num_bytes, row
@@ -166,6 +168,21 @@ def _time_steps(
         if i and time.perf_counter() - first > SECONDS:
             break
     return best, simulation
+
+
+def step_operations(task: Task) -> int:
+    """Count operations of matrix products of a client's step on a batch."""
+    params = task.model.params()
+    dtype = next(iter(params.values())).dtype
+    size = task.protocol.batch_size
+    x, y = row(task.train.examples, torch.arange(size) % task.train.examples.size)
+    key: Any = torch.zeros((), dtype=torch.int64) if task.model.needs_key else ()
+    batch = Batch(task.prepare(x, dtype), y, torch.full((size,), 1 / size), key)
+    tracked = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
+    with FlopCounterMode(display=False) as counter:
+        loss, _ = task.objective.train(tracked, batch)
+        torch.autograd.grad(loss, list(tracked.values()), allow_unused=True)
+    return int(counter.get_total_flops())
 
 
 def _clock(device: torch.device) -> float:

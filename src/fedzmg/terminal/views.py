@@ -85,26 +85,6 @@ def estimate(data: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def timings(data: Mapping[str, Any], width: int) -> RenderableType:
-    """Show the timings that ``fedzmg bench --json`` prints."""
-    facts = data["environment"]
-    heads = ("workload", "ms / round", "ms / trial round", "steps / s", "of matmul", "over floor",
-             "not steps", "peak MiB", "padded", "cold s")  # fmt: skip
-    cells = [
-        [workload(t), f"{t['round_ms']:.1f}", f"{t['trial_round_ms']:.2f}",
-         f"{t['steps_per_second']:,.0f}", f"{t['matmul_share']:.1%}", f"{t['over_floor']:.1f} x",
-         "" if t.get("outside_steps") is None else f"{t['outside_steps']:.1%}",
-         f"{t['peak_mib']:,.0f}", f"{t['padded_over_useful']:.2f}", f"{t['cold_seconds']:.1f}"]
-        for t in data["timings"]
-    ]  # fmt: skip
-    return render([Table.of(f"{facts['machine']}, torch {facts['torch']}", heads, cells)], width)
-
-
-def workload(timing: Mapping[str, Any]) -> str:
-    """Name what was timed."""
-    return f"{timing['workload']} {timing['engine']} {timing['precision']} x {timing['trials']}"
-
-
 def finding(found: Finding, width: int) -> RenderableType:
     """Show a check of the theory: claim, setting, verdict and numbers."""
     style = _VERDICTS[found["verdict"].partition(";")[0]]

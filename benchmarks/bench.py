@@ -1,13 +1,21 @@
-"""Benchmarks: training speed on this machine compared with its peak speed."""
+"""Time rounds on random data of a task's shape: speed, memory, distance to the floor.
 
+Workloads are mlp, cifar100, emnist62, shakespeare and ragged-text; by default those that suit the
+device. Engines, precisions and numbers of trials per pack may be several, separated by commas::
+
+    python benchmarks/bench.py cifar100 --precision tf32 --trials 1,10
+"""
+
+from __future__ import annotations
+
+import argparse
 import contextlib
 import itertools
-import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -16,18 +24,21 @@ import numpy as np
 import psutil
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from fedzmg import algorithms
 from fedzmg.errors import InputError, check_names
+from fedzmg.experiment.estimate import step_operations
 from fedzmg.models.kernels import PRECISIONS, rounding
 from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision
 from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
-from fedzmg.models.objective import Batch
-from fedzmg.provenance import provenance
-from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial
+from fedzmg.provenance import environment
+from fedzmg.report.tables.table import Table
+from fedzmg.simulation import EngineName, RoundReport, Simulation, Trial, resolve_device
+from fedzmg.storage.formats import write_json
 from fedzmg.tasks.inputs import token_ids, unit_pixels
 from fedzmg.tasks.task import Task
-from fedzmg.tree import num_bytes, row
+from fedzmg.terminal.render import Terminal, render
+from fedzmg.tree import num_bytes
 
 
 class Machine(NamedTuple):
@@ -86,22 +97,8 @@ def reset_host_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def step_operations(task: Task) -> int:
-    """Count operations of matrix products of a client's step on a batch."""
-    params = task.model.params()
-    dtype = next(iter(params.values())).dtype
-    size = task.protocol.batch_size
-    x, y = row(task.train.examples, torch.arange(size) % task.train.examples.size)
-    key: Any = torch.zeros((), dtype=torch.int64) if task.model.needs_key else ()
-    batch = Batch(task.prepare(x, dtype), y, torch.full((size,), 1 / size), key)
-    tracked = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
-    with FlopCounterMode(display=False) as counter:
-        loss, _ = task.objective.train(tracked, batch)
-        torch.autograd.grad(loss, list(tracked.values()), allow_unused=True)
-    return int(counter.get_total_flops())
-
-
 NEVER = 10**9
+ON_CPU, ON_GPU = ["mlp"], ["cifar100", "emnist62", "shakespeare"]
 BLOCKS = 3
 
 
@@ -234,11 +231,65 @@ def measure_all(
                 yield time_rounds(task, machine, device=device, **setting, **options)
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Describe machine, versions, commit and date."""
-    on_gpu, cpu = device.type == "cuda", f"{platform.machine()}, {torch.get_num_threads()} threads"
-    return {
-        "machine": torch.cuda.get_device_name(device) if on_gpu else cpu,
-        "torch": torch.__version__, "python": platform.python_version(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), **provenance(),
-    }  # fmt: skip
+def show(data: dict[str, Any]) -> None:
+    """Print a table of timings."""
+    facts = data["environment"]
+    heads = ("workload", "ms / round", "ms / trial round", "steps / s", "of matmul", "over floor",
+             "not steps", "peak MiB", "padded", "cold s")  # fmt: skip
+    cells = [
+        [workload(t), f"{t['round_ms']:.1f}", f"{t['trial_round_ms']:.2f}",
+         f"{t['steps_per_second']:,.0f}", f"{t['matmul_share']:.1%}", f"{t['over_floor']:.1f} x",
+         "" if t.get("outside_steps") is None else f"{t['outside_steps']:.1%}",
+         f"{t['peak_mib']:,.0f}", f"{t['padded_over_useful']:.2f}", f"{t['cold_seconds']:.1f}"]
+        for t in data["timings"]
+    ]  # fmt: skip
+    console = Terminal()
+    console.print(
+        render(
+            [Table.of(f"{facts['machine']}, torch {facts['torch']}", heads, cells)], console.width
+        )
+    )
+
+
+def workload(timing: dict[str, Any]) -> str:
+    """Name what was timed."""
+    return f"{timing['workload']} {timing['engine']} {timing['precision']} x {timing['trials']}"
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--precision", default=DEFAULT_PRECISION)
+    parser.add_argument("--trials", default="1")
+    parser.add_argument("--rounds", type=int, default=5, help="per measurement; there are three")
+    parser.add_argument("--algorithm", default="fedzmg")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    device = resolve_device(given.device)
+    found = []
+    try:
+        algorithms.get(given.algorithm)
+        for timing in measure_all(
+            given.workloads or (ON_CPU if device.type == "cpu" else ON_GPU),
+            given.engine.split(","), given.precision.split(","), given.trials.split(","),
+            device=device, rounds=given.rounds, algorithm=given.algorithm,
+            deterministic=given.deterministic,
+        ):  # fmt: skip
+            found.append(timing)
+            speed = f"{timing['trial_round_ms']:.2f} ms per trial and round"
+            print(f"{workload(timing)}: {speed}", flush=True)
+    except InputError as error:
+        parser.error(str(error))
+    command = " ".join(["python", *sys.argv])
+    data = {"environment": {**environment(device), "command": command}, "timings": found}
+    show(data)
+    if given.out:
+        write_json(given.out, data)
+
+
+if __name__ == "__main__":
+    main()
