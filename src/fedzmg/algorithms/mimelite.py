@@ -20,7 +20,8 @@ Degenerate cases: ``beta = 0`` is FedAvg with uniform weights. The first round i
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number, rule_class
+from fedzmg.algorithms.moments import SharingServer
+from fedzmg.contract import Algorithm, ClientRule, Number, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
@@ -47,16 +48,12 @@ class MimeLite(ClientRule):
 
 
 @rule_class
-class MimeLiteServer(ServerRule):
+class MimeLiteServer(SharingServer):
     """Average the models, and let the momentum follow the mean full gradient."""
 
     pairing = "mimelite"
 
-    lr: Number = number(1.0, above=0, doc="server learning rate")
     beta: Number = number(0.9, low=0, below=1, doc="decay of the momentum, averaging form")
-
-    def init(self, params: Tree) -> Tree:
-        return params.zeros()
 
     def share(self, state: Tree) -> State:
         return state, self.beta

@@ -4,13 +4,8 @@ Readers (``fedzmg.data.formats``) make columns, the catalog keeps them, partitio
 them into :class:`~fedzmg.data.federated.FederatedData`. Agreed names: ``x`` (images, as stored),
 ``y`` (labels, int64), ``coarse`` (coarse labels), ``text`` (strings).
 
-On disk they are plain ``.npy`` files, which are mapped into memory instead of read::
-
-    column.x.npy              one file for each column of numbers
-    column.text.bytes.npy     two for each column of strings
-    column.text.offsets.npy
-    clients.npy               offsets of the clients
-    meta.json                 names, clients, notes and fingerprint; written last
+On disk they are ``.npy`` files, mapped into memory instead of read, and ``meta.json`` with names,
+clients, notes and fingerprint, written last.
 """
 
 import errno
