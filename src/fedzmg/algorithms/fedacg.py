@@ -17,19 +17,17 @@ Degenerate cases: ``beta = 0`` is FedProx, with ``mu = 0`` also FedAvg, both wit
 
 from fedzmg.algorithms.fedavg import SGD
 from fedzmg.algorithms.fedprox import Prox
-from fedzmg.contract import Algorithm, Number, ServerRule, number, rule_class
+from fedzmg.algorithms.moments import ZeroState
+from fedzmg.contract import Algorithm, Number, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
 @rule_class
-class Lookahead(ServerRule):
+class Lookahead(ZeroState):
     """Accumulating momentum whose next step is taken before clients train."""
 
     beta: Number = number(0.85, low=0, below=1, doc="share of the velocity that is kept")
-
-    def init(self, params: Tree) -> Tree:
-        return params.zeros()
 
     def send(self, params: Tree, state: Tree) -> Tree:
         return params - self.beta * state

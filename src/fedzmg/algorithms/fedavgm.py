@@ -17,20 +17,18 @@ Degenerate cases: ``beta = 0`` is FedAvg bit for bit. Updates that never change 
 """
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.contract import Algorithm, Number, ServerRule, number, rule_class
+from fedzmg.algorithms.moments import ZeroState
+from fedzmg.contract import Algorithm, Number, number, rule_class
 from fedzmg.messages import Cohort
 from fedzmg.tree import Tree
 
 
 @rule_class
-class Momentum(ServerRule):
+class Momentum(ZeroState):
     """Accumulating server momentum: ``v <- beta v + delta ; w <- w - lr v``."""
 
     lr: Number = number(1.0, above=0, doc="server learning rate")
     beta: Number = number(0.9, low=0, below=1, doc="share of the velocity that is kept")
-
-    def init(self, params: Tree) -> Tree:
-        return params.zeros()
 
     def update(self, params: Tree, state: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
         velocity = self.beta * state + cohort.delta

@@ -21,23 +21,20 @@ objective.
 
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Number, ServerRule, number, rule_class
+from fedzmg.algorithms.moments import CorrectedClient, ZeroState
+from fedzmg.contract import Algorithm, Number, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
 
 @rule_class
-class FedDyn(ClientRule):
+class FedDyn(CorrectedClient):
     """SGD on the client's objective, corrected by its past and pulled to the global model."""
 
     pairing = "feddyn"
-    corrects = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     alpha: Number = number(0.01, above=0, doc="strength of the regularisation")
-
-    def init_memory(self, params: Tree) -> Tree:
-        return params.zeros()
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         pull = self.alpha * (params - context.params)
@@ -49,14 +46,11 @@ class FedDyn(ClientRule):
 
 
 @rule_class
-class FedDynServer(ServerRule):
+class FedDynServer(ZeroState):
     """The mean of the clients' models, minus the sum of all updates so far."""
 
     pairing = "feddyn"
     only_weights = "uniform"
-
-    def init(self, params: Tree) -> Tree:
-        return params.zeros()
 
     def update(self, params: Tree, state: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
         # Weights are uniform, so the sum over the cohort is its mean times its size.

@@ -35,18 +35,18 @@ from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.feddyn import FedDynServer
 from fedzmg.algorithms.fedsam import unit_ascent
-from fedzmg.contract import Algorithm, ClientRule, WrapperKind
+from fedzmg.algorithms.moments import CorrectedClient
+from fedzmg.contract import Algorithm, WrapperKind
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.rule import Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
 
 
 @dataclass(frozen=True)
-class DualSteps(ClientRule):
+class DualSteps(CorrectedClient):
     """Local steps of FedSpeed; base of the rules that differ in what they upload."""
 
     incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
-    corrects = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     rho: Number = number(0.1, low=0, doc="length of the ascent to the second gradient")
@@ -57,9 +57,6 @@ class DualSteps(ClientRule):
     @property
     def gradients_per_step(self) -> int:
         return 1 if self.alpha is None else 2
-
-    def init_memory(self, params: Tree) -> Tree:
-        return params.zeros()
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return () if self.alpha is None else context.params.zeros()

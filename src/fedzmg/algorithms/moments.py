@@ -101,6 +101,15 @@ class ReddiServer(MomentServer):
         return params - self.lr * direction(state, self.tau), state
 
 
+class CorrectedClient(ClientRule):
+    """A client that keeps a correction of its gradients, zero at first."""
+
+    corrects = True
+
+    def init_memory(self, params: Tree) -> State:
+        return params.zeros()
+
+
 class SharedStateClient(ClientRule):
     """A client that starts from the state it receives, and sends its own state back."""
 
@@ -111,11 +120,15 @@ class SharedStateClient(ClientRule):
         return Upload(context.params - params, average=scratch), context.memory
 
 
-class SharesState(ServerRule):
-    """A server that shares its state, which is zero at first."""
+class ZeroState(ServerRule):
+    """A server whose state is zero at first."""
 
     def init(self, params: Tree) -> State:
         return params.zeros()
+
+
+class SharesState(ZeroState):
+    """A server that shares its state, which is zero at first."""
 
     def share(self, state: State) -> State:
         return state

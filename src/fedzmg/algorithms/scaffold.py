@@ -25,18 +25,17 @@ SCAFFOLD with projected variates, and column sums are kept.
 
 from torch import Tensor
 
-from fedzmg.algorithms.moments import SharingServer
-from fedzmg.contract import Algorithm, ClientRule, Number, choice, number, rule_class
+from fedzmg.algorithms.moments import CorrectedClient, SharingServer
+from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, FullPassTiming, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
 
 @rule_class
-class Scaffold(ClientRule):
+class Scaffold(CorrectedClient):
     """SGD along ``g - c_i + c``; the received ``c`` and the own ``c_i`` stay fixed in a round."""
 
     pairing = "scaffold"
-    corrects = True
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     variate: str = choice("path", "start", doc="gradients that make a control variate")
@@ -44,9 +43,6 @@ class Scaffold(ClientRule):
     @property
     def full_pass(self) -> FullPassTiming:
         return "start" if self.variate == "start" else "never"
-
-    def init_memory(self, params: Tree) -> Tree:
-        return params.zeros()
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return full_pass.grad if isinstance(full_pass, FullPass) and self.variate == "start" else ()
