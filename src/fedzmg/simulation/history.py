@@ -87,15 +87,13 @@ def measure(
 ) -> list[ClientMetrics]:
     """Evaluate stacked models on chosen clients, without an effect on the training."""
     device = next(iter(params.values())).device
-    positions, counts = (
-        torch.from_numpy(a).to(device) for a in (watched.positions, watched.counts)
-    )
+    owned = watched.positions, watched.counts
+    positions, counts = (torch.from_numpy(array).to(device) for array in owned)
+    goal = objective, task.metric, task.prepare
     chunk, found = task.examples_at_once, None
     while found is None:
         try:
-            found = evaluate_by_owner(
-                params, data, positions, counts, objective, task.metric, task.prepare, chunk=chunk
-            )
+            found = evaluate_by_owner(params, data, positions, counts, *goal, chunk=chunk)
         except torch.OutOfMemoryError:
             if chunk == 1:
                 raise
@@ -160,9 +158,8 @@ class History:
             parts.append(f"diverged in round {self.diverged}")
         if self.engine is not None and self.engine.fallback:
             parts.append(self.engine.reason)
-        return (
-            f"<History of {name} on {self.task.name!r}, seed {self.trial.seed}: {', '.join(parts)}>"
-        )
+        about = f"{name} on {self.task.name!r}, seed {self.trial.seed}"
+        return f"<History of {about}: {', '.join(parts)}>"
 
     @property
     def diverged(self) -> int | None:

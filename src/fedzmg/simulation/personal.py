@@ -108,9 +108,8 @@ def _fine_tuned(
         batches.append(ClientBatch(0, client, last - first, stream))
     one = next(iter(models.values()))
     stamp = torch.zeros(1, dtype=torch.int64, device=simulation.device)
-    broadcast = Broadcast(
-        row(models, slice(0, 1)), (), {"lr": one.new_full((1,), float(rate))}, stamp
-    )
+    numbers = {"lr": one.new_full((1,), float(rate))}
+    broadcast = Broadcast(row(models, slice(0, 1)), (), numbers, stamp)
     slow = simulation.choice.path == "sequential"
     engine = Sequential(program) if slow else Vectorized(program)
     tuned = models.map(torch.clone)

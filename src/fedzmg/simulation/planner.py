@@ -21,10 +21,9 @@ class RoundPlanner:
     ) -> None:  # fmt: skip
         protocol, self._task, self._seeds = task.protocol, task, list(seeds)
         chosen = participation or Participation()
-        self._sampler = Sampler(
-            chosen, task.train, protocol.cohort, replacement=protocol.replacement
-        )
-        self.most_clients = len(self._seeds) * chosen.most_clients(protocol.cohort, len(task.train))
+        cohort, replacement = protocol.cohort, protocol.replacement
+        self._sampler = Sampler(chosen, task.train, cohort, replacement=replacement)
+        self.most_clients = len(self._seeds) * chosen.most_clients(cohort, len(task.train))
         """Largest number of clients that a round of all trials may have."""
         self._work = LocalWork(chosen, protocol.batching, extra_epochs)
         self._ahead: tuple[int, Future[list[ClientBatch]]] | None = None
@@ -50,9 +49,8 @@ class RoundPlanner:
                 address = seed, round_, client, drawn[client]
                 batches.append(self._work.batch(address, first, last - first))
                 drawn[client] += 1
-        return [
-            batch._replace(trial=i) for i, seed in enumerate(self._seeds) for batch in planned[seed]
-        ]
+        seeds = enumerate(self._seeds)
+        return [batch._replace(trial=i) for i, seed in seeds for batch in planned[seed]]
 
     def absent(self) -> ClientBatch:
         """Return a client without a step, which stands for an empty cohort: it has no upload."""

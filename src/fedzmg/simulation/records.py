@@ -116,13 +116,9 @@ class RoundFacts:
     """
 
     def __init__(
-        self,
-        numbers: Tensor,
-        sizes: list[tuple[Message, Message]],
-        last: list[Tensor],
-        clients: list[list[int | None]],
-        began: torch.cuda.Event | None = None,
-    ) -> None:
+        self, numbers: Tensor, sizes: list[tuple[Message, Message]], last: list[Tensor],
+        clients: list[list[int | None]], began: torch.cuda.Event | None = None,
+    ) -> None:  # fmt: skip
         columns = [column.double()[:, None] for column in last]
         self._reading = Reading(torch.cat([numbers, *columns], 1))
         self._last, self._sizes, self._clients, self._began = len(last), sizes, clients, began

@@ -87,20 +87,15 @@ class Simulation:
         parts = shards.count if shards else 1
         fitted, self._clients, self._servers = packed_rules(task, self.trials, dtype, device)
         self.client_numbers = self._clients.numbers  # hyper-parameters, one row per trial
-        self.planner = planner or RoundPlanner(
-            task,
-            [trial.seed for trial in self.trials],
-            self.federation.participation,
-            self._clients.rule.extra_epochs,
-        )
+        seeds, extra_epochs = [t.seed for t in self.trials], self._clients.rule.extra_epochs
+        chosen = self.federation.participation
+        self.planner = planner or RoundPlanner(task, seeds, chosen, extra_epochs)
         self.engines = engine if isinstance(engine, EnginePlanner) else EnginePlanner(engine)
-        self.program = build_program(
-            task, self._clients.rule, dtype, device, self.precision, longest=self.planner.longest
-        )
+        rule, longest = self._clients.rule, self.planner.longest
+        self.program = build_program(task, rule, dtype, device, self.precision, longest)
         self._test = task.test.to(device, dtype)
-        self.server_side = ServerSide.of(
-            self._servers, self.federation, task, self.trials, dtype, device
-        )
+        merged = self.federation, task, self.trials, dtype, device
+        self.server_side = ServerSide.of(self._servers, *merged)
         if shards is not None:
             self.server_side.check_shards(shards.count)
         self._closing = Closing(self.server_side, [algorithm.client for algorithm in fitted])
@@ -189,11 +184,8 @@ class Simulation:
         owned = ([b for b in batches if b.trial == 0] for batches in planned)
         batches = next(filter(None, owned), None) or [self.planner.absent()]
         batches = batches[: -(-len(batches) // self.shards.count)] if self.shards else batches
-        return Probe(
-            batches,
-            self.broadcast(1, self.snapshot),
-            self.read_memory([(b.trial, b.client) for b in batches]),
-        )
+        memory = self.read_memory([(batch.trial, batch.client) for batch in batches])
+        return Probe(batches, self.broadcast(1, self.snapshot), memory)
 
     def broadcast(self, round_: int, now: Snapshot) -> Broadcast:
         """Make the message of every server to its clients."""
@@ -220,9 +212,8 @@ class Simulation:
             self._next = None
             if self.runs_ahead and launched.round < self.rounds:
                 self._next = self.launch(launched.round + 1, launched.snapshot)
-            records = launched.facts.records(
-                launched.round, self.task, kept=self.memory.kept_bytes, guard=self.federation.guard
-            )
+            kept, guard = self.memory.kept_bytes, self.federation.guard
+            records = launched.facts.records(launched.round, self.task, kept=kept, guard=guard)
         self.round, self.snapshot = launched.round, launched.snapshot
         for i in self.stopped_trials:
             records[i] = records[i]._replace(loss=None, metric=None)
@@ -377,8 +368,7 @@ class Simulation:
         watched = self._watched
         data = self._test if watched.part == "test" else self.program.data.examples
         with self.numerics(self.choice):
-            found = measure(
-                self.task, watched, self.snapshot.params, data, self.program.objective, self.round
-            )
+            params, goal = self.snapshot.params, self.program.objective
+            found = measure(self.task, watched, params, data, goal, self.round)
             own = own_metrics(self, watched, data)
         return [replace(one, **o) for one, o in zip(found, own, strict=True)]

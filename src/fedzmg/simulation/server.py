@@ -158,9 +158,8 @@ class ServerSide(NamedTuple):
         # A cohort that was too small from the start has lost nothing.
         uploaded = sums.clients + sums.dropped >= max(self.fewest, 1)
         lost = torch.where((sums.clients == 0) & uploaded, old.lost + 1, torch.zeros_like(old.lost))
-        return Snapshot(
-            params, state, old.alive & (lost < DIVERGED_AFTER), lost, old.traffic, merging
-        )
+        alive = old.alive & (lost < DIVERGED_AFTER)
+        return Snapshot(params, state, alive, lost, old.traffic, merging)
 
 
 def _update(rule: Any, rows: Any, params: Tree, state: State, cohort: Cohort) -> Any:

@@ -92,8 +92,7 @@ class LocalShards:
             return None
         owners = [(batch.trial, batch.client - first) for batch in batches]
         store = self.stores[shard]
-        memory = store.read(owners)
-        memory = tree_map(lambda leaf: leaf.to(simulation.device), memory)
+        memory = tree_map(lambda leaf: leaf.to(simulation.device), store.read(owners))
         merger = simulation.server_side.merger(batches, simulation.snapshot)
         kept = train_batches(simulation.engine, merger, batches, broadcast, memory, store)
         own = [([(trial, client - first) for trial, client in who], state) for who, state in kept]
@@ -168,9 +167,8 @@ class ShardedMemory(MemoryStore):
         for shard in np.unique(shards):
             own = np.flatnonzero(shards == shard)
             first = int(self._borders[shard])
-            parts.append(
-                self._stores[shard].read([(owners[i][0], owners[i][1] - first) for i in own])
-            )
+            inside = [(owners[i][0], owners[i][1] - first) for i in own]
+            parts.append(self._stores[shard].read(inside))
             places.append(own)
         order = torch.from_numpy(np.argsort(np.concatenate(places)))
         return tree_map(lambda *found: torch.cat(found)[order], parts[0], *parts[1:])

@@ -17,9 +17,8 @@ from fedzmg.tasks.task import Task
 from fedzmg.tree import leaves, row
 from fedzmg.wrappers.parts import fit
 
-_KEYWORD, _KEY = (
-    re.compile(p) for p in (r"^(client|server|parts)_", r"\b(client|server|parts)\.(?=\w)")
-)
+_KEYWORD = re.compile(r"^(client|server|parts)_")
+_KEY = re.compile(r"\b(client|server|parts)\.(?=\w)")
 
 
 @dataclass(frozen=True)
