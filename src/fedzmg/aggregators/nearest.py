@@ -27,8 +27,7 @@ NEIGHBOURS = "others in a score: as in the paper, or one more as in byzfl"
 def krum_scores(squared: Tensor, exists: Tensor, neighbours: Tensor) -> Tensor:
     """Sum the squared distances to the nearest neighbours; infinite for absent rows."""
     positions = torch.arange(len(squared), device=squared.device)
-    nearest = squared.sort(1).values
-    scores = torch.where(positions < neighbours, nearest, 0.0).sum(1)
+    scores = torch.where(positions < neighbours, squared.sort(1).values, 0.0).sum(1)
     return torch.where(exists, scores, inf)
 
 

@@ -65,8 +65,7 @@ def run_pack(
     every round; a run that it stops has fewer records than rounds and a ``stopped.json``. Without
     ``models``, a finished run needs no checkpoints. ``shards`` train in other processes;
     ``engines`` takes the place of the engines of this machine. Runs that cannot continue raise
-    ``InputError``, the time ``end`` ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with
-    everything finished stored.
+    ``InputError``; other errors are those of :func:`training.training_loop`.
     """
     progress = progress or Silent()
     runs = [spec.resolve(task) for spec in specs]
@@ -225,8 +224,7 @@ class RunStorage(training.TrainingStorage):
                 self._directories[i].append(report.records[i])
         every = self._jobs[0].run.spec.client_metrics_every
         is_due = every > 0 and (simulation.round - 1) % every == 0
-        here = not simulation.engines.remote
-        if here and (is_due or simulation.round == simulation.rounds):
+        if not simulation.engines.remote and (is_due or simulation.round == simulation.rounds):
             found = simulation.evaluate_clients()
             for i in active:
                 self.clients[i].append(found[i])

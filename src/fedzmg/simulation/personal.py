@@ -110,8 +110,7 @@ def _fine_tuned(
     stamp = torch.zeros(1, dtype=torch.int64, device=simulation.device)
     numbers = {"lr": one.new_full((1,), float(rate))}
     broadcast = Broadcast(row(models, slice(0, 1)), (), numbers, stamp)
-    slow = simulation.choice.path == "sequential"
-    engine = Sequential(program) if slow else Vectorized(program)
+    engine = Sequential(program) if simulation.choice.path == "sequential" else Vectorized(program)
     tuned = models.map(torch.clone)
     for chunk in engine.train(batches, broadcast, models):
         for name, leaf in row(chunk.outcomes.memory, chunk.rows).items():

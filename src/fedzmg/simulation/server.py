@@ -99,8 +99,7 @@ class ServerSide(NamedTuple):
         """Return the aggregator's state before the first round."""
         if self.aggregator is None:
             return ()
-        sent = travelling(self.rule.rule, params)
-        return self.aggregator.map(lambda rule, p: rule.init(p), sent)
+        return self.aggregator.map(lambda rule, p: rule.init(p), travelling(self.rule.rule, params))
 
     def merger(self, batches: list[ClientBatch], old: Snapshot) -> Merger:
         """Make the merger of a round."""

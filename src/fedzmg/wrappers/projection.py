@@ -28,8 +28,7 @@ def zero_mean(grad: Tensor, input_axes: tuple[int, ...]) -> Tensor:
     """
     if not input_axes:
         return grad
-    wide = _wide(grad)
-    return grad - grad.mean(dim=input_axes, keepdim=True, dtype=wide).to(grad.dtype)
+    return grad - grad.mean(dim=input_axes, keepdim=True, dtype=_wide(grad)).to(grad.dtype)
 
 
 def zero_mean_vector(grad: Tree) -> Tree:

@@ -73,8 +73,7 @@ class Schedule(Rule):
         if self.horizon is not None:
             # Without a floor, stop one round before the horizon, where the factor is zero.
             last = self.horizon - 1 if self.floor is None else self.horizon
-            last = torch.ones_like(done) * last
-            part = torch.minimum(done, last) / self.horizon
+            part = torch.minimum(done, torch.ones_like(done) * last) / self.horizon
             # One minus the fall, so that the first round's factor is one exactly.
             return 1 - (1 - floor) * (1 - torch.cos(math.pi * part)) / 2
         if self.gamma is None:

@@ -59,8 +59,7 @@ def _find(root: Path) -> tuple[list[Path], list[Path]]:
     images: list[Path] = []
     others: list[Path] = []
     for path in sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        if any(part.startswith(".") for part in parts):
+        if any(part.startswith(".") for part in path.relative_to(root).parts):
             continue
         if not path.name.isprintable():
             raise InputError(f"{str(path)!r}: its name is not plain text: rename it")

@@ -46,8 +46,7 @@ def run_grid(
 
     A directory that holds this grid is continued; finished algorithms are not trained again.
     ``task`` is a user's own. ``remote``, such as ``fedzmg.cluster.packs.Packs``, trains in other
-    processes. A mistake raises ``InputError``, the end of the time limit ``TimeLimitReached`` and
-    Ctrl-C ``Interrupted``, with everything finished stored.
+    processes. A mistake raises ``InputError``; other errors are those of ``training_loop``.
     """
     progress, end = progress or Silent(), training.deadline(max_minutes)
     seconds = training.checkpoint_interval(CHECKPOINT_SECONDS, checkpoint_seconds)

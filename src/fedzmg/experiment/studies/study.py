@@ -44,9 +44,8 @@ def run_study(
     A directory that holds this study is continued; None stores nothing. With ``grow``, the study
     there may lack some of these algorithms and seeds, which are added, or have more, which are left
     as they are. With ``models``, the histories keep the trained models. ``task`` is a user's own.
-    ``remote`` trains the packs in other processes, which need ``out``. A mistake raises
-    ``InputError``, the end of the time limit ``TimeLimitReached`` and Ctrl-C ``Interrupted``, with
-    everything finished stored.
+    ``remote`` trains the packs in other processes, which need ``out``. Errors are those of
+    :func:`~fedzmg.experiment.training.training_loop`, and ``InputError`` for a mistake.
     """
     progress, end = progress or Silent(), training.deadline(max_minutes)
     spec.check(task)
