@@ -1,10 +1,8 @@
 """Kept copies: results without checkpoints, small enough to share.
 
 A kept copy holds specifications, manifests, every logged number and the figures. It has no
-checkpoints, no client memory and no locks, and its logs are compressed::
-
-    kept.json                   source of the copy
-    metrics.jsonl.gz            replaces every metrics.jsonl, line for line
+checkpoints, no client memory and no locks. ``metrics.jsonl.gz`` replaces every ``metrics.jsonl``,
+line for line, and ``kept.json`` names the source.
 
 Everything that reads results also reads a copy; training does not continue in one. It continues in
 a directory that :func:`restore` makes of a copy, with the finished runs.

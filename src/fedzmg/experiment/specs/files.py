@@ -163,8 +163,7 @@ class GridSpec(Plan):
         if self.search.method == "optuna" and find_spec("optuna") is None:
             raise InputError("a search by Optuna needs the package: pip install 'fedzmg[optuna]'")
         if (trials := sum(map(self._points, self.algorithms)) * len(self.seeds)) > MOST_TRIALS:
-            remedy = f"shorten the axes or seeds to at most {MOST_TRIALS:,}"
-            raise InputError(f"the grid has {trials:,} trials: {remedy}")
+            raise InputError(f"the grid has {trials:,} trials: shorten it to {MOST_TRIALS:,}")
         if (lines := len(self.logged()) * max(map(self.trials, self.algorithms))) > MOST_PLANNED:
             remedy = f"shorten the axes or seeds, or last = {self.last}"
             raise InputError(f"the log would have over {MOST_PLANNED:,} lines, {lines:,}: {remedy}")
