@@ -14,9 +14,11 @@ class Progress(Protocol):
 
     def begin(self, label: str, rounds: int, done: int) -> None:
         """Start a pack, or continue it after ``done`` rounds."""
+        return
 
     def advance(self, report: RoundReport) -> None:
         """Receive a finished round."""
+        return
 
     def follow(self, packs: Mapping[str, PackRounds]) -> None:
         """Receive how far the packs are that train in other processes."""
@@ -24,6 +26,7 @@ class Progress(Protocol):
 
     def say(self, text: str) -> None:
         """Show a message to the user."""
+        return
 
 
 class Silent(Progress):
