@@ -33,6 +33,21 @@ class RayBoard:
         return False
 
 
+def fetch(ray: Any, handles: Any) -> Any:
+    """Return the results of work; raise ``LostWorker`` if its worker died."""
+    errors = ray.exceptions
+    try:
+        return ray.get(handles)
+    except (errors.RayTaskError, errors.TaskCancelledError) as error:
+        if "No module named 'fedzmg'" in str(error):
+            remedy = "install the same version on every node"
+            raise InputError(f"a worker cannot import fedzmg: {remedy}") from None
+        raise
+    except errors.RayError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise LostWorker(f"{type(error).__name__}: {reason}") from None
+
+
 class RayPool:
     """Places work by its needs. Ray ends workers that are left when the driver disconnects."""
 
@@ -50,17 +65,7 @@ class RayPool:
         return list(self._ray.wait(list(handles), timeout=seconds)[0])
 
     def result(self, handle: Any) -> Any:
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(handle)
-        except (errors.RayTaskError, errors.TaskCancelledError) as error:
-            if "No module named 'fedzmg'" in str(error):
-                remedy = "install the same version on every node"
-                raise InputError(f"a worker cannot import fedzmg: {remedy}") from None
-            raise
-        except errors.RayError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise LostWorker(f"{type(error).__name__}: {reason}") from None
+        return fetch(self._ray, handle)
 
     def messages(self) -> list[tuple[str, Any]]:
         with contextlib.suppress(self._ray.exceptions.RayError):

@@ -15,6 +15,7 @@ from typing import Any
 from fedzmg.cluster import worker
 from fedzmg.cluster.connect import RayCluster
 from fedzmg.cluster.packs import MOST_LOSSES, PROCESS_BYTES, raise_remote
+from fedzmg.cluster.ray_pool import fetch
 from fedzmg.cluster.workers import Cluster, LostWorker
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast
@@ -95,7 +96,7 @@ class RemoteShards:
         own = [range(i, self.count, len(self._actors)) for i in range(len(self._actors))]
         both = zip(self._actors, own, strict=True)
         opened = [a.open.remote(self._setup, self._spec, s, absolute) for a, s in both]
-        for found in self._get(opened):
+        for found in fetch(self._ray, opened):
             raise_remote(found)
         return [RemoteStore(self, shard) for shard in range(self.count)]
 
@@ -105,30 +106,20 @@ class RemoteShards:
         sent, stopped = self._ray.put(broadcast), simulation.stopped_trials
         shards = enumerate(self._of_shard)
         for ref in [actor.train.remote(i, round_, sent, stopped) for i, actor in shards]:
-            [part] = self._get([ref])
-            if part is not None:
+            if (part := fetch(self._ray, ref)) is not None:
                 yield part
 
     def keep(self, round_: int) -> None:
-        self._get([actor.keep.remote(round_) for actor in self._actors])
+        fetch(self._ray, [actor.keep.remote(round_) for actor in self._actors])
 
     def call(self, shard: int, method: str, *arguments: Any) -> Any:
         """Call a method of a shard's client memory."""
-        return self._get([self._of_shard[shard].call.remote(shard, method, *arguments)])[0]
+        return fetch(self._ray, self._of_shard[shard].call.remote(shard, method, *arguments))
 
     def close(self) -> None:
         """End the workers."""
         for actor in self._actors:
             self._ray.kill(actor)
-
-    def _get(self, refs: list[Any]) -> list[Any]:
-        errors = self._ray.exceptions
-        try:
-            return list(self._ray.get(refs))
-        except errors.RayTaskError:
-            raise
-        except errors.RayError as error:
-            raise LostWorker(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
 
 
 def train_run(
