@@ -18,7 +18,7 @@ from fedzmg.data.columns import Ids
 from fedzmg.data.plan import ClientBatch, Stream, local_stream
 from fedzmg.diagnose.measure import Floats, Measurement, Pair, Part, measure, spread_of
 from fedzmg.diagnose.verdict import Progress, Verdict, judge
-from fedzmg.engine.local import Broadcast, Program
+from fedzmg.engine.local import Broadcast
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import InputError, check_names
@@ -27,6 +27,7 @@ from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.seeds import stream
 from fedzmg.simulation import Device, RoundReport, Simulation, Trial, resolve_device, simulate
+from fedzmg.simulation.program import build_program
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, num_bytes, row, stack, tree_map
 from fedzmg.wrappers.parts import pick, shown_trained
@@ -243,11 +244,8 @@ def _uploads(
     fitted = shown_trained(rule.for_layout(task.model.layout), task.model.layout)
     leaf = next(iter(params.values()))
     device, dtype = leaf.device, leaf.dtype
-    program = Program(
-        rule=structure(fitted), data=task.train.to(device, dtype), prepare=task.prepare,
-        objective=replace(task.objective, model=task.model.to(device, dtype)),
-        dtype=dtype, device=device, full_pass_size=PASS_SIZE,
-    )  # fmt: skip
+    program = build_program(task, structure(fitted), dtype, device)
+    program = replace(program, full_pass_size=PASS_SIZE)
     tensor = partial(torch.tensor, dtype=dtype, device=device)
     values = {path: tensor([value]) for path, value in numbers(fitted).items()}
     own, memory = params.map(lambda leaf: leaf[None]), fitted.init_memory(params)
