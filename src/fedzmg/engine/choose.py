@@ -27,7 +27,7 @@ from fedzmg.engine.probe import (
 )
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
-from fedzmg.errors import CannotMap, InputError, unknown
+from fedzmg.errors import CannotMap, InputError, check_names
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, threads
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.tree import num_bytes, row
@@ -119,8 +119,7 @@ class EnginePlanner:
         if isinstance(self.engine, EngineChoice):
             return self.engine
         on_gpu, path = program.device.type == "cuda", self.engine
-        if path not in get_args(EngineName):
-            raise unknown("engine", path, get_args(EngineName))
+        check_names("engine", [path], get_args(EngineName))
         if path != "auto":
             path = "compiled_cuda_graph" if path == "compiled" and on_gpu else path
             return EngineChoice(path, "asked for", path == "sequential" or ONEDNN_BY_DEFAULT)

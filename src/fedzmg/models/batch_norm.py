@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from fedzmg.errors import InputError, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.models.kernels import norm as fused
 from fedzmg.parts import BATCH_NORM
 from fedzmg.rule import Layout, ParamInfo, Role
@@ -106,8 +106,7 @@ def forget_statistics(module: nn.Module) -> None:
 
 def with_statistics(module: nn.Module, layout: Layout, policy: BatchNormPolicy) -> Layout:
     """Return a layout with the running statistics, after the parameters of their layers."""
-    if policy not in get_args(BatchNormPolicy):
-        raise unknown("batch_norm", str(policy), get_args(BatchNormPolicy))
+    check_names("batch_norm", [policy], get_args(BatchNormPolicy))
     norms = norms_of(module)
     if not norms:
         if policy != "average":

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedzmg.contract import Layout
-from fedzmg.errors import unknown
+from fedzmg.errors import check_names
 from fedzmg.models.functional import FunctionalModel, real_view
 from fedzmg.models.layout import listed, warn_once
 from fedzmg.models.lora import fill_adapter
@@ -86,9 +86,8 @@ def _draw(module: nn.Module, layout: Layout, scheme: Any, seed: int) -> dict[str
 
 def check_scheme(scheme: object) -> None:
     """Reject anything but an initializer."""
-    known = ["torch", "keras", "given"]
-    if not callable(scheme) and scheme not in known:
-        raise unknown("initializer", str(scheme), known)
+    if not callable(scheme):
+        check_names("initializer", [scheme], ["torch", "keras", "given"])
 
 
 def _fill(module: Any, name: str, values: Tensor, scheme: str, generator: torch.Generator) -> bool:
