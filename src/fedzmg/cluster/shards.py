@@ -72,11 +72,12 @@ class ShardWorker:
 class RemoteStore:
     """Client memory of a shard, in its worker."""
 
-    def __init__(self, shards: "RemoteShards", shard: int) -> None:
-        self._shards, self._shard = shards, shard
+    def __init__(self, ray: Any, actor: Any, shard: int) -> None:
+        self._ray, self._actor, self._shard = ray, actor, shard
 
     def __getattr__(self, method: str) -> Any:
-        return functools.partial(self._shards.call, self._shard, method)
+        remote = functools.partial(self._actor.call.remote, self._shard, method)
+        return lambda *arguments: fetch(self._ray, remote(*arguments))
 
 
 class RemoteShards:
@@ -98,7 +99,7 @@ class RemoteShards:
         opened = [a.open.remote(self._setup, self._spec, s, absolute) for a, s in both]
         for found in fetch(self._ray, opened):
             raise_remote(found)
-        return [RemoteStore(self, shard) for shard in range(self.count)]
+        return [RemoteStore(self._ray, actor, i) for i, actor in enumerate(self._of_shard)]
 
     def train(
         self, simulation: Simulation, round_: int, broadcast: Broadcast
@@ -111,10 +112,6 @@ class RemoteShards:
 
     def keep(self, round_: int) -> None:
         fetch(self._ray, [actor.keep.remote(round_) for actor in self._actors])
-
-    def call(self, shard: int, method: str, *arguments: Any) -> Any:
-        """Call a method of a shard's client memory."""
-        return fetch(self._ray, self._of_shard[shard].call.remote(shard, method, *arguments))
 
     def close(self) -> None:
         """End the workers."""
