@@ -7,6 +7,7 @@ that rejects outliers keeps all rows until their median is known; so does an agg
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from math import nan
 from typing import Any, NamedTuple
 
@@ -342,11 +343,9 @@ class Merger:
                 queue.append(i)
         # Batches are sorted by trial, so the trials of a chunk are neighbours.
         trials = slice(min(queues), max(queues) + 1)
-        longest = max(len(queue) for queue in queues.values())
-        places = np.full((longest, trials.stop - trials.start), -1, dtype=np.int64)
-        for trial, queue in queues.items():
-            places[: len(queue), trial - trials.start] = queue
-        return trials, places
+        own = [queues.get(trial, []) for trial in range(trials.start, trials.stop)]
+        places = np.array([*zip_longest(*own, fillvalue=-1)], np.int64)
+        return trials, places.reshape(-1, len(own))
 
     def cohort(
         self, population: int, round_: Tensor, key: Any = (), delta: Tensor | None = None
