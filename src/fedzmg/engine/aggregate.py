@@ -207,8 +207,7 @@ class Merger:
             self._forms = form, flatten_rows(self.upload.total, like=averaged)[1]
             self.sums = tree_map(torch.clone, part.sums)  # it may belong to another process
         else:
-            both = zip(self.sums, part.sums, strict=True)
-            self.sums = Sums(*(before + more for before, more in both))
+            self.sums = tree_map(torch.add, self.sums, part.sums)
         self._order += [first + position for position in part.order]
         self._facts += part.facts
         self._each += part.each
