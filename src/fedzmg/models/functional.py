@@ -199,6 +199,8 @@ class FunctionalModel:
     ) -> Tensor:
         """Compute outputs; in training with copies of statistics, for ``moved``."""
         inputs = dict(params.items())
+        if self.renormalizes and moved is None:
+            inputs = {name: leaf.clone() for name, leaf in inputs.items()}
         inputs |= {name: inputs[name].detach() for name in self.statistics if name in inputs}
         inputs |= {n: torch.complex(*inputs[n].unbind(-1)) for n in self._complex if n in inputs}
         for name, kind in self._changing.items():
@@ -222,8 +224,6 @@ class FunctionalModel:
 
     def evaluate(self, params: Tree, x: Inputs, real: Maybe = ()) -> Tensor:
         """Compute outputs with dropout off."""
-        if self.renormalizes:
-            params = params.map(torch.clone)
         return self._pass(self._evaluating, params, x, (), real, None)
 
     def features(
@@ -231,8 +231,6 @@ class FunctionalModel:
     ) -> Tensor:
         """Compute the inputs of the last layer; in training if ``moved`` is given."""
         assert self._halves is not None, "split_head comes first"
-        if self.renormalizes and moved is None:
-            params = params.map(torch.clone)
         body = {n: leaf for n, leaf in params.items() if n.rpartition(".")[0] != self._last}
         return self._pass(self._halves[1][moved is not None], body, x, key, real, moved)
 
