@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -243,13 +242,11 @@ def _uploads(
     trained = task.model.layout.keys() - task.model.statistics
     fitted = shown_trained(rule.for_layout(task.model.layout), task.model.layout)
     leaf = next(iter(params.values()))
-    device, dtype = leaf.device, leaf.dtype
-    program = build_program(task, structure(fitted), dtype, device)
+    program = build_program(task, structure(fitted), leaf.dtype, leaf.device)
     program = replace(program, full_pass_size=PASS_SIZE)
-    tensor = partial(torch.tensor, dtype=dtype, device=device)
-    values = {path: tensor([value]) for path, value in numbers(fitted).items()}
+    values = {path: leaf.new_tensor([value]) for path, value in numbers(fitted).items()}
     own, memory = params.map(lambda leaf: leaf[None]), fitted.init_memory(params)
-    sent = Broadcast(own, (), values, torch.ones(1, dtype=torch.int64, device=device))
+    sent = Broadcast(own, (), values, leaf.new_ones(1, dtype=torch.int64))
     # Each client holds model, scratch, gradient and update at once.
     width = max(2, min(MOST_CLIENTS, MEMORY // (4 * num_bytes(params))))
     for first in range(0, len(entries), width):
