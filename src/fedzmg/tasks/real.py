@@ -73,10 +73,9 @@ def _plays() -> tuple[FederatedData, Examples, Examples]:
     train, held = np.flatnonzero(used & ~last), np.flatnonzero(used & last)
     x, y = cut.inputs.astype(np.int64), cut.targets
     # Evaluating every held-out sequence would cost more than training on a small machine.
-    tune, test = held[::6], held[3::6]
+    tune, test = (examples(x[own], y[own]) for own in (held[::6], held[3::6]))
     owners = [data.roles[i] for i in role[train]]
-    tuning, testing = examples(x[tune], y[tune]), examples(x[test], y[test])
-    return FederatedData.from_arrays(x[train], y[train], owners), tuning, testing
+    return FederatedData.from_arrays(x[train], y[train], owners), tune, test
 
 
 @dataclass(frozen=True)
