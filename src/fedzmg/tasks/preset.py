@@ -110,8 +110,7 @@ class Preset(ABC):
     def assembled(self, train: FederatedData, tune: Examples, test: Examples, **parts: Any) -> Task:
         """Build the task around its data and other parts, with network, protocol and tuned options.
 
-        With fewer clients than the cohort, every client takes part in every round, and a note
-        says so. A user can still choose a smaller cohort.
+        With fewer clients than the cohort, all of them take part in every round; a note says so.
         """
         protocol, notes = self.protocol, tuple(parts.pop("notes", ()))
         if protocol.cohort > len(train):

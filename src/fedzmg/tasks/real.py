@@ -39,12 +39,9 @@ LENGTH = 40
 TEST_EVERY = 8  # every eighth sequence of a role is kept for evaluation
 
 
-@cache
+@cache  # partitioning takes half a second
 def _digits(clients: int, alpha: float, seed: int, *, personal: bool) -> Drawn:
-    """Return training, tuning and test images, and owners of ``personal`` test images.
-
-    Partitioning takes half a second.
-    """
+    """Return training, tuning and test images, and owners of ``personal`` test images."""
     data = load_digits()
     x, y = data.train_x, data.train_y
     owners = dirichlet(y, clients, alpha=alpha, seed=seed)
