@@ -19,7 +19,7 @@ from fedzmg.tasks.task import Task
 START_SECONDS = 7.0  # start of a worker: process, imports and data (measured on two idle cores)
 TASK_SECONDS = 1.0  # time between two packs of a worker (measured on two idle cores)
 LONG_SECONDS = 10.0  # training time from which on processes pay for their start
-STEP_SECONDS, OPERATIONS = 2e-4, 1e10  # of a client's step; and operations of a core in a second
+STEP_SECONDS, OPERATIONS = 2e-4, 5e9  # of a client's step; and operations of a core in a second
 
 
 def by_default(spec: Plan, task: Task) -> str | None:

@@ -125,7 +125,8 @@ class Display:
         if before == self._stored:  # the clock starts with the first round
             self._begun, self._first = time.monotonic(), self._round
         self._elsewhere = dict(packs)
-        if not self._console.is_terminal and time.monotonic() - self._printed > LINE_SECONDS:
+        due = bool(packs) and time.monotonic() - self._printed > LINE_SECONDS
+        if due and not self._console.is_terminal:
             self._printed = time.monotonic()
             shown = [f"{name}: {self._state(*one)}" for name, one in self._at_work()]
             self.say("; ".join([*shown, self._whole()]))
