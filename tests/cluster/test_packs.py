@@ -366,7 +366,10 @@ def test_long_plans_on_a_cpu_take_processes(monkeypatch: pytest.MonkeyPatch) -> 
     long, task = study(task="digits", rounds=60), tasks.get("digits")
     assert by_default(long, task) == "processes:4"  # two algorithms and two seeds
     assert by_default(long.with_settings({"rounds": 5}), task) is None  # too short
-    assert by_default(study(task="digits", rounds=60, algorithms=["fedavg"]), task) is None
+    one = study(task="digits", rounds=60, algorithms=["fedavg"], seeds=[0, 1, 2])
+    assert by_default(one, task) is None  # three trials train better together
+    seeds = list(range(192))
+    assert by_default(one.with_settings({"seeds": seeds}), task) == "processes:64"
     monkeypatch.setattr("fedzmg.cluster.estimate.cores", lambda: 1)
     assert by_default(long, task) is None
 

@@ -19,19 +19,21 @@ from fedzmg.tasks.task import Task
 START_SECONDS = 7.0  # start of a worker: process, imports and data (measured on two idle cores)
 TASK_SECONDS = 1.0  # time between two packs of a worker (measured on two idle cores)
 LONG_SECONDS = 10.0  # training time from which on processes pay for their start
+WORTH_SPLITTING = 3  # trials of a process for which a pack is split: fewer are mapped less well
 STEP_SECONDS, OPERATIONS = 2e-4, 5e9  # of a client's step; and operations of a core in a second
 
 
 def by_default(spec: Plan, task: Task) -> str | None:
-    """Return ``processes:N`` for several long packs on a CPU.
+    """Return ``processes:N`` for long trainings of several packs or many trials on a CPU.
 
     Counts decide, not measured times: they fix the threads of a worker, and so its last bits.
     """
-    parts = _packs(spec)
+    parts = _packs(spec, task)
     trials = sum(map(len, parts.values()))
     alone = isinstance(spec, GridSpec) and spec.search.halving
     number = min(cores(), len(parts) if alone else trials)
-    if number == 1 or len(parts) == 1 or resolve_device(spec.device).type != "cpu":
+    too_few = len(parts) == 1 and trials < WORTH_SPLITTING * number
+    if number == 1 or too_few or resolve_device(spec.device).type != "cpu":
         return None
     protocol = task.protocol.with_options(spec.protocol)
     examples = protocol.epochs * float(task.train.counts.mean())
@@ -70,7 +72,8 @@ def estimate_on(cluster: Cluster, spec: Spec, found: dict[str, Any]) -> dict[str
         parts = [1] * max(1, spec.shards)
     else:
         keep = bool(needs.gpus) and spec.deterministic
-        parts = [len(own) for _, own in split(_packs(spec), 0 if keep else workers)]
+        packs = _packs(spec, spec.build_task())
+        parts = [len(own) for _, own in split(packs, 0 if keep else workers)]
     facts = {"on": cluster.on, "workers": workers, "packs": len(parts), "wall_seconds": None}
     if found["seconds"] is not None:
         each = found["seconds"] / sum(parts)
@@ -78,7 +81,7 @@ def estimate_on(cluster: Cluster, spec: Spec, found: dict[str, Any]) -> dict[str
     return {**found, **facts}
 
 
-def _packs(spec: Any) -> dict[Any, list[int]]:
+def _packs(spec: Any, task: Task) -> dict[Any, list[int]]:
     """Return the trials of every pack, by any key."""
     if isinstance(spec, GridSpec):
         alone = spec.search.halving
@@ -89,7 +92,7 @@ def _packs(spec: Any) -> dict[Any, list[int]]:
             for i in range(number)
         }
     try:
-        found = study_packs(spec, spec.build_task()).values()
+        found = study_packs(spec, task).values()
     except MissingGrid:  # the packs depend on the options that the grid will find
         found = [[name] for name in spec.algorithms]  # type: ignore[assignment]
     return {i: list(range(len(own) * len(spec.seeds))) for i, own in enumerate(found)}
