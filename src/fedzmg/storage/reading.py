@@ -1,5 +1,7 @@
 """Bounded reading of results of a stranger: plain files and directories, no links."""
 
+import contextlib
+import errno
 import gzip
 import io
 import json
@@ -27,7 +29,8 @@ def walk(top: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
     def fail(error: OSError) -> None:
         if not top.is_dir():
-            raise InputError(f"{top} is not a directory; give a directory of results") from None
+            remedy = "give a run, a study, a grid or a directory of some"
+            raise InputError(f"{top} is not a directory; {remedy}") from None
         if not isinstance(error, FileNotFoundError):  # removed meanwhile
             raise InputError(f"cannot read {error.filename}: {error.strerror}; check it") from None
 
@@ -58,24 +61,35 @@ def files_below(top: Path, name: str) -> list[Path]:
     return sorted(path / name for path, _, files in walk(top) if name in files)
 
 
-def check_file(path: Path, *, typed: bool = False) -> int:
-    """Refuse a link, a pipe, a device or a file that is too large; return the largest size.
+@contextlib.contextmanager
+def _opened(path: Path, limit: int, *, typed: bool = False) -> Iterator[BinaryIO]:
+    # Without blocking, opening a pipe does not wait for its writer.
+    flags = 0 if typed else getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refused(path, is_link=True) from None
+        raise
+    with open(handle, "rb") as file:
+        state = os.fstat(handle)
+        if not typed and not stat.S_ISREG(state.st_mode):
+            raise _refused(path, is_link=False)
+        if state.st_size > limit:
+            raise _too_large(path, limit)
+        yield file
 
-    A path that a user ``typed`` may be a link or a pipe.
-    """
-    limit = LIMITS.get(path.suffix, OTHER_LIMIT)
-    state = path.stat() if typed else path.lstat()
-    if not typed and not stat.S_ISREG(state.st_mode):
-        raise _refused(path, is_link=stat.S_ISLNK(state.st_mode))
-    if state.st_size > limit:
-        raise _too_large(path, limit)
-    return limit
+
+def check_file(path: Path) -> None:
+    """Refuse a link, a pipe, a device or a file that is larger than its limit."""
+    with _opened(path, LIMITS.get(path.suffix, OTHER_LIMIT)):
+        pass
 
 
 def read_file(path: Path, *, typed: bool = False) -> bytes:
-    """Read a file that :func:`check_file` accepts."""
-    limit = check_file(path, typed=typed)
-    with path.open("rb") as file:
+    """Read a regular file of bounded size; a path that a user ``typed`` may be a link or a pipe."""
+    limit = LIMITS.get(path.suffix, OTHER_LIMIT)
+    with _opened(path, limit, typed=typed) as file:
         return _within(file, path, limit)
 
 
