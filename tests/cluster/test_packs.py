@@ -363,6 +363,8 @@ def test_work_waits_for_a_process_and_is_dropped_by_a_stop() -> None:
 
 def test_long_plans_on_a_cpu_take_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedzmg.cluster.estimate.cores", lambda: 64)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 64)
+    monkeypatch.setattr("sys.platform", "linux")
     long, task = study(task="digits", rounds=60), tasks.get("digits")
     assert by_default(long, task) == "processes:4"  # two algorithms and two seeds
     assert by_default(long.with_settings({"rounds": 5}), task) is None  # too short
@@ -370,7 +372,12 @@ def test_long_plans_on_a_cpu_take_processes(monkeypatch: pytest.MonkeyPatch) -> 
     assert by_default(one, task) is None  # three trials train better together
     seeds = list(range(192))
     assert by_default(one.with_settings({"seeds": seeds}), task) == "processes:64"
-    monkeypatch.setattr("fedzmg.cluster.estimate.cores", lambda: 1)
+    assert by_default(long.with_settings({"deterministic": True}), task) is None
+    wide = long.with_settings({"protocol.batch_size": 100})
+    assert by_default(wide, task) == "processes:4"  # fewer steps, but longer ones
+    optuna = grid(task="digits", rounds=60, search={"method": "optuna", "budget": 40, "batch": 2})
+    assert by_default(optuna, task) == "processes:4"  # two algorithms, one batch at a time
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)  # as OMP_NUM_THREADS=1 does
     assert by_default(long, task) is None
 
 

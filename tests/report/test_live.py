@@ -129,12 +129,12 @@ def test_packs_in_other_processes_share_an_estimate(monkeypatch: pytest.MonkeyPa
     now = [0.0]
     monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now[0]))
     display, _ = shown(terminal=True)
-    display.follow({"fedavg": (10, 50, None), "fedadam": (0, 50, None), "mine": (0, 50, None)})
+    display.show_packs({"fedavg": (10, 50, None), "fedadam": (0, 50, None), "mine": (0, 50, None)})
     assert drawn(display)[1] == "0 of 3 packs trained"
     now[0] = 30.0  # processes have started
-    display.follow({"fedavg": (11, 50, 0.5), "fedadam": (0, 50, None), "mine": (0, 50, None)})
+    display.show_packs({"fedavg": (11, 50, 0.5), "fedadam": (0, 50, None), "mine": (0, 50, None)})
     now[0] = 50.0
-    display.follow({"fedavg": (50, 50, None), "fedadam": (2, 50, 0.25), "mine": (0, 50, None)})
+    display.show_packs({"fedavg": (50, 50, None), "fedadam": (2, 50, 0.25), "mine": (0, 50, None)})
     bar, whole = drawn(display)
     assert bar.startswith("fedadam")
     assert bar.endswith("round 2 of 50, median accuracy 25.00 %")

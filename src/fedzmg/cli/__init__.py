@@ -17,6 +17,7 @@ from fedzmg.plugins import PluginError
 from fedzmg.terminal.render import print_text
 from fedzmg.version import __version__
 
+_LONGEST = 1000
 _NO_MEMORY = re.compile("out of memory|(?:can't|cannot) allocate memory|not enough memory")
 FIRST_STEPS = """\
 fedzmg trains and compares federated-learning algorithms. Try:
@@ -116,6 +117,8 @@ def _interrupted(done: str = ";") -> NoReturn:
 
 def _fail(message: str, cause: BaseException | None = None) -> None:
     line = plain(" ".join(message.split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
     if line:  # empty after the help that a bare command shows
         print_text(f"fedzmg: error: {line}", err=True)
     if cause is not None:

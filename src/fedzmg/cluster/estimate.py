@@ -2,8 +2,12 @@
 
 import contextlib
 import heapq
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from fedzmg.cluster.packs import split
 from fedzmg.cluster.processes import cores
@@ -30,17 +34,18 @@ def by_default(spec: Plan, task: Task) -> str | None:
     """
     parts = _packs(spec, task)
     trials = sum(map(len, parts.values()))
-    alone = isinstance(spec, GridSpec) and spec.search.halving
-    number = min(cores(), len(parts) if alone else trials)
+    # OMP_NUM_THREADS limits this number, too; without it torch counts cores, not hyper-threads.
+    number = min(cores(), torch.get_num_threads(), _at_once(spec, parts))
     too_few = len(parts) == 1 and trials < WORTH_SPLITTING * number
-    if number == 1 or too_few or resolve_device(spec.device).type != "cpu":
+    on_cpu = sys.platform == "linux" and resolve_device(spec.device).type == "cpu"
+    if number == 1 or too_few or not on_cpu or spec.deterministic:
         return None
     protocol = task.protocol.with_options(spec.protocol)
     examples = protocol.epochs * float(task.train.counts.mean())
     steps = trials * spec.rounds * protocol.cohort * max(1.0, examples / protocol.batch_size)
     each = STEP_SECONDS
     with contextlib.suppress(Exception):  # a mistake of a model is reported where it trains
-        each += step_operations(task) / OPERATIONS
+        each += step_operations(replace(task, protocol=protocol)) / OPERATIONS
     return f"processes:{number}" if steps * each > LONG_SECONDS else None
 
 
@@ -66,19 +71,27 @@ def estimate_on(cluster: Cluster, spec: Spec, found: dict[str, Any]) -> dict[str
     """
     needs = cluster.needs(spec.device)
     workers = cluster.workers(needs)
-    if isinstance(spec, GridSpec) and spec.search.method == "optuna":  # one batch at a time
-        workers = min(workers, len(spec.algorithms) * spec.search.batch * len(spec.seeds))
     if isinstance(spec, RunSpec):
         parts = [1] * max(1, spec.shards)
     else:
         keep = bool(needs.gpus) and spec.deterministic
         packs = _packs(spec, spec.build_task())
+        workers = min(workers, _at_once(spec, packs))
         parts = [len(own) for _, own in split(packs, 0 if keep else workers)]
     facts = {"on": cluster.on, "workers": workers, "packs": len(parts), "wall_seconds": None}
     if found["seconds"] is not None:
         each = found["seconds"] / sum(parts)
         facts["wall_seconds"] = wall_seconds([each * trials for trials in parts], workers)
     return {**found, **facts}
+
+
+def _at_once(spec: Plan, packs: Mapping[Any, Sequence[int]]) -> int:
+    """Count the largest number of parts of packs that can train at the same time."""
+    if isinstance(spec, GridSpec) and spec.search.halving:
+        return len(packs)
+    if isinstance(spec, GridSpec) and spec.search.method == "optuna":  # one batch at a time
+        return len(spec.algorithms) * spec.search.batch * len(spec.seeds)
+    return sum(map(len, packs.values()))
 
 
 def _packs(spec: Any, task: Task) -> dict[Any, list[int]]:

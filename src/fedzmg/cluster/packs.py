@@ -175,7 +175,7 @@ class Packs:
                 progress.say(f"{label}: {message}")
             else:
                 self._rounds[label] = message
-        progress.follow(self._rounds)
+        progress.show_packs(self._rounds)
 
 
 def _stop(pool: Pool, pending: Collection[Any]) -> None:

@@ -9,18 +9,19 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import psutil
 import torch
 
-from fedzmg.cluster.workers import LostWorker, Needs, RemoteTraceback
+from fedzmg.cluster.worker import RemoteError
+from fedzmg.cluster.workers import LostWorker, Needs
 from fedzmg.errors import InputError
 from fedzmg.simulation import resolve_device
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container; the number of cores leaves it out
+CGROUP = Path("/sys/fs/cgroup")  # has limits of a container, which other counts leave out
 KILL_SECONDS = 5.0
 Pipe: TypeAlias = "connection.Connection[Any, Any]"
 
@@ -30,9 +31,31 @@ def cores() -> int:
     has = hasattr(os, "sched_getaffinity")
     found = len(os.sched_getaffinity(0)) if has else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
-        quota, period = map(int, QUOTA.read_text().split())  # "max" is no quota
+        quota, period = map(int, (CGROUP / "cpu.max").read_text().split())  # "max" is no quota
         found = min(found, max(1, quota // period))
     return found
+
+
+def free_memory() -> float:
+    """Return the bytes of memory that this process may still take."""
+    found = float(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):
+        most, now = (float((CGROUP / f"memory.{n}").read_text()) for n in ("max", "current"))
+        found = min(found, most - now)
+    return found
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let a process that is started here ignore Ctrl-C until it has imported what it needs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Processes:
@@ -44,7 +67,9 @@ class Processes:
 
     def needs(self, device: str) -> Needs:
         if resolve_device(device).type != "cpu":
-            raise InputError(f"--on {self.on} trains on a CPU: use --device cpu or --on ray")
+            raise InputError(
+                f"--on {self.on} trains on a CPU: set the device to cpu, or use --on ray"
+            )
         return Needs(self.threads)
 
     def workers(self, needs: Needs) -> int:
@@ -70,8 +95,11 @@ class ProcessPool:
             # A server loads torch once; a copy of this process would share its threads' locks.
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["fedzmg.cluster.worker"])
-        self._number, self._stop = number, self._context.Event()
-        self._room = psutil.virtual_memory().available
+            with _without_interrupts():
+                forkserver.ensure_running()
+        self._number, self._memory = number, free_memory()
+        # A worker that is killed while it reads an Event would leave its lock behind.
+        self._stop = self._context.Value("b", 0, lock=False)
         self._waiting: deque[tuple[Pipe, Pipe, Sequence[Any], float]] = deque()
         self._running: dict[Pipe, tuple[Any, float]] = {}  # process, and its memory
         self._ended: dict[Pipe, Any] = {}
@@ -94,8 +122,6 @@ class ProcessPool:
         found = self._ended.pop(handle)
         if isinstance(found, LostWorker):
             raise found
-        if isinstance(found, RemoteTraceback):
-            raise RuntimeError("a worker failed") from found
         return found
 
     def messages(self) -> list[tuple[str, Any]]:
@@ -104,7 +130,7 @@ class ProcessPool:
         return found
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stop.value = 1
         self._ended |= dict.fromkeys(pipe for pipe, *_ in self._waiting)
         self._waiting.clear()
 
@@ -121,18 +147,21 @@ class ProcessPool:
         while self._waiting and len(self._running) < self._number:
             pipe, there, arguments, memory = self._waiting[0]
             taken = sum(needed for _, needed in self._running.values())
-            if self._running and taken + memory > self._room:
+            if self._running and taken + memory > self._memory:
                 return
             self._waiting.popleft()
             process = self._context.Process(target=_serve, args=(there, self._stop, *arguments))
-            process.start()
-            there.close()  # so that the end of the process ends the pipe
+            with _without_interrupts() if sys.platform != "linux" else contextlib.nullcontext():
+                process.start()
+            there.close()
             self._running[pipe] = process, memory
 
     def _receive(self, seconds: float) -> None:
         """Receive messages and results; wait for the first."""
-        for pipe in cast("list[Pipe]", connection.wait(list(self._running), seconds)):
-            process, _ = self._running[pipe]
+        ends = [process.sentinel for process, _ in self._running.values()]
+        connection.wait([*self._running, *ends], seconds)
+        for pipe, (process, _) in list(self._running.items()):
+            works = process.is_alive()  # else everything that it sent is in the pipe
             try:
                 while pipe not in self._ended and pipe.poll():
                     label, found = pipe.recv()
@@ -141,6 +170,8 @@ class ProcessPool:
                     else:
                         self._messages.append((label, found))
             except (EOFError, OSError):
+                works = False
+            if not works and pipe not in self._ended:
                 process.join()
                 self._ended[pipe] = LostWorker(f"exit code {process.exitcode}")
             if pipe in self._ended:
@@ -160,7 +191,7 @@ class PipeBoard:
             self._pipe.send((label, message))
 
     def stops(self, seconds: float = 0.0) -> bool:
-        return bool(self._stop.is_set())
+        return bool(self._stop.value)
 
 
 def _serve(
@@ -176,7 +207,10 @@ def _serve(
     try:
         found = function(setup._replace(board=PipeBoard(pipe, stop)), *arguments)
     except Exception as error:
-        found = RemoteTraceback("".join(traceback.format_exception(error)))
+        # The driver tells a full disk and too little memory in one line, unless a model failed.
+        kinds = () if hasattr(error, "__notes__") else (MemoryError, OSError)
+        kind = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
+        found = RemoteError(kind, str(error), "".join(traceback.format_exception(error)))
     pipe.send((None, found))
 
 

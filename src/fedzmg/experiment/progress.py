@@ -20,7 +20,7 @@ class Progress(Protocol):
         """Receive a finished round."""
         return
 
-    def follow(self, packs: Mapping[str, PackRounds]) -> None:
+    def show_packs(self, packs: Mapping[str, PackRounds]) -> None:
         """Receive how far the packs are that train in other processes."""
         return
 

@@ -73,7 +73,7 @@ class Display:
         self._to_come, self._sizes = dict(packs or {}), dict(sizes or {})
         self._label, self._rounds, self._round, self._first, self._stored = "", 0, 0, 0, 0
         self._begun = self._printed = 0.0
-        self._elsewhere: dict[str, PackRounds] = {}
+        self._remote: dict[str, PackRounds] = {}
         self._trials: list[TrialState] = []
         self._unusual: list[tuple[int, Any, Any]] = []
         self._sign = 1
@@ -116,15 +116,15 @@ class Display:
             self._printed = time.monotonic()
             self.say(self._line())
 
-    def follow(self, packs: "Mapping[str, PackRounds]") -> None:
+    def show_packs(self, packs: "Mapping[str, PackRounds]") -> None:
         """Show the packs that train in other processes."""
         before, self._round = self._round, sum(done for done, *_ in packs.values())
-        if self._elsewhere.keys() != packs.keys():
+        if self._remote.keys() != packs.keys():
             before = self._stored = self._round
             self._rounds = sum(rounds for _, rounds, _ in packs.values())
         if before == self._stored:  # the clock starts with the first round
             self._begun, self._first = time.monotonic(), self._round
-        self._elsewhere = dict(packs)
+        self._remote = dict(packs)
         due = bool(packs) and time.monotonic() - self._printed > LINE_SECONDS
         if due and not self._console.is_terminal:
             self._printed = time.monotonic()
@@ -133,13 +133,13 @@ class Display:
 
     def _at_work(self) -> list[tuple[str, "PackRounds"]]:
         """Return packs in other processes that have begun and not ended, as many as are shown."""
-        found = [(name, one) for name, one in self._elsewhere.items() if 0 < one[0] < one[1]]
+        found = [(name, one) for name, one in self._remote.items() if 0 < one[0] < one[1]]
         return found[:MOST_LINES]
 
     def _whole(self) -> str:
         """Describe all packs in other processes."""
-        ended = sum(done == rounds for done, rounds, _ in self._elsewhere.values())
-        text, (left, _) = f"{ended} of {len(self._elsewhere)} packs trained", self._left()
+        ended = sum(done == rounds for done, rounds, _ in self._remote.values())
+        text, (left, _) = f"{ended} of {len(self._remote)} packs trained", self._left()
         return text if left is None else f"{text}, {duration(left)} left"
 
     def _state(self, done: int, rounds: int, metric: float | None = None) -> str:
@@ -212,7 +212,7 @@ class Display:
 
     def _view(self) -> Group:
         """Draw the progress of a pack and a line per trial, or the best of many."""
-        if self._elsewhere:
+        if self._remote:
             table = Table.grid(padding=(0, 2))
             for label, one in self._at_work():
                 table.add_row(*self._bar(label, *one))

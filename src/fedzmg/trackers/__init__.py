@@ -68,7 +68,7 @@ class Tracking(contextlib.AbstractContextManager["Tracking"]):
     ) -> None:  # fmt: skip
         self._makers, self._out = dict(trackers), Path(out)
         self._inner, self._naming = progress or Silent(), naming or by_seed
-        self.say, self.follow = self._inner.say, self._inner.follow
+        self.say, self.show_packs = self._inner.say, self._inner.show_packs
         self._open: dict[str, list[Tracker]] = {}
 
     def __exit__(self, *_: object) -> None:
