@@ -1,5 +1,6 @@
 """A module as a pure function of its parameters, and reasons to train it client by client."""
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Iterable
@@ -248,14 +249,12 @@ class FunctionalModel:
         self.split_head()
         with torch.no_grad():
             outputs = self.evaluate(params, x)
-            try:
+            with contextlib.suppress(RuntimeError):  # of other shapes
                 split = self.head(params, self.features(params, x))
-                same = torch.allclose(split, outputs, equal_nan=True)
-            except RuntimeError:
-                same = False
-        if not same:
-            problem = f"features are inputs of {self._last!r}, whose outputs are not the model's"
-            raise InputError(f"{problem}: put it last")
+                if torch.allclose(split, outputs, equal_nan=True):
+                    return
+        problem = f"features are inputs of {self._last!r}, whose outputs are not the model's"
+        raise InputError(f"{problem}: put it last")
 
     def try_out(self, params: Tree, x: Inputs) -> Tensor:
         """Compute outputs with dropout off, and learn on a few examples how to train the model."""
