@@ -284,12 +284,11 @@ class FunctionalModel:
                 trained, alone = self.train(params, x), self.train(params, one)
             outputs, lone = self.evaluate(params, x), self.evaluate(params, one)
         # Batch statistics couple examples on purpose, and know which are padding.
-        coupled = self.norms.dependent, self.norms.always_dependent
-        pairs = (trained, alone), (outputs, lone)
-        for pair, known in zip(pairs, coupled, strict=True):
-            if not known and depends_on_batch(*pair, examples):
-                reason = "outputs for an example depend on the other examples of its batch"
-                self.loop_reason = reason
+        coupled = not self.norms.dependent and depends_on_batch(trained, alone, examples)
+        if not self.norms.always_dependent:
+            coupled |= depends_on_batch(outputs, lone, examples)
+        if coupled:
+            self.loop_reason = "outputs for an example depend on the other examples of its batch"
         if isinstance(outputs, Tensor) and outputs.shape[:1] == (examples,) and one is not x:
             first = outputs[0]
             if lone.shape != first[None].shape and lone.numel() == first.numel():

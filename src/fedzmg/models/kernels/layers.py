@@ -242,11 +242,8 @@ def mapped() -> bool:
 def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
     """Draw random bits ``[*keys, places]`` of batches with these keys, or compare with a number."""
     # Torch needs a tenth of a millisecond to call an operator of ours.
-    if type(keys) is Tensor and keys.is_cpu and not mapped():
-        own = [int(keys)] if keys.ndim == 0 else keys.reshape(-1).tolist()
-        drawn = torch.from_numpy(_on_cpu(own, layer, call, places, below))
-        return drawn[0] if keys.ndim == 0 else drawn.reshape(*keys.shape, places)
-    found: Tensor = _draw_op(keys, layer, call, places, below)
+    draw = _draw if type(keys) is Tensor and keys.is_cpu and not mapped() else _draw_op
+    found: Tensor = draw(keys, layer, call, places, below)
     return found
 
 
