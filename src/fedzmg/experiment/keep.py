@@ -8,17 +8,12 @@ Everything that reads results also reads a copy; training does not continue in o
 a directory that :func:`restore` makes of a copy, with the finished runs.
 """
 
-import glob
 import gzip
 import os
 import shutil
-import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-import psutil
 
 from fedzmg.errors import InputError
 from fedzmg.experiment.run_directory import FORMAT, LOG
@@ -30,7 +25,6 @@ from fedzmg.storage.reading import read_file, walk
 
 _KINDS = {".toml", ".json", ".jsonl", ".gz", ".md", ".csv", ".tex", ".png", ".svg", ".pdf"}
 _OWN = (lock.NAME, lock.KEPT)
-_MARK = "unfinished"  # part of the name of a copy that is being written
 _REPORT = "report"  # directory of reports, which can be made again from the results
 
 
@@ -64,22 +58,18 @@ def keep(source: Path, to: Path) -> Kept:
             other = f"holds a copy of other results ({path.relative_to(target)} differs)"
             raise InputError(f"{to} {other}: choose another --out, or remove it")
     with naming_errors(to, "choose another --out"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        prefix = f".{target.name}.{_MARK}-{socket.gethostname()}-"
-        # Unfinished copies of processes of this machine that are gone.
-        for path in target.parent.glob(f"{glob.escape(prefix)}*"):
-            process = path.name.removeprefix(prefix).partition("-")[0]
-            if process.isdecimal() and len(process) < 10 and not psutil.pid_exists(int(process)):
-                shutil.rmtree(path, ignore_errors=True)  # a link stays
-        own = f"{prefix}{os.getpid()}-"
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=own) as temporary:
-            fresh = Path(temporary) / "fresh"
+        temporary = target.with_name(f".{target.name}.unfinished")
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
+        try:
+            fresh = temporary / "fresh"
             size = sum(_copy(path, fresh / path.relative_to(source)) for path in wanted)
             write_json(fresh / lock.KEPT, {"format": FORMAT, "from": source.as_posix()})
             if target.exists():
-                os.replace(target, fresh.with_name("old"))
+                os.replace(target, temporary / "old")
             os.replace(fresh, target)
             sync_directory(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return Kept(to, len(wanted), size, sum(path.stat().st_size for path in files))
 
 
