@@ -329,11 +329,8 @@ def _check_pairing(client: ClientRule, server: ServerRule) -> None:
     if alone:
         # The rule whose partner is missing, or the innermost one.
         names = [next((own[p] for p in alone & own.keys()), [*own.values()][-1]) for own in sides]
-        raise InputError(
-            f"{names[0]} clients do not work with the server rule {names[1]}: rules with different "
-            f"`pairing` names ({' and '.join(sorted(alone))}) cannot be combined; use both sides "
-            "or neither"
-        )
+        both = f"{names[0]} clients do not work with the server rule {names[1]}"
+        raise InputError(f"{both}: use both sides of {' and '.join(sorted(alone))}, or neither")
 
 
 _ORDER: Mapping[WrapperKind, int] = {"clip": 0, "change": 1, "project": 1, "pull": 2}
@@ -347,7 +344,5 @@ def _check_wrappers(client: ClientRule) -> None:
             raise InputError(f"{around}: {inner.incompatible[outer.wrapper_kind]}")
         order = [_ORDER[r.wrapper_kind] for r in (outer, inner) if r.wrapper_kind in _ORDER]
         if inner_rules(inner) and order != sorted(order):
-            raise InputError(
-                f"{around}: the outermost acts first, and gradients are clipped, then "
-                "projected, then the model is pulled; swap the two"
-            )
+            wanted = "gradients are clipped, then projected, then the model is pulled"
+            raise InputError(f"{around}: {wanted}, outermost first; swap the two")

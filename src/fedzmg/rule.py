@@ -103,8 +103,7 @@ class Rule:
                 raise InputError(f"{field.name} = {value!r}: expected true or false")
             low = field.metadata.get("whole")
             if low is not None and not absent and (type(value) is not int or value < low):
-                wanted = f"a whole number of at least {low}"
-                raise InputError(f"{field.name} = {value!r}: expected {wanted}")
+                raise InputError(f"{field.name} = {value!r}: expected a whole number >= {low}")
             if limits is None or absent:
                 continue
             if isinstance(value, Real) and not isinstance(value, bool):
@@ -209,8 +208,7 @@ def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     undone = any(isinstance(value, dataclasses.Field) for value in vars(type(rule)).values())
     made = getattr(rule, "__dataclass_params__", None)
     if undone or not dataclasses.is_dataclass(rule) or not (made and made.frozen):
-        remedy = "put @dataclass(frozen=True) above the class"
-        raise InputError(f"{name} is not a frozen dataclass: {remedy}")
+        raise InputError(f"{name} is not a frozen dataclass: put @dataclass(frozen=True) above it")
     check_names(f"value in {name}.needs", getattr(rule, "needs", ()), kind._known_needs)
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)

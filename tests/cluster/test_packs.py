@@ -328,6 +328,15 @@ def test_ended_driver_leaves_no_process_and_continues(
         assert text.count("\n") == ROUNDS
 
 
+def test_ctrl_c_while_processes_start_is_one_line(tmp_path: Path) -> None:
+    out, file = tmp_path / "out", write(tmp_path / "study.toml", study())
+    process = start("study", file, "--out", str(out), "--on", "processes:2")
+    wait_for((out / "study.toml").exists)  # written just before the workers are started
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    assert "Traceback" not in finish(process, 130)
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vectorized", "cuda_graph"])

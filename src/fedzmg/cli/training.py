@@ -48,7 +48,7 @@ On = Annotated[
     opt(
         "Train in worker processes: processes (one per CPU core), processes:N, ray (this machine), "
         "ray:N, auto (the Ray cluster here) or ray://HOST:PORT.",
-        "processes for long trainings of several algorithms or many trials on a CPU",
+        "processes for long trainings of several algorithms or many trials on a CPU, on Linux",
     ),
 ]
 

@@ -279,9 +279,8 @@ def choose_on_cpu(
         part, steps = timings.parts[path], probe.steps * rounds_left
         saved = _compile_saves(program, part, mapped * len(part.batches), steps, enabled)
         if saved > 2 * CPU_COMPILE_SECONDS:
-            return EngineChoice(
-                "compiled", f"{timings}; compiling should save {saved:.0f} s", enabled
-            )
+            reason = f"{timings}; compiling should save {saved:.0f} s"
+            return EngineChoice("compiled", reason, enabled)
     return EngineChoice(path, str(timings), enabled)
 
 
@@ -347,10 +346,8 @@ def can_compile(device: torch.device) -> bool:
 def clients_that_fit(program: Program, probe: Probe, updates: int = 0) -> int | None:
     """Compute how many clients should train at once on a GPU; None: no limit is known.
 
-    ``updates`` of the size of the model have to fit besides.
-
-    One step of few clients and one of a cohort are run. The difference of their peaks is the memory
-    that clients take. The buffers of a CUDA graph hold each client's state once more.
+    ``updates`` of the size of the model have to fit besides. Clients take the difference of the
+    peaks of two steps, and the buffers of a CUDA graph hold each client's state once more.
     """
     clients = len(probe.batches)
     few = max(MIN_WIDTH, clients // 2)

@@ -32,8 +32,6 @@ from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflat
 NEVER = -1
 SLOTS = 3
 STAMP = np.dtype([("round", np.int64), ("hash", np.uint8, 32)])  # round and checksum of a row
-
-
 SHARDS = "; "  # separator of the marks of shards
 GPU_SHARE = 4  # one of so many parts of the free memory of a GPU is for the memories of clients
 

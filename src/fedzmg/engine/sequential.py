@@ -66,13 +66,12 @@ class Sequential:
                 size = most
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
-            outcomes = self._train_part(
-                [
-                    (rules[b.trial], b, own[b.trial], row(memory, i), origin is None,
-                     places and places[2][i - first])
-                    for i, b in zip(part, batches[first:], strict=False)
-                ]
-            )  # fmt: skip
+            clients = [
+                (rules[b.trial], b, own[b.trial], row(memory, i), origin is None,
+                 places and places[2][i - first])
+                for i, b in zip(part, batches[first:], strict=False)
+            ]  # fmt: skip
+            outcomes = self._train_part(clients)
             if places is not None:
                 outcomes = [o._replace(upload=Upload(Tree({}))) for o in outcomes]
             all_ = row(outcomes[0], None) if len(part) == 1 else stack(outcomes)

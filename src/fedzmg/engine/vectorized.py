@@ -220,9 +220,8 @@ class Vectorized:
         # No wider than the largest client: padding costs as much as examples do. The largest of
         # all, not of these, because another width would move the last bits.
         size = min(program.full_pass_size, int(program.data.counts.max()))
-        streams = [
-            full_pass(size, int(program.data.offsets[b.client]), b.examples) for b in batches
-        ]
+        first = program.data.offsets
+        streams = [full_pass(size, int(first[b.client]), b.examples) for b in batches]
         padded = pad(streams, per_example=True)
         plan = Plan.of(program, padded)
         parts = (self._batch(plan, t) for t in range(padded.indices.shape[1]))
@@ -295,9 +294,8 @@ def compiled_step(program: Program) -> MappedStep:
             return program.objective.train(Tree(tensors), batch)
 
         def gradient(point: Tree) -> tuple[Tensor, Tree]:
-            grad, (loss, moved) = torch.func.grad_and_value(loss_of, has_aux=True)(
-                dict(point.items())
-            )
+            compute = torch.func.grad_and_value(loss_of, has_aux=True)
+            grad, (loss, moved) = compute(dict(point.items()))
             return loss, Tree({**grad, **moved})
 
         def apply(function: Callable[..., Any], *own: Any) -> Any:

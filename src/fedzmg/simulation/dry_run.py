@@ -69,10 +69,9 @@ def check_pure(packed: Sequence[PackedRule], models: Tree, grad: float = 1.0) ->
     calls = [rehearse(packed, models, grad) for _ in range(2)]
     for one, two in zip(*calls, strict=True):
         if not same(one.value, two.value):
-            raise InputError(
-                f"{where(one.rule, one.method)} returned different values for the same arguments: "
-                "compute with the arguments and fields alone, and keep state in what is returned"
-            )
+            problem = f"{where(one.rule, one.method)} returned different values"
+            remedy = "compute with arguments and fields alone, and return all state"
+            raise InputError(f"{problem} for the same arguments: {remedy}")
 
 
 def same(one: Any, two: Any) -> bool:
@@ -147,10 +146,8 @@ def _round(
         both = [type(rule_errors.culprit(rule)).__name__ for rule in (mine, merging)]
         for name in ("average", "total", "each", "weight"):
             if leaves(getattr(upload, name)):
-                raise InputError(
-                    f"{both[0]} uploads more than an update ({name}), which {both[1]} cannot "
-                    "merge: leave federation.aggregator out"
-                )
+                problem = f"{both[1]} cannot merge the {name} that {both[0]} uploads"
+                raise InputError(f"{problem}: leave federation.aggregator out")
         number = max(merging.fewest, SIZE)
         flat = torch.cat([leaf.reshape(*rows, 1, -1) for leaf in upload.delta.values()], -1)
         given = Rows(torch.cat([flat] * number, -2), torch.cat([weights] * number, -1))
@@ -198,10 +195,8 @@ def _check_call(packed: PackedRule, method: str, args: Any, value: Any, before: 
     base = next(kind for kind in (ClientRule, ServerRule, Aggregator) if isinstance(rule, kind))
     names = list(inspect.signature(getattr(base, method)).parameters)[1:]
     if changed := [n for n, a, b in zip(names, before[0], _versions(args), strict=True) if a != b]:
-        raise InputError(
-            f"{where(rule, method)} changed its argument {changed[0]} in place: return new tensors "
-            "instead, without methods such as add_ and assignments to elements"
-        )
+        problem = f"{where(rule, method)} changed its argument {changed[0]} in place"
+        raise InputError(f"{problem}: return new tensors, without add_ and assignments to elements")
     for owner, state in generator_states().items():
         if state != before[1][owner]:
             raise InputError(_randomness(where(rule, method), owner))
@@ -211,10 +206,8 @@ def _check_call(packed: PackedRule, method: str, args: Any, value: Any, before: 
     if finite and not any(bool(leaf.isnan().any()) for leaf in leaves(value)):
         return
     if all(float(leaf.abs().max()) < _MODERATE for leaf in leaves((args, packed.numbers))):
-        raise InputError(
-            f"{where(rule, method)} returned NaN or infinity for finite arguments: look for a "
-            "division by zero or the square root of a negative number"
-        )
+        problem = f"{where(rule, method)} returned NaN or infinity for finite arguments"
+        raise InputError(f"{problem}: look for a division by zero or the root of a negative number")
 
 
 def _randomness(place: str, owner: str) -> str:
@@ -228,10 +221,8 @@ def _state(rule: Rule, method: str, value: Any, _: Any) -> Any:
     """Return a state; reject anything else."""
     if all(isinstance(leaf, Tensor) for leaf in leaves(value)):
         return value
-    raise InputError(
-        f"{where(rule, method)} returned {describe(value)}: expected tensors, trees or tuples of "
-        "them; () for nothing"
-    )
+    wanted = "tensors, trees or tuples of them; () for nothing"
+    raise InputError(f"{where(rule, method)} returned {describe(value)}: expected {wanted}")
 
 
 def _like(wanted: Callable[[Any], Any]) -> _Check:

@@ -40,10 +40,8 @@ def label_counts(task: Task, rule: ClientRule, device: torch.device) -> Tensor |
     outputs = task.model.evaluate(params, few)
     if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 2:
         name = [type(r).__name__ for r in chain(rule) if "label_counts" in r.needs][-1]
-        raise InputError(
-            f"{name} counts labels, but {task.name} has no class for every example: choose a "
-            "classification task or another algorithm"
-        )
+        problem = f"{name} counts labels, but {task.name} has no class for every example"
+        raise InputError(f"{problem}: choose a classification task or another algorithm")
     owners = torch.from_numpy(np.repeat(np.arange(len(task.train)), task.train.counts))
     found = torch.zeros(len(task.train), outputs.shape[1], dtype=torch.int64)
     found.index_put_((owners, y.cpu()), torch.tensor(1), accumulate=True)

@@ -103,11 +103,8 @@ def shared_algorithm(task: Task, trials: Sequence[Trial]) -> Algorithm:
     if not trials:
         raise InputError("no trial to simulate: give at least one")
     for other in packs(task, trials)[1:]:
-        names = [trials[i].algorithm.name for i in (0, other[0])]
-        raise InputError(
-            f"trials of {' and '.join(names)} differ in more than numbers: simulate them in "
-            "separate calls"
-        )
+        names = " and ".join(trials[i].algorithm.name for i in (0, other[0]))
+        raise InputError(f"trials of {names} differ in more than numbers: simulate them apart")
     return _shape(task, trials[0])
 
 
