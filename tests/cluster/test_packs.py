@@ -226,14 +226,13 @@ time.sleep(600)
     assert logged(out) == local
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
         {"stop": {"diverged": True}, "together": 3},
-        pytest.param({"search": {"halving": [[6, 1]]}}, marks=pytest.mark.slow),
-        pytest.param(
-            {"search": {"method": "optuna", "budget": 3, "batch": 2}}, marks=pytest.mark.slow
-        ),
+        {"search": {"halving": [[6, 1]]}},
+        {"search": {"method": "optuna", "budget": 3, "batch": 2}},
     ],
 )
 def test_grid_has_the_scores_of_a_local_one(
@@ -254,6 +253,7 @@ def test_grid_has_the_scores_of_a_local_one(
     finish(start("verify", str(there)))
 
 
+@pytest.mark.slow
 def test_error_of_own_code_keeps_its_traceback(
     workers: tuple[list[str], dict[str, str]], tmp_path: Path
 ) -> None:
@@ -300,10 +300,9 @@ def test_directory_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path) in found.message
 
 
-@pytest.mark.parametrize("on", ["processes:2", pytest.param("ray:2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "how", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["processes:2", "ray:2"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_ended_driver_leaves_no_process_and_continues(
     how: signal.Signals, on: str, local: dict[str, Any], tmp_path: Path
 ) -> None:
