@@ -327,6 +327,7 @@ def test_ended_driver_leaves_no_process_and_continues(
         assert text.count("\n") == ROUNDS
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_processes_start_is_one_line(tmp_path: Path) -> None:
     out, file = tmp_path / "out", write(tmp_path / "study.toml", study())
     process = start("study", file, "--out", str(out), "--on", "processes:2")

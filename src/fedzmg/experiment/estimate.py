@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedzmg import algorithms, tasks
 from fedzmg.data.plan import LocalWork
@@ -172,6 +171,8 @@ def _time_steps(
 
 def step_operations(task: Task) -> int:
     """Count operations of matrix products of a client's step on a batch."""
+    from torch.utils.flop_counter import FlopCounterMode  # loading it takes a quarter of a second
+
     params = task.model.params()
     dtype = next(iter(params.values())).dtype
     size = task.protocol.batch_size
