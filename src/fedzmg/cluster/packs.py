@@ -130,10 +130,7 @@ class Packs:
             arguments = setup._replace(board=pool.board), job.label, *job.arguments
             pending[pool.submit(job.function, arguments, needs, job.memory)] = job
 
-        with (
-            training.deferred_interrupt(progress) as requested,
-            self.cluster.pool() as pool,
-        ):
+        with training.deferred_interrupt(progress) as requested, self.cluster.pool() as pool:
             try:
                 for job in jobs:
                     submit(job)
@@ -160,7 +157,8 @@ class Packs:
                         progress.say(f"{job.label}: trained, {finished} of {len(jobs)}")
                         yield job
                     if pending and (requested.is_set() or time.monotonic() >= end):
-                        done = min(one[:2] for one in self._rounds.values())
+                        begun = [one[:2] for one in self._rounds.values() if 0 < one[0] < one[1]]
+                        done = min(begun, default=(0, jobs[0].rounds))
                         if requested.is_set():
                             raise Interrupted(*done)
                         raise training.TimeLimitReached(*done)
