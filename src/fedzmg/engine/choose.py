@@ -35,7 +35,7 @@ from fedzmg.tree import num_bytes, row
 PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 EngineName = Literal["auto", PathName]
 
-MAPPED_SPEEDUP = 1.03  # of the map over the loop on a CPU, that it needs for one trial
+MAPPED_SPEEDUP = 1.1  # of the map over the loop on a CPU, that it needs for one trial
 SEVERAL_SPEEDUP = 0.85  # the same, if several trials follow: three make it 1.2 to 1.8 times larger
 CLEAR_SPEEDUP = 1.1  # speed-up of the loop without oneDNN that is needed to turn it off
 CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
@@ -253,13 +253,15 @@ def choose_on_cpu(
             break
     loop = timings.best["sequential", enabled]
     budget = min(budget * loop, CHOOSING_SECONDS)
+    # On x86-64 a map needs oneDNN for its convolutions even where the loop is faster without.
+    ways: dict[PathName, bool] = {"sequential": enabled, "vectorized": enabled or ONEDNN_BY_DEFAULT}
     try:
-        first = timings.warm_up("vectorized", enabled)
+        first = timings.warm_up("vectorized", ways["vectorized"])
         ends = timings.spent + first * timings.parts["vectorized"].client_steps
         if first > IMPLAUSIBLE * loop and ends > budget:
             reason = f"{timings}, vectorized {1e3 * first:.3g} ms"
             return EngineChoice("sequential", reason, enabled)
-        mapped = timings.time("vectorized", enabled)
+        mapped = timings.time("vectorized", ways["vectorized"])
     except CannotMap as error:
         return unmapped(error, enabled)
     except torch.OutOfMemoryError:
@@ -267,14 +269,15 @@ def choose_on_cpu(
             raise  # a smaller chunk follows
         return EngineChoice("sequential", "the memory does not suffice for two clients", enabled)
     budget = budget * min(loop, mapped) / loop
-    each = timings.cost("sequential", enabled) + timings.cost("vectorized", enabled)
+    each = sum(timings.cost(*way) for way in ways.items())
     # Paths alternate, so that a busy moment of the machine slows both of them down.
     for _ in range(TIMED_PASSES - 1):
         tie = loop / mapped / speedup
         if max(tie, 1 / tie) > CLEAR_RATIO or timings.spent + each > budget:
             break
-        loop, mapped = (timings.time(name, enabled) for name in get_args(PathName)[:2])
+        loop, mapped = (timings.time(*way) for way in ways.items())
     path: PathName = "vectorized" if loop > speedup * mapped else "sequential"
+    enabled = ways[path]
     if path == "vectorized" and can_compile(program.device):
         part, steps = timings.parts[path], probe.steps * rounds_left
         saved = _compile_saves(program, part, mapped * len(part.batches), steps, enabled)

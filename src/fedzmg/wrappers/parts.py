@@ -81,6 +81,8 @@ class PartsClient(Wrapper):
     def _inside(self, context: ClientContext) -> ClientContext:
         """Return the context of the rule inside; personal shared values and corrections are 0."""
         personal, memory = context.memory
+        if not personal:
+            return context._replace(params=self._trained(context.params), memory=memory)
         params, zeros = filled(personal, self._trained(context.params)), personal.zeros()
 
         def extended(tree: Tree) -> Tree:
