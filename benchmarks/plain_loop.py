@@ -46,7 +46,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 CPU = torch.device("cpu")
 FEWEST_TURNS = 3
 TOGETHER = 5  # rounds of a turn on a GPU
-WITHOUT = "plain without oneDNN"
+WITHOUT, LAST = "plain without oneDNN", "plain channels last"
 PEAK = 494e12  # operations per second of an H200 in TF32
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -97,11 +97,19 @@ class PlainLoop:
     """The plain loop on a task, with the batches of our plan."""
 
     def __init__(
-        self, task: Task, device: torch.device, precision: str = "float32", **options: float
+        self,
+        task: Task,
+        device: torch.device,
+        precision: str = "float32",
+        *,
+        channels_last: bool = False,
+        **options: float,
     ) -> None:
         self.task, self.device, self.options = task, device, options
         self.bf16 = precision == "bf16"
+        self.format = torch.channels_last if channels_last else torch.preserve_format
         self.model: nn.Module = copy.deepcopy(task.model.source).to(device).train()
+        self.model.to(memory_format=self.format)
         self.examples = task.train.to(device, torch.float32).examples
 
     def run_round(self, cohort: Sequence[ClientBatch]) -> int:
@@ -120,7 +128,9 @@ class PlainLoop:
         x, y = self.examples
         for indices, count in zip(client.stream.indices, client.stream.counts, strict=True):
             rows = torch.from_numpy(indices[:count]).to(self.device)
-            yield self.task.prepare(x[rows], torch.float32), y[rows]
+            inputs = self.task.prepare(x[rows], torch.float32)
+            images = isinstance(inputs, torch.Tensor) and inputs.ndim == 4
+            yield inputs.to(memory_format=self.format) if images else inputs, y[rows]
 
 
 class TimedPlanner(EnginePlanner):
@@ -162,7 +172,8 @@ def compare(
         precision: rounding of layers on a GPU.
 
     Returns:
-        Values for JSON by path, ``plain`` among them, on a CPU also without oneDNN: ``first_s``
+        Values for JSON by path, ``plain`` among them, on a CPU also without oneDNN and with
+        convolutions that have channels last: ``first_s``
         (all up to the end of the first round), ``round_ms`` and ``cpu_ms`` (medians), ``speed`` and
         ``cpu_speed`` (median ratios to the loop's turns, above 1 is faster), and ``peak_share``,
         what the loop's products use of an H200's peak. Of engines also ``choosing_s``, its share of
@@ -173,14 +184,18 @@ def compare(
     chosen = trial or Trial.of("fedavg", 0, **own)
     plan = RoundPlanner(quiet, [chosen.seed])
     own_loops = ("plain", WITHOUT) if device.type == "cpu" else ("plain",)
+    if device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in task.model.source.modules()):
+        own_loops = (*own_loops, LAST)
     each = 1 if device.type == "cpu" else TOGETHER
     found: dict[str, dict[str, Any]] = {path: {} for path in (*own_loops, *engines)}
     rounds_of: dict[str, Callable[[list[ClientBatch]], object]] = {}
 
     def first(path: str) -> None:
         if path in own_loops:
-            loop = PlainLoop(quiet, device, precision, lr=lr, momentum=momentum)
-            rounds_of[path] = loop.run_round if path == "plain" else onednn(False)(loop.run_round)
+            loop = PlainLoop(
+                quiet, device, precision, channels_last=path == LAST, lr=lr, momentum=momentum
+            )
+            rounds_of[path] = onednn(False)(loop.run_round) if path == WITHOUT else loop.run_round
         else:
             planner = TimedPlanner(path)  # type: ignore[arg-type]
             made = Simulation(

@@ -5,9 +5,9 @@
 
 Every model is small or starts from a small configuration, with random weights, on random data of
 eight clients. A row says whether the model trains, the path that ``auto`` chose, its time per round
-and its speed relative to the loop (:mod:`plain_loop`; above 1 is faster); on a CPU, last, also that
-of the loop without oneDNN. A model whose package is
-not installed, or that fails, has a row that says so. On a GPU the last column is the share of an
+and its speed relative to the loop (:mod:`plain_loop`; above 1 is faster); on a CPU also the speeds
+of the loop without oneDNN and with channels last. A model whose package is not installed, or that
+fails, has a row that says so. On a GPU the last column is the share of an
 H200's peak that the loop uses; its precision is that of ours.
 
 All models, and the networks of the benchmarks' CPU table, with one and with two threads, side by
@@ -321,16 +321,24 @@ def row(name: str, facts: dict[str, Any]) -> str:
     """Format a row of the table."""
     package = ZOO[name][0] if name in ZOO else "fedzmg"
     if facts["works"] != "yes":
-        return f"| {name} | {package} | {facts['works']} | | | | | | | |"
+        return f"| {name} | {package} | {facts['works']}{' |' * 11}"
     times = f"{facts['plain']['round_ms']:.0f} | {facts['round_ms']:.0f} | {facts['speed']:.3f}"
     times += f" | {facts['cpu_speed']:.3f}"
     later = facts["first_s"] - facts["plain"]["first_s"]
-    loops = [facts.get(path, {}).get("speed") for path in ("sequential", "plain without oneDNN")]
-    loop, without = ("" if speed is None else f"{speed:.3f}" for speed in loops)
-    times += f" | {loop} | {later:.1f} | {without}"
+    loops = "sequential", "plain without oneDNN", "plain channels last"
+    speeds = [facts.get(path, {}).get("speed") for path in loops]
+    loop, without, last = ("" if speed is None else f"{speed:.3f}" for speed in speeds)
+    times += f" | {loop} | {later:.1f} | {without} | {last}"
     if facts["path"].endswith("graph"):
         times += f" | {facts['plain']['peak_share']:.2%}"
-    return f"| {name} | {package} | {facts['parameters']:,} | {facts['path']} | {times} |"
+    else:
+        times += " | "
+    path = [facts["path"]]
+    if facts["path"] == "sequential":
+        path += [f"{facts['parallel']} in parallel"] * (facts["parallel"] > 1)
+        path += ["without oneDNN"] * (not facts["onednn"])
+        path += ["channels last"] * facts["channels_last"]
+    return f"| {name} | {package} | {facts['parameters']:,} | {', '.join(path)} | {times} |"
 
 
 def missed(facts: dict[str, Any], device: torch.device) -> list[str]:
@@ -377,7 +385,8 @@ def main() -> None:
     kept["environment"] = {**environment(device), "command": command}
     print(
         "| model | package | parameters | path | loop, ms per round | fedzmg, ms | speed | by CPU "
-        "| `sequential` | first round later by, s |\n|---|---|---|---|---|---|---|---|---|---|",
+        "| `sequential` | first round later by, s | loop without oneDNN | loop channels last "
+        f"| loop's share of the peak |\n{'|---' * 13}|",
         flush=True,
     )
     options = {name: getattr(arguments, name) for name in ("turns", "rounds", "seconds")}

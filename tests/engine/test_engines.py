@@ -12,13 +12,14 @@ from itertools import chain, product
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from bench import WORKLOADS
 from fedzmg import InputError, Task, Trial, simulate
-from fedzmg.engine import choose
+from fedzmg.engine import choose, timings
 from fedzmg.engine import probe as probing
 from fedzmg.engine.choose import EngineChoice, EnginePlanner, can_compile
 from fedzmg.engine.cuda_graph import compile_apart
@@ -28,7 +29,7 @@ from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models import FunctionalModel
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import MappedLayers, convolution, onednn, threads
+from fedzmg.models.kernels import MappedLayers, convolution, layers, onednn, threads
 from fedzmg.models.kernels.precision import same_bits
 from fedzmg.simulation import Simulation, rounds
 from fedzmg.tree import Tree
@@ -102,8 +103,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Any:
             spent.append(costs[path, enabled[-1]] * probe.client_steps)
             return spent[-1] * MILLISECOND
 
-        monkeypatch.setattr(choose, "onednn", noted)
-        monkeypatch.setattr(choose, "pass_seconds", fake)
+        monkeypatch.setattr(timings, "onednn", noted)
+        monkeypatch.setattr(timings, "pass_seconds", fake)
         return spent
 
     return install
@@ -135,7 +136,7 @@ def test_choosing_takes_a_small_share_and_never_a_slower_path(passes: Any) -> No
             assert count * steps < 600
             assert path == "sequential"
         if count >= 1000:  # enough to try everything
-            loop = without * choose.CLEAR_SPEEDUP > 1
+            loop = without * timings.CLEAR_SPEEDUP > 1
             flags = {"sequential": loop, "vectorized": loop or choose.ONEDNN_BY_DEFAULT}
             ratio = costs["sequential", loop] / costs["vectorized", flags["vectorized"]]
             expected = "vectorized" if ratio > choose.MAPPED_SPEEDUP else "sequential"
@@ -155,7 +156,7 @@ def test_compiling_must_save_more_than_it_takes(
         each = fixed * len(SIZES) + (1 - fixed) * clients
         return each * MILLISECOND * probe.client_steps / clients
 
-    monkeypatch.setattr(choose, "pass_seconds", fake)
+    monkeypatch.setattr(timings, "pass_seconds", fake)
     monkeypatch.setattr(choose, "can_compile", lambda _: True)
     built = simulation("sequential")
     found = choose.choose_on_cpu(built.program, built.probe(), 10**6).path
@@ -172,6 +173,47 @@ def test_a_network_of_long_steps_is_not_tried_out(passes: Any, without: float) -
     choice = choose.choose_on_cpu(built.program, built.probe(), 10**5)
     assert (choice.path, choice.onednn) == ("sequential", without > 0.5)
     assert len(spent) <= 4
+
+
+class Convolutions(nn.Module):
+    """Two convolutions; ``views`` needs the usual memory format of their outputs."""
+
+    def __init__(self, *, views: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
+        self.last, self.views = nn.Linear(64, 3), views
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x).relu())
+        return self.last(x.view(len(x), -1) if self.views else x.flatten(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_channels_last_is_taken_if_it_is_faster_and_possible(
+    monkeypatch: pytest.MonkeyPatch, *, views: bool
+) -> None:
+    """Time of passes with it counts half; a round then gives the same model."""
+    x, y = torch.randn(40, 1, 8, 8), torch.arange(40) % 3
+    convolutions = Task.from_arrays(
+        Convolutions(views=views), x, y, np.arange(40) % 5, test=(x, y), cohort=5
+    )
+    measured = timings.pass_seconds
+
+    def fake(engine: Any, probe: Probe) -> float:
+        measured(engine, probe)
+        last = layers.in_format(x).stride() != x.stride()
+        return probe.client_steps * MILLISECOND * (0.5 if last else 1.0)
+
+    monkeypatch.setattr(timings, "pass_seconds", fake)
+    built = simulation("sequential", problem=convolutions)
+    choice = choose.choose_on_cpu(built.program, built.probe(), 1000)
+    assert (choice.path, choice.channels_last) == ("sequential", not views)
+    found = []
+    for engine in ("sequential", choice):
+        made = simulation(engine, problem=convolutions)
+        made.run_round()
+        found.append(made.snapshot.params)
+    assert_equal(*found, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -586,7 +628,8 @@ def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
             raise torch.OutOfMemoryError("no room")
         return 1e-5
 
-    monkeypatch.setattr(choose, "pass_seconds", full)
+    for module in (choose, timings):
+        monkeypatch.setattr(module, "pass_seconds", full)
     built = simulation("vectorized")
     planner = EnginePlanner()
     program = replace(built.program, device=device)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
+from torch import nn
 
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Engine, Program
@@ -26,18 +27,17 @@ from fedzmg.engine.probe import (
     threads_of_map,
 )
 from fedzmg.engine.sequential import Sequential
+from fedzmg.engine.timings import LOOP, PathName, Timings, Way, clearly_best
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import CannotMap, InputError, check_names
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, threads
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.tree import num_bytes, row
 
-PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 EngineName = Literal["auto", PathName]
 
 MAPPED_SPEEDUP = 1.1  # of the map over the loop on a CPU, that it needs for one trial
 SEVERAL_SPEEDUP = 0.85  # the same, if several trials follow: three make it 1.2 to 1.8 times larger
-CLEAR_SPEEDUP = 1.1  # speed-up of the loop without oneDNN that is needed to turn it off
 CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
 IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
 TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
@@ -64,6 +64,12 @@ class EngineChoice:
     fallback: bool = False  # clients are not mapped because the model cannot be; see ``reason``
     threads: int = 0  # of torch on a CPU; 0: as many as it is set to use
     parallel: int = 1  # clients of the loop on a CPU that train at once
+    channels_last: bool = False  # memory format of convolutions of the loop on a CPU
+
+
+def _chosen(way: Way, reason: str) -> EngineChoice:
+    """Make the choice of a path with its kernels."""
+    return EngineChoice(way.path, reason, way.onednn, channels_last=way.channels_last)
 
 
 class EnginePlanner:
@@ -162,53 +168,6 @@ class EnginePlanner:
         self.chunk = max(MIN_WIDTH, -(-now // 2))
 
 
-class _Timings:
-    """Seconds per step and client of the paths on a CPU, each on a part of the probe."""
-
-    def __init__(self, program: Program, chunk: int | None, gain: float = 1.0) -> None:
-        self.parts: dict[PathName, Probe] = {}
-        self._gains: dict[PathName, float] = {"sequential": gain, "vectorized": 1.0}
-        self._engines: dict[PathName, Engine] = {
-            "sequential": Sequential(program, subtracts=False),
-            "vectorized": Vectorized(program, chunk=chunk),
-        }
-        self._warm: set[tuple[PathName, bool]] = set()
-        self.best: dict[tuple[PathName, bool], float] = {}
-        self.spent = 0.0
-
-    def warm_up(self, path: PathName, enabled: bool) -> float:
-        """Run a step with oneDNN or without; return its seconds per client."""
-        self._warm.add((path, enabled))
-        return self._run(path, self.parts[path].first_steps(1), enabled)
-
-    def time(self, path: PathName, enabled: bool) -> float:
-        """Time a pass after a warm-up; return the least seconds so far."""
-        if (path, enabled) not in self._warm:
-            self.warm_up(path, enabled)
-        each = self._run(path, self.parts[path], enabled)
-        self.best[path, enabled] = min(each, self.best.get((path, enabled), math.inf))
-        return self.best[path, enabled]
-
-    def _run(self, path: PathName, part: Probe, enabled: bool) -> float:
-        gain = self._gains[path]
-        with onednn(enabled), threads(int(gain > 1)):
-            seconds = pass_seconds(self._engines[path], part)
-        self.spent += seconds
-        return seconds / gain / part.client_steps
-
-    def cost(self, path: PathName, enabled: bool) -> float:
-        """Return the seconds of a pass."""
-        return self.best[path, enabled] * self._gains[path] * self.parts[path].client_steps
-
-    def __str__(self) -> str:
-        times = (
-            f"{path}{'' if enabled else ' without oneDNN'} {1e3 * each:.3g} ms"
-            for (path, enabled), each in self.best.items()
-        )
-        several = ", the loop with clients in parallel" if self._gains["sequential"] > 1 else ""
-        return f"{', '.join(times)} per step of a client{several}"
-
-
 def choose_on_cpu(
     program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, gain: float = 1.0,
     spent: float = 0.0, speedup: float = MAPPED_SPEEDUP,
@@ -226,77 +185,76 @@ def choose_on_cpu(
     if clients < MIN_WIDTH or budget < FEWEST_STEPS * gain:
         few = "one client" if clients < MIN_WIDTH else f"{planned} steps of clients"
         return EngineChoice("sequential", f"{few} to train: too few to try other paths", True)
-    timings = _Timings(program, chunk, gain)
+    timings = Timings(program, chunk, gain)
     timings.parts["sequential"] = probe.longest(1)
+    loops = [LOOP, LOOP._replace(onednn=False)]
+    if any(isinstance(layer, nn.Conv2d) for layer in program.objective.model.module.modules()):
+        loops.append(LOOP._replace(channels_last=True))
     # The first step of a process loads libraries.
-    first = max(1e-9, min(timings.warm_up("sequential", True) for _ in range(2)))
+    first = max(1e-9, min(timings.warm_up(LOOP) for _ in range(2)))
     steps_in_time, budget = int(CHOOSING_SECONDS / first), budget - spent / first
-    # A step to warm up and PROBE_STEPS timed ones, of the loop with oneDNN and without and of the
+    # A step to warm up and PROBE_STEPS timed ones, of the loop with all its kernels and of the
     # mapped clients, in half of the share: mapping may halve the time of the training. Rather one
     # step of all clients: the map is slower for few of them.
-    room = min(budget / 2, steps_in_time)
-    steps = PROBE_STEPS if room / (1 + PROBE_STEPS) - 2 * gain >= clients else 1
-    width = min(clients, int(room / (1 + steps) - 2 * gain))
+    room, own = min(budget / 2, steps_in_time), len(loops) * gain
+    steps = PROBE_STEPS if room / (1 + PROBE_STEPS) - own >= clients else 1
+    width = min(clients, int(room / (1 + steps) - own))
     if width < MIN_WIDTH:
-        long = f"{first:.2g} s a step: too little time to try other paths"
-        without = timings.warm_up("sequential", False)
-        if without < CLEAR_RATIO * first:
-            without = min(without, timings.warm_up("sequential", False))
-        return EngineChoice("sequential", long, first <= CLEAR_SPEEDUP * without)
-    most = min(MOST_STEPS, int(room / (2 * gain + width)) - 1)
+        times = {LOOP: first}
+        for way in loops[1:]:
+            times[way] = timings.warm_up(way)
+            if times[way] < CLEAR_RATIO * first:
+                times[way] = min(times[way], timings.warm_up(way))
+        return _chosen(clearly_best(times), f"{first:.2g} s a step: too little time to try a map")
+    most = min(MOST_STEPS, int(room / (own + width)) - 1)
     short = probe.first_steps(max(steps, most) if width == clients else steps)
     timings.parts = {"sequential": short.longest(1), "vectorized": short.longest(width)}
-    for _ in range(TIMED_PASSES - 1):  # a second pass confirms that oneDNN is to be turned off
-        loop, without = (timings.time("sequential", kind) for kind in (True, False))
-        enabled = loop <= CLEAR_SPEEDUP * without
-        if enabled:
+    for _ in range(TIMED_PASSES - 1):  # a second pass confirms kernels other than the usual ones
+        best = clearly_best({way: timings.time(way) for way in loops})
+        if best is LOOP:
             break
-    loop = timings.best["sequential", enabled]
+    loop = timings.best[best]
     budget = min(budget * loop, CHOOSING_SECONDS)
     # On x86-64 a map needs oneDNN for its convolutions even where the loop is faster without.
-    ways: dict[PathName, bool] = {"sequential": enabled, "vectorized": enabled or ONEDNN_BY_DEFAULT}
+    ways = best, Way("vectorized", best.onednn or ONEDNN_BY_DEFAULT)
     try:
-        first = timings.warm_up("vectorized", ways["vectorized"])
+        first = timings.warm_up(ways[1])
         ends = timings.spent + first * timings.parts["vectorized"].client_steps
         if first > IMPLAUSIBLE * loop and ends > budget:
-            reason = f"{timings}, vectorized {1e3 * first:.3g} ms"
-            return EngineChoice("sequential", reason, enabled)
-        mapped = timings.time("vectorized", ways["vectorized"])
+            return _chosen(best, f"{timings}, {ways[1]} {1e3 * first:.3g} ms")
+        mapped = timings.time(ways[1])
     except CannotMap as error:
-        return unmapped(error, enabled)
+        return unmapped(error, best)
     except torch.OutOfMemoryError:
         if clients > MIN_WIDTH:
             raise  # a smaller chunk follows
-        return EngineChoice("sequential", "the memory does not suffice for two clients", enabled)
+        return _chosen(best, "the memory does not suffice for two clients")
     budget = budget * min(loop, mapped) / loop
-    each = sum(timings.cost(*way) for way in ways.items())
+    each = sum(map(timings.cost, ways))
     # Paths alternate, so that a busy moment of the machine slows both of them down.
     for _ in range(TIMED_PASSES - 1):
         tie = loop / mapped / speedup
         if max(tie, 1 / tie) > CLEAR_RATIO or timings.spent + each > budget:
             break
-        loop, mapped = (timings.time(*way) for way in ways.items())
-    path: PathName = "vectorized" if loop > speedup * mapped else "sequential"
-    enabled = ways[path]
-    if path == "vectorized" and can_compile(program.device):
-        part, steps = timings.parts[path], probe.steps * rounds_left
-        saved = _compile_saves(program, part, mapped * len(part.batches), steps, enabled)
+        loop, mapped = map(timings.time, ways)
+    way = ways[loop > speedup * mapped]
+    if way is ways[1] and can_compile(program.device):
+        part, steps = timings.parts[way.path], probe.steps * rounds_left
+        saved = _compile_saves(program, part, mapped * len(part.batches), steps, way)
         if saved > 2 * CPU_COMPILE_SECONDS:
             reason = f"{timings}; compiling should save {saved:.0f} s"
-            return EngineChoice("compiled", reason, enabled)
-    return EngineChoice(path, str(timings), enabled)
+            return EngineChoice("compiled", reason, way.onednn)
+    return _chosen(way, str(timings))
 
 
-def _compile_saves(
-    program: Program, part: Probe, mapped: float, steps: int, enabled: bool
-) -> float:
+def _compile_saves(program: Program, part: Probe, mapped: float, steps: int, way: Way) -> float:
     """Estimate what compiling saves: most of the seconds of a step that any width takes."""
     clients, most = len(part.batches), CPU_COMPILE_GAIN * mapped * steps
     if most < 2 * CPU_COMPILE_SECONDS or clients < 2 * MIN_WIDTH:
         return 0.0
-    half = _Timings(program, None)
-    half.parts["vectorized"] = part.longest(clients // 2)
-    with_half = min(half.time("vectorized", enabled) for _ in range(2)) * (clients // 2)
+    half = Timings(program, None)
+    half.parts[way.path] = part.longest(clients // 2)
+    with_half = min(half.time(way) for _ in range(2)) * (clients // 2)
     grows = (mapped - with_half) / (clients - clients // 2)
     return CPU_COMPILE_GAIN * max(0.0, mapped - grows * clients) * steps
 
@@ -332,11 +290,11 @@ def choose_on_gpu(
     return EngineChoice("cuda_graph", figures)
 
 
-def unmapped(problem: CannotMap | str, enabled: bool = True) -> EngineChoice:
+def unmapped(problem: CannotMap | str, way: Way = LOOP) -> EngineChoice:
     """Return the loop for a model that cannot be mapped over clients."""
     cost = "clients train one after another, at about the speed of a plain PyTorch loop"
     reason = f"{str(problem).partition(': use engine')[0]}; {cost}"
-    return EngineChoice("sequential", reason, enabled, fallback=True)
+    return replace(_chosen(way, reason), fallback=True)
 
 
 def can_compile(device: torch.device) -> bool:

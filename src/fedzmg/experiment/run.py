@@ -110,7 +110,8 @@ def run_pack(
                 # A crash between two checkpoints leaves runs at different rounds. Packing does not
                 # change a bit, so they continue in separate packs.
                 facts = job.facts or {}
-                engine = (facts.get(name) for name in ("engine", "onednn", "parallel"))
+                names = "engine", "onednn", "parallel", "channels_last"
+                engine = (facts.get(name) for name in names)
                 groups[job.done, job.before, *engine].append(i)
         if not groups:
             progress.begin(label, rounds, rounds)

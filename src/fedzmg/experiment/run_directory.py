@@ -193,16 +193,18 @@ def describe_training(simulation: Simulation) -> dict[str, Any]:
     sides = [side for t in simulation.trials for side in (t.algorithm.client, t.algorithm.server)]
     projects = any(hasattr(rule, "axes") for side in sides for rule in chain(side))
     unprojected = not_projected(task.model.layout) if projects else ""
-    beside = {"parallel": simulation.choice.parallel} if simulation.choice.parallel > 1 else {}
+    choice = simulation.choice
+    beside = {"parallel": choice.parallel} if choice.parallel > 1 else {}
+    beside |= {"channels_last": True} if choice.channels_last else {}
     return {
         "format": FORMAT, **provenance(), "started": timestamp(),
         "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
         "platform": platform.platform(), "device": device.type, "device_name": name,
-        "threads": simulation.choice.threads or torch.get_num_threads(), **beside,
+        "threads": choice.threads or torch.get_num_threads(), **beside,
         "dtype": str(simulation.dtype).removeprefix("torch."), "precision": simulation.precision,
         "deterministic": simulation.deterministic,
-        "engine": simulation.choice.path, "onednn": simulation.choice.onednn,
-        "engine_reason": simulation.choice.reason, "chunk": simulation.chunk,
+        "engine": choice.path, "onednn": choice.onednn,
+        "engine_reason": choice.reason, "chunk": simulation.chunk,
         "pack": member_names(simulation), **({"not_projected": unprojected} if unprojected else {}),
         "metric": task.metric.name, "higher_is_better": task.metric.higher_is_better,
         "preset": dict(task.preset), "clients": len(task.train),

@@ -275,7 +275,8 @@ def build_simulation(
     if facts:
         one = int(facts.get("threads") == 1)  # more are those of this machine
         known = facts["engine"], "as recorded", facts["onednn"]
-        engine = EngineChoice(*known, threads=one, parallel=facts.get("parallel", 1))
+        beside = {name: facts[name] for name in ("parallel", "channels_last") if name in facts}
+        engine = EngineChoice(*known, threads=one, **beside)
     return Simulation(
         task, trials, rounds=task.protocol.rounds, device=device, dtype=DTYPES[spec.dtype],
         engine=engines or EnginePlanner(engine, chunk=chunk, trainings=trainings),

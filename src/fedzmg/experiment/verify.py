@@ -37,7 +37,7 @@ REMEDY = "fedzmg.verify(DIR, task=task)"
 EXPECTED = "numbers may differ for this reason"
 IGNORED = ("started", "finished", "engine_reason", "command", "chunk_changes", "pack_changes")
 """Facts of a manifest that do not affect the bits of a run."""
-SHARED = ("pack", "engine", "onednn", "threads", "parallel", "device")
+SHARED = ("pack", "engine", "onednn", "channels_last", "threads", "parallel", "device")
 """Facts that are the same for all runs that trained together."""
 
 

@@ -21,7 +21,7 @@ from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.federation import Federation
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import onednn, rounding, threads
+from fedzmg.models.kernels import channels_last, onednn, rounding, threads
 from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision, same_bits, timer
 from fedzmg.simulation.closing import Closing
 from fedzmg.simulation.dry_run import dry_run
@@ -162,7 +162,8 @@ class Simulation:
         kernels = contextlib.nullcontext() if choice is None else onednn(choice.onednn)
         few = threads(0 if choice is None else choice.threads)
         same = same_bits(self.deterministic and self.device.type == "cuda")
-        with kernels, few, rounding(self.precision), same:
+        last = channels_last(choice is not None and choice.channels_last)
+        with kernels, last, few, rounding(self.precision), same:
             yield
 
     def histories(self, records: Sequence[Sequence[Record]]) -> list[History]:

@@ -66,8 +66,8 @@ _CHANGES = _List[_table({"round": Round}, chunk=Count | None)]
 _PLUGIN = _table({"file": str, "sha256": str}, distribution=str)
 _MANIFEST = _table(
     {}, metric=str, higher_is_better=bool, clients=Count, examples=Count, device=str, engine=str,
-    onednn=bool, threads=Annotated[int, pydantic.Field(ge=1, le=4096)], chunk=Count | None,
-    parallel=Annotated[int, pydantic.Field(ge=1, le=4096)],
+    onednn=bool, channels_last=bool, threads=Annotated[int, pydantic.Field(ge=1, le=4096)],
+    chunk=Count | None, parallel=Annotated[int, pydantic.Field(ge=1, le=4096)],
     pack=Annotated[list[str], _FEW], chunk_changes=_CHANGES, pack_changes=_CHANGES,
     command=str | list[str] | None, seconds=Number, logs=dict[LogName, LogMark],
     plugins=_Dict[str, _PLUGIN],

@@ -1,6 +1,15 @@
 """Kernels of layers, whose choice changes speed and the last bits, never the result."""
 
-from fedzmg.models.kernels.layers import ONEDNN_BY_DEFAULT, MappedLayers, onednn, threads
+from fedzmg.models.kernels.layers import (
+    ONEDNN_BY_DEFAULT,
+    MappedLayers,
+    channels_last,
+    onednn,
+    threads,
+)  # fmt: skip
 from fedzmg.models.kernels.precision import PRECISIONS, rounding
 
-__all__ = ["ONEDNN_BY_DEFAULT", "PRECISIONS", "MappedLayers", "onednn", "rounding", "threads"]
+__all__ = [
+    "ONEDNN_BY_DEFAULT", "PRECISIONS", "MappedLayers", "channels_last", "onednn", "rounding",
+    "threads",
+]  # fmt: skip

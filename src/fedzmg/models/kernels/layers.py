@@ -12,6 +12,7 @@ import contextlib
 import functools
 import platform
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,6 +50,28 @@ def onednn(enabled: bool) -> Iterator[None]:
         yield
     finally:
         set_flags(before, _fp32_precision=None)  # type: ignore[no-untyped-call]
+
+
+_FORMAT = SimpleNamespace(channels_last=False)  # for all threads
+
+
+@contextlib.contextmanager
+def channels_last(enabled: bool) -> Iterator[None]:
+    """Set the memory format of the loop's convolutions on a CPU inside a ``with`` block."""
+    before, _FORMAT.channels_last = _FORMAT.channels_last, enabled
+    try:
+        yield
+    finally:
+        _FORMAT.channels_last = before
+
+
+def in_format(images: Tensor) -> Tensor:
+    """Return images in the memory format of the loop's convolutions; later layers keep it."""
+    if not _FORMAT.channels_last or images.ndim != 4 or not images.is_cpu or mapped():
+        return images
+    if images.shape[1] == 1:  # where the formats differ in strides alone
+        return images.squeeze(1)[..., None].permute(0, 3, 1, 2)
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 @contextlib.contextmanager
