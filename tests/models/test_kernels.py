@@ -289,6 +289,29 @@ def test_gradients_of_patches_within_a_map_are_torchs() -> None:
         torch.testing.assert_close(own, expected)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_mapped_images_of_one_channel_are_convolved_like_single_ones(*, bias: bool) -> None:
+    torch.manual_seed(0)
+    x, w, b = torch.randn(3, 5, 1, 9, 8), torch.randn(3, 4, 1, 3, 3), torch.randn(3, 4)
+    given = [x, w, b][: 2 + bias]
+
+    def loss(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        out = F.conv2d(x, w, b, stride=2, padding=1)
+        return (out.flatten(1).sum(1) ** 2).mean() + out.sin().sum()
+
+    gradients = torch.func.grad(loss, argnums=tuple(range(len(given))))
+    expected = torch.stack([loss(*own) for own in zip(*given, strict=True)])
+    wanted = [torch.stack(g) for g in zip(*map(gradients, *given), strict=True)]
+    tracked = [t.clone().requires_grad_() for t in given]
+    with MappedLayers():
+        found = torch.vmap(loss)(*tracked)
+        inside = torch.vmap(gradients)(*given)
+    torch.testing.assert_close(found, expected)
+    for kind in (torch.autograd.grad(found.sum(), tracked), inside):
+        for own, want in zip(kind, wanted, strict=True):
+            torch.testing.assert_close(own, want, rtol=1e-4, atol=1e-4)
+
+
 class _PreActivation(nn.Module):
     """A block that changes the output of a convolution in place."""
 

@@ -20,7 +20,9 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch._C._functorch import maybe_current_level
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.backends.mkldnn import set_flags
 from torch.library import custom_op
 from torch.overrides import TorchFunctionMode
@@ -113,11 +115,31 @@ def conv2d(
     if plain and input.ndim == 4 and input.is_cuda:
         return _on_gpu(input, weight, bias, list(_pair(stride)), list(_pair(padding)))
     if not plain or not uses_patches(input, weight):
+        if plain and input.is_cpu and input.ndim == 4 and input.shape[1] == 1:
+            return _one_channel(input, weight, bias, stride, padding)
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     out = patches.conv2d(input, weight, _pair(stride), _pair(padding))
     if not mapped():
         out = out.contiguous()  # as models expect it
     return out if bias is None else out + bias[:, None, None]
+
+
+def _one_channel(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any
+) -> Tensor:
+    """Convolve images of one channel as groups; with channels last, oneDNN takes half the time."""
+    given, level = (input, weight, *([] if bias is None else [bias])), maybe_current_level()
+    here = level is not None and all(functorch.is_batchedtensor(t) for t in given)
+    if not here or any(functorch.maybe_get_level(t) != level for t in given):
+        return F.conv2d(input, weight, bias, stride, padding)
+    pairs = ((functorch.get_unwrapped(t), functorch.maybe_get_bdim(t)) for t in given)
+    x, w, *biases = (clients_first(*pair) for pair in pairs)
+    with temporarily_pop_interpreter_stack():
+        images = x.squeeze(2).movedim(0, -1).contiguous().permute(0, 3, 1, 2)
+        own: Any = biases[0].flatten() if biases else None
+        outs: Any = F.conv2d(images, w.flatten(0, 1), own, stride, padding, 1, len(w))
+        found = outs.contiguous().unflatten(1, (len(w), -1))
+    return functorch._add_batch_dim(found, 1, level)  # type: ignore[arg-type]
 
 
 def uses_patches(input: Tensor, weight: Tensor) -> bool:
