@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ CARDS = ROOT / "docs" / "algorithms.md"
 BLOCK = re.compile(r"(<!-- algorithms -->\n).*?(<!-- /algorithms -->)", re.DOTALL)
 """Part of a page that the table of families replaces."""
 TASK = "digits"
+COMMON = 30
+"""Algorithms that an option must have in common to be described once, at the top of the page."""
 
 
 def families() -> str:
@@ -39,8 +42,9 @@ def cards_page() -> str:
     lines = [
         "# Algorithms",
         "",
-        "Written by `python tools/build_docs.py` from the cards of `fedzmg list NAME`. Costs",
-        "are in multiples of the model, per client and round, scalars left out.",
+        "`fedzmg list NAME` prints the equations, options and costs of an algorithm; `python",
+        "tools/build_docs.py` writes them to this page. Costs in the table are multiples of the",
+        "model, per client and round, without scalars.",
         "",
         "| name | what it is | source | down | up | client keeps | server keeps |",
         "|---|---|---|---|---|---|---|",
@@ -52,33 +56,56 @@ def cards_page() -> str:
         link = f"[`{c['name']}`](#{c['name'].replace(':', '')})"
         row = [link, c["summary"] + mark, c["source"], *cells]
         lines.append(f"| {' | '.join(row)} |")
+    common = common_options(cards)
+    defaults = "Each algorithm lists its defaults. An option that is absent has no effect."
+    lines += ["", "## Common options", "", defaults, ""]
+    lines += ["| option | range | |", "|---|---|---|"]
+    lines += [f"| {' | '.join(cells)} |" for cells in common]
     modules: dict[str, list[dict[str, Any]]] = {}
     for c in cards:
         modules.setdefault(c["about"], []).append(c)
     for about, members in modules.items():
         lines += ["", f"## {', '.join(c['name'] for c in members)}", "", "```text", about, "```"]
         for c in members:
-            lines += section(c)
+            lines += section(c, common)
     return "\n".join(lines) + "\n"
 
 
-def section(c: dict[str, Any]) -> list[str]:
+def described(option: dict[str, Any]) -> tuple[str, str, str]:
+    """Return an option's cells, except for its default."""
+    return f"`{option['key']}`", option["range"], option["doc"]
+
+
+def common_options(cards: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return the cells of options that many algorithms have."""
+    counts = Counter(described(option) for c in cards for option in c["options"])
+    return [cells for cells, count in counts.items() if count >= COMMON]
+
+
+def section(c: dict[str, Any], common: list[tuple[str, str, str]]) -> list[str]:
     """Return the options and costs of one algorithm."""
-    lines = ["", f"### {c['name']}", "", f"{c['summary']}. {c['source']}."]
+    lines = ["", f"### {c['name']}", "", f"{c['summary'][0].upper()}{c['summary'][1:]}."]
     if c["inferred"]:
-        lines += ["", f"**Inferred:** {c['inferred']}"]
-    lines += ["", "| option | default | range | |", "|---|---|---|---|"]
+        lines += ["", f"**Inferred:** {c['inferred']}."]
+    rows, shared = [], []
     for o in c["options"]:
         default = "absent" if o["default"] is None else f"`{o['default']}`"
-        lines.append(f"| `{o['key']}` | {default} | {o['range']} | {o['doc']} |")
-    size = {name: bytes_text(count) for name, count in c["costs"].items() if "bytes" in name}
+        key, *others = cells = described(o)
+        if cells in common:
+            shared.append(f"{key} {default}")
+        else:
+            rows.append(f"| {key} | {default} | {' | '.join(others)} |")
+    if rows:
+        lines += ["", "| option | default | range | |", "|---|---|---|---|", *rows]
+    if shared:
+        lines += ["", f"[Common options](#common-options): {', '.join(shared)}."]
     if "batch_norm" in [o["default"] for o in c["options"]]:  # which this task does not have
         return lines
+    size = {name: bytes_text(count) for name, count in c["costs"].items() if "bytes" in name}
     lines += [
         "",
-        f"On `{TASK}`: {size['down_bytes']} down and {size['up_bytes']} up per client and round; a "
-        f"client keeps {size['client_keeps_bytes']}, the server {size['server_keeps_bytes']} "
-        "besides the model.",
+        f"On `{TASK}`: {size['down_bytes']} down, {size['up_bytes']} up, client memory "
+        f"{size['client_keeps_bytes']}, server state {size['server_keeps_bytes']}.",
     ]
     return lines
 

@@ -31,7 +31,7 @@ class Adam(MomentServer):
     """Bias-corrected Adam with epsilon outside the root ("epsilon-hat"), as in TFF."""
 
     eps: Number = number(1e-3, low=0, doc="added to the root of the second moment")
-    exponent: str = choice("step", "next_step", doc="of the bias correction; next_step is Flower's")
+    exponent: str = choice("step", "next_step", doc="bias correction's exponent; next_step: Flower")
 
     def update(self, params: Tree, state: Moments, cohort: Cohort) -> tuple[Tree, Moments]:
         state = self.moments(state, cohort.delta)
