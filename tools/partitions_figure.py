@@ -129,7 +129,7 @@ def main() -> None:
     )
     for p in judged:
         points = known[p["name"]]
-        print(f"  {p['name']}: expected {p['expect']} ({p['ratio']:.2f} times as far), "
+        print(f"  {p['name']}: expected {p['expect']} (ratio {p['ratio']:.2f}), "
               f"outcome {outcome(points)} ({mean(points):+.2f} points)")  # fmt: skip
 
 

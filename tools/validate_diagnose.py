@@ -328,7 +328,7 @@ def summary(kept: Mapping[str, Any]) -> dict[str, Any]:
 def markdown(kept: Mapping[str, Any]) -> str:
     """Format the kept cases as a Markdown table."""
     lines = [
-        "| task | loss before | after, without | with | times as far | expected "
+        "| task | loss before | after, without | with | ratio | expected "
         "| score, without → with | outcome | | mean, first layer |",
         "|---|--:|--:|--:|--:|---|--:|---|---|--:|",
     ]
@@ -356,7 +356,7 @@ def ranks(kept: Mapping[str, Any]) -> str:
     ratios = [Progress(**one["progress"]).ratio for one in known]
     gains, shares = ([one[key] for one in known] for key in ("difference", SHARE))
     found = [float(spearmanr(values, gains).statistic) for values in (ratios, shares)]
-    return f"ranks of {len(known)} tasks: times as far {found[0]:.2f}, first layer {found[1]:.2f}"
+    return f"ranks of {len(known)} tasks: ratio {found[0]:.2f}, first layer {found[1]:.2f}"
 
 
 def main() -> None:
