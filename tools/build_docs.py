@@ -44,7 +44,7 @@ def cards_page() -> str:
         "",
         "`fedzmg list NAME` prints the equations, options and costs of an algorithm; `python",
         "tools/build_docs.py` writes them to this page. Costs in the table are multiples of the",
-        "model, per client and round, without scalars.",
+        f"model ({bytes_text(size)} on `{TASK}`), per client and round, without scalars.",
         "",
         "| name | what it is | source | down | up | client keeps | server keeps |",
         "|---|---|---|---|---|---|---|",
@@ -67,7 +67,7 @@ def cards_page() -> str:
     for about, members in modules.items():
         lines += ["", f"## {', '.join(c['name'] for c in members)}", "", "```text", about, "```"]
         for c in members:
-            lines += section(c, common)
+            lines += section(c, common, alone=len(members) == 1)
     return "\n".join(lines) + "\n"
 
 
@@ -82,9 +82,10 @@ def common_options(cards: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     return [cells for cells, count in counts.items() if count >= COMMON]
 
 
-def section(c: dict[str, Any], common: list[tuple[str, str, str]]) -> list[str]:
-    """Return the options and costs of one algorithm."""
-    lines = ["", f"### {c['name']}", "", f"{c['summary'][0].upper()}{c['summary'][1:]}."]
+def section(c: dict[str, Any], common: list[tuple[str, str, str]], *, alone: bool) -> list[str]:
+    """Return the options of an algorithm; without a heading if it is alone in its module."""
+    summary = f"{c['summary'][0].upper()}{c['summary'][1:]}."
+    lines = [] if alone else ["", f"### {c['name']}", "", summary]
     if c["inferred"]:
         lines += ["", f"**Inferred:** {c['inferred']}."]
     rows, shared = [], []
@@ -99,14 +100,6 @@ def section(c: dict[str, Any], common: list[tuple[str, str, str]]) -> list[str]:
         lines += ["", "| option | default | range | |", "|---|---|---|---|", *rows]
     if shared:
         lines += ["", f"[Common options](#common-options): {', '.join(shared)}."]
-    if "batch_norm" in [o["default"] for o in c["options"]]:  # which this task does not have
-        return lines
-    size = {name: bytes_text(count) for name, count in c["costs"].items() if "bytes" in name}
-    lines += [
-        "",
-        f"On `{TASK}`: {size['down_bytes']} down, {size['up_bytes']} up, client memory "
-        f"{size['client_keeps_bytes']}, server state {size['server_keeps_bytes']}.",
-    ]
     return lines
 
 
