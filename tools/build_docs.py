@@ -57,8 +57,15 @@ def cards_page() -> str:
         row = [link, c["summary"] + mark, c["source"], *cells]
         lines.append(f"| {' | '.join(row)} |")
     common = common_options(cards)
-    defaults = "Each algorithm lists its defaults. An option that is absent has no effect."
-    lines += ["", "## Common options", "", defaults, ""]
+    lines += [
+        "",
+        "## Common options",
+        "",
+        "Each algorithm lists its defaults. An option that is absent has no effect. Almost every",
+        "algorithm also takes the options of [wrappers](guide.md#compose-algorithms), such as",
+        "`client.zero_mean`, `client.clip_norm` and `client.schedule`.",
+        "",
+    ]
     lines += ["| option | range | |", "|---|---|---|"]
     lines += [f"| {' | '.join(cells)} |" for cells in common]
     modules: dict[str, list[dict[str, Any]]] = {}

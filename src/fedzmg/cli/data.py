@@ -32,7 +32,7 @@ Shown = Annotated[
 ]
 Split = Annotated[str, opt("train or test.")]
 Out = Annotated[Path | None, opt("Folder for files.", "runs/data-NAME", metavar="DIR")]
-PartitionName = Annotated[str | None, opt("Partition: iid, dirichlet, shards, quantity, pachinko.")]
+PartitionName = Annotated[str | None, opt("Partition, e.g. iid, dirichlet_by_label or shards.")]
 Clients = Annotated[int | None, opt("Number of clients of the partition.", min=1)]
 Seed = Annotated[int, opt("Seed of the partition and of the sample.")]
 Settings = Annotated[Texts, setting("Option of the partition, e.g. alpha=0.1.")]

@@ -16,7 +16,7 @@ from fedzmg.cli.common import Json, opt
 from fedzmg.errors import InputError, check_names, unknown
 from fedzmg.terminal.render import print_text
 
-new = typer.Typer(help="Write the beginning of something of your own.", no_args_is_help=True)
+new = typer.Typer(help="Write a template for an algorithm of your own.", no_args_is_help=True)
 
 
 def check(
@@ -26,7 +26,7 @@ def check(
     algorithm: Annotated[str | None, opt("Only this algorithm of the file.", "all")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that algorithms keep the contract: engines agree, resume, packing, bytes, bad data.
+    """Run conformance tests on algorithms: engines agree, resume, packing, bytes, bad data.
 
     Exit code 0 if all properties hold, 1 if not, 2 for an error.
     """

@@ -22,13 +22,13 @@ Directory = Annotated[
 def watch(
     directory: Directory,
     once: Annotated[bool, flag("--once", "Show the state once and end.")] = False,
-    every: Annotated[float, opt("Seconds between two looks.", min=0.1)] = 2.0,
+    every: Annotated[float, opt("Seconds between updates.", min=0.1)] = 2.0,
     wait: Annotated[
         bool, flag("--wait", "Stay until all is trained, even if nothing runs.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Follow work in another terminal: states, metrics, best so far, time left; only reads.
+    """Follow a training from another terminal: states, metrics, time left; changes no file.
 
     It ends when all is trained, or when no process works on it any more.
     """
@@ -193,7 +193,7 @@ def restore(
     directory: Annotated[Path, Argument(help="A copy that 'fedzmg keep' made.")],
     out: Annotated[Path | None, opt("Directory for training.", "runs/NAME")] = None,
 ) -> None:
-    """Make a directory that training continues in from a kept copy: finished runs stay finished."""
+    """Turn a kept copy into a directory in which training continues; finished runs are read."""
     from fedzmg.experiment.keep import restore as restore_results
 
     to = out or Path("runs") / directory.resolve().name
@@ -206,7 +206,7 @@ def export(
     run_directory: Annotated[Path, Argument(help="A run directory.")],
     to: Annotated[Path | None, opt("File to write.", "RUN/model.safetensors")] = None,
 ) -> None:
-    """Write a run's common model as a plain state dict in safetensors; own parts stay out."""
+    """Write a run's common model as a plain state dict in safetensors, without personal parts."""
     from fedzmg.experiment.run_directory import export_model
 
     print_line(export_model(run_directory, to))

@@ -27,12 +27,12 @@ Rounds = Annotated[int | None, opt("Instead of the task's own number of rounds."
 Out = Annotated[Path | None, opt("Directory for results.", "under runs/")]
 Track = Annotated[
     str | None,
-    opt("Show every round also to trackers, comma-separated: tensorboard, mlflow, wandb."),
+    opt("Also log rounds to trackers, comma-separated: tensorboard, mlflow, wandb."),
 ]
 TaskName = Annotated[str, Argument(help="A task of 'fedzmg list', or FILE.py:NAME of your own.")]
 AlgorithmSettings = Annotated[
     Texts,
-    setting("e.g. fedavg.client.lr=0.03, or preset.centring=image for all.", "ALGORITHM.KEY=VALUE"),
+    setting("e.g. fedavg.client.lr=0.03; client.lr=0.03 changes all.", "ALGORITHM.KEY=VALUE"),
 ]
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
