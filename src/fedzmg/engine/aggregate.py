@@ -1,7 +1,7 @@
 """Merge uploads into one cohort per trial.
 
 Uploads are added in the order of the cohort whatever the chunks are, so packing trials together
-or splitting a cohort does not move a bit. Every upload is one flat row while it is merged. A guard
+or splitting a cohort changes no bit. Every upload is one flat row while it is merged. A guard
 that rejects outliers keeps all rows until their median is known; so does an aggregator.
 """
 
@@ -24,15 +24,15 @@ from fedzmg.tree import Flat, State, flat_form, flatten_rows, leaves, row, tree_
 
 
 class Tables(NamedTuple):
-    """Places of a chunk's clients in what is merged; entry ``i`` is the client of a batch ``i``."""
+    """Positions of a chunk's clients in the merge; entry ``i`` is the chunk's ``i``-th client."""
 
     rows: Tensor  # row of every entry in the outcomes
-    weights: Tensor  # usual weights of entries
+    weights: Tensor  # weights of entries before the server changes them
     order: Tensor  # entry that every trial adds at every step; -1: none
 
 
 class _Uploads(NamedTuple):
-    """Flat uploads of a chunk, in the order of its outcomes; ``steps`` and others by entry."""
+    """Flat uploads of a chunk by row of its outcomes; ``steps``, ``loss``, ``weights`` by entry."""
 
     tables: Tables
     trials: slice
@@ -56,7 +56,7 @@ class Merger:
         trials: number of trials.
         by_examples: weight clients by their examples instead of equally.
         guard: reject outliers like uploads that are not finite.
-        weigh: computes weights from numbers of clients and usual weights, both trials x clients.
+        weigh: computes weights from client numbers and given weights, both trials x clients.
         fewest: uploads that an aggregator needs; the others of a trial with fewer are dropped.
             Zero: there is no aggregator.
         by_client: the server asks for the numbers of clients.
@@ -118,7 +118,7 @@ class Merger:
         return trials, Tables(*(_sent(table, device) for table in made))
 
     def add_rows(self, chunk: Chunk, trials: slice, tables: Tables) -> None:
-        """Merge a chunk whose tables are known; only a server that weighs clients reads more."""
+        """Merge a chunk by its tables."""
         self.upload = chunk.outcomes.upload
         if chunk.models is None:
             averaged, form = flatten_rows((self.upload.delta, self.upload.average))
@@ -133,7 +133,7 @@ class Merger:
                 table = self._table(range(len(self._batches)))
                 usual = _sent(torch.tensor(self._usual, dtype=torch.float64), averaged.device)
                 self._weighed_all = self._weighed(table, self._lined_up([usual], table))
-        # The largest absolute value is not finite if any is not: one pass, and nothing written.
+        # The largest absolute value is finite only if all are: this takes one pass, without a mask.
         split = sum(shape.numel() for shape in form.shapes[: len(self.upload.delta)])
         parts = (averaged[:, :split], averaged[:, split:], total)
         norms = [largest(part).double() for part in parts if part.shape[1]]
@@ -141,8 +141,8 @@ class Merger:
         finite, each = facts[1:].isfinite().all(0), leaves(self.upload.each)
         for leaf in each:
             finite &= leaf.isfinite().reshape(len(leaf), -1).all(1)
-        # Zero times a value that is not finite is not zero, so such a row is blanked first. To ask
-        # a GPU whether there is one would wait for it.
+        # Zero times a value that is not finite is not zero, so such a row is blanked first. A GPU
+        # always blanks: asking whether there is such a row would wait for the device.
         for part in (averaged, total):
             if part.shape[1] and not (is_at_hand(part) and bool(finite.all())):
                 part.masked_fill_(~finite[:, None], 0)
@@ -176,7 +176,7 @@ class Merger:
         self.sums = Sums(rows, total, weight, clients, dropped, steps, loss)
 
     def _add_models(self, chunk: Chunk) -> bool:
-        """Merge models that are not yet subtracted; false if there are none, or not here."""
+        """Merge models without subtracting them first; return False if this is not possible."""
         special = self._guard or self._fewest or self._weigh or self._trials > 1
         if special or chunk.models is None or not is_at_hand(chunk.models.rows):
             return False
@@ -195,7 +195,7 @@ class Merger:
         return True
 
     def part(self) -> MergedPart:
-        """Return everything merged, for the merger of the whole cohort."""
+        """Return the sums so far, for the merger of the whole cohort."""
         known = self._order, self._facts, self._each, self.accepted, self.computed
         return MergedPart(self.sums, row(self.upload, slice(1)), *known)
 
@@ -222,7 +222,7 @@ class Merger:
         return table
 
     def finish(self, table: Any = None) -> None:
-        """Order what is known of clients by trial, and merge the uploads that were kept."""
+        """Sort losses and norms of clients by trial, and merge the uploads that were kept."""
         table = self.line_up() if table is None else table
         facts = self._lined_up(self._facts, table)
         self.losses, self.norms = facts[0], facts[1:]
@@ -249,9 +249,9 @@ class Merger:
                 self._kept = []
 
     def rows(self) -> Rows:
-        """Return the updates that count, clients by number, and release what was kept."""
+        """Return the accepted updates, sorted by client number, and release the kept rows."""
         order, clients = self._order, [self._batches[batch].client for batch in self._order]
-        # The batch tells occurrences of a client apart.
+        # A client may be drawn twice: then the number of its batch decides the order.
         table = self._table(sorted(range(len(order)), key=lambda e: (clients[e], order[e])))
         places = self._places(table)
         width = self._kept[0].averaged.shape[1]
@@ -283,7 +283,7 @@ class Merger:
         return _sent(table, self.sums.weight.device)
 
     def _places(self, table: list[list[int]]) -> Tensor:
-        """Return the place of every entry in the flat table."""
+        """Return the position of every entry in the flat table."""
         ranked = np.argsort(table, axis=None)
         return self._index(ranked[np.sort(table, axis=None) >= 0])
 

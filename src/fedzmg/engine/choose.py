@@ -36,8 +36,8 @@ from fedzmg.tree import num_bytes, row
 
 EngineName = Literal["auto", PathName]
 
-MAPPED_SPEEDUP = 1.1  # of the map over the loop on a CPU, that it needs for one trial
-SEVERAL_SPEEDUP = 0.85  # the same, if several trials follow: three make it 1.2 to 1.8 times larger
+MAPPED_SPEEDUP = 1.1  # least speed-up of the map over the loop on a CPU, for one trial
+SEVERAL_SPEEDUP = 0.85  # the same for several trials: three make it 1.2 to 1.8 times larger
 CLEAR_RATIO = 2.0  # distance from a tie at which one timed pass of each path decides
 IMPLAUSIBLE = 1.25  # slow-down of the map's first step at which a short training skips it
 TIMED_PASSES = 3  # passes timed at most after one warm-up step; the fastest counts
@@ -115,7 +115,7 @@ class EnginePlanner:
                         self.chunk = math.ceil(total / math.ceil(total / limit))
                 return
             except torch.OutOfMemoryError:
-                pass  # its traceback holds what did not fit, so that it must be gone first
+                pass  # the error's traceback holds tensors: free it before the next try
             self.halve(len(probe().batches), program.device)
             torch.cuda.empty_cache()
 
@@ -172,10 +172,10 @@ def choose_on_cpu(
     program: Program, probe: Probe, rounds_left: int, chunk: int | None = None, gain: float = 1.0,
     spent: float = 0.0, speedup: float = MAPPED_SPEEDUP,
 ) -> EngineChoice:  # fmt: skip
-    """Time the loop on one client and the map on as many as a share of the training allows.
+    """Time the loop on one client and the map on several, in a small share of the training.
 
     ``gain`` is the speed-up of the loop by clients in parallel over one client with one thread,
-    ``spent`` the time that it took to find that out, ``speedup`` that which the map needs.
+    ``spent`` the seconds of measuring it, ``speedup`` the least speed-up for choosing the map.
     """
     if program.objective.model.loop_reason:
         return unmapped(program.objective.model.loop_reason)
@@ -231,7 +231,7 @@ def choose_on_cpu(
         return _chosen(best, "the memory does not suffice for two clients")
     budget = budget * min(loop, mapped) / loop
     each = sum(map(timings.cost, ways))
-    # Paths alternate, so that a busy moment of the machine slows both of them down.
+    # Paths alternate, so other work on the machine slows both of them down.
     for _ in range(TIMED_PASSES - 1):
         tie = loop / mapped / speedup
         if max(tie, 1 / tie) > CLEAR_RATIO or timings.spent + each > budget:
@@ -307,8 +307,8 @@ def can_compile(device: torch.device) -> bool:
 def clients_that_fit(program: Program, probe: Probe, updates: int = 0) -> int | None:
     """Compute how many clients should train at once on a GPU; None: no limit is known.
 
-    ``updates`` of the size of the model have to fit besides. Clients take the difference of the
-    peaks of two steps, and the buffers of a CUDA graph hold each client's state once more.
+    ``updates`` more tensors of the model's size must also fit. Memory per client is the difference
+    of the peaks of two steps, plus a second copy of its state in the buffers of a CUDA graph.
     """
     clients = len(probe.batches)
     few = max(MIN_WIDTH, clients // 2)

@@ -2,8 +2,8 @@
 
 Every visited client has three slots, each stamped with the round that wrote it: for the previous
 checkpoint, the newest one and the current round. A write never touches a slot that a checkpoint
-relies on. To go back to a checkpoint is to take, for every client, the newest slot that is not
-younger. A checkpoint has a digest of these slots, so that a changed byte is noticed.
+relies on. After a checkpoint is restored, a client's memory is its newest slot that is not
+younger. A checkpoint has a hash of these slots, so a changed byte is noticed.
 
 Slots are in sparse files. Only the cohort's share is ever in memory and on the device, except on a
 GPU with room for all clients: it holds them, and files receive what has changed at a checkpoint.
@@ -33,7 +33,7 @@ NEVER = -1
 SLOTS = 3
 STAMP = np.dtype([("round", np.int64), ("hash", np.uint8, 32)])  # round and checksum of a row
 SHARDS = "; "  # separator of the marks of shards
-GPU_SHARE = 4  # one of so many parts of the free memory of a GPU is for the memories of clients
+GPU_SHARE = 4  # a quarter of the free memory of a GPU is for the memories of clients
 
 
 def shard_folder(directory: Path, shard: int) -> Path:
@@ -42,11 +42,11 @@ def shard_folder(directory: Path, shard: int) -> Path:
 
 
 class DamagedMemory(Exception):
-    """Client memory that is not the one of a checkpoint."""
+    """Client memory that does not belong to its checkpoint."""
 
 
 class FileRows:
-    """Rows in a sparse file; plain reads and writes keep the process small, a map would not."""
+    """Rows in a sparse file, without memory mapping, which would count as memory of the process."""
 
     def __init__(self, path: Path, width: int, dtype: npt.DTypeLike) -> None:
         self.path, self._dtype = path, np.dtype(dtype)
@@ -193,7 +193,7 @@ def check_memory(directory: Path, round_: int, mark: str) -> None:
 
 
 def _room(device: torch.device) -> int:
-    """Return how many bytes of memories a device holds; a CPU leaves them in files."""
+    """Return the bytes of client memory that a GPU may hold; zero for a CPU, which uses files."""
     return torch.cuda.mem_get_info(device)[0] // GPU_SHARE if device.type == "cuda" else 0
 
 
@@ -234,7 +234,7 @@ class MemoryStore:
 
     @contextlib.contextmanager
     def _writing(self, folder: Path | str = "the temporary folder") -> Iterator[None]:
-        """Name a temporary folder that cannot be written; the caller names a run's own folder."""
+        """Name the temporary folder in an error of writing; callers name a run's own folder."""
         try:
             yield
         except OSError as error:
@@ -272,7 +272,7 @@ class MemoryStore:
     ) -> None:
         """Write flat memories whose upload was accepted; the later one of a client drawn twice.
 
-        This allocates nothing: a GPU without memory must not end it in the middle.
+        Nothing is allocated, so a GPU without free memory cannot interrupt it.
         """
         for owner, values, use in zip(owners, rows, accepted, strict=True):
             if use and self._holds:

@@ -39,8 +39,8 @@ def compile_apart(
     """Compile a function as one graph for fixed shapes, apart from all others of its code.
 
     A function that the compiler cannot trace is called as it is, or ``eager`` instead of it. The
-    compiler counts recompilations per code object, so the function gets a twin with a code
-    object of its own. Widths of another task or algorithm must not use up its allowance.
+    compiler limits recompilations per code object. A copy with its own code object keeps other
+    tasks and algorithms from using up this limit.
     """
     assert isinstance(function, types.FunctionType)
     twin = types.FunctionType(
@@ -80,7 +80,7 @@ def _inductor(graph: Any, inputs: Any) -> Any:
         return compile_fx(graph, inputs)
 
 
-APART = 16  # the parts of a plan begin at multiples of so many bytes
+APART = 16  # alignment in bytes of the parts of a plan
 WARM_UPS = 2  # runs before a capture: libraries set themselves up, the compiler compiles
 MOST_LOSSES = 16
 _LOSSES: dict[Any, Callable[..., tuple[Tensor, Tree]]] = {}
@@ -149,8 +149,8 @@ class StepGraphs:
     def rows_for(self, clients: int) -> int:
         """Count the rows to compute for a number of clients.
 
-        Buffers that are less than twice too wide are used again: to capture, and maybe to compile,
-        takes longer than some extra rows. Wider ones are halved, so that shrinking packs share few
+        Buffers that are less than twice too wide are used again: capturing and compiling take
+        longer than some extra rows. Wider ones are halved, so a shrinking pack has few
         widths.
         """
         rows = min((rows for rows in self._buffers if rows >= clients), default=clients)

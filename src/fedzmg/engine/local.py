@@ -1,7 +1,7 @@
 """Input and output of an engine, and local training as four pure functions.
 
 Both engines run exactly these functions. ``sequential`` calls them client by client on
-un-padded batches; ``vectorized`` maps them over clients. The gradient is taken outside of
+unpadded batches; ``vectorized`` maps them over clients. The gradient is taken outside of
 :func:`step`, because the two engines differentiate in different ways.
 """
 
@@ -40,7 +40,7 @@ def eager_gradient(
 ) -> tuple[Tensor, Tree]:
     """Compute losses (one per mapped client) and each one's gradient for its own parameters.
 
-    A loss may come with running statistics after the batch, which stand in for their gradient.
+    A loss may come with running statistics after the batch, which take the place of a gradient.
     Clients share no parameter, so one backward pass of the summed loss gives every client's
     gradient. This avoids ``torch.func.grad``, whose eager overhead is larger than a small model.
     """
@@ -150,7 +150,7 @@ def count(
 
 
 def move(work: Work, loss: Tensor, params: Tree, scratch: State) -> Work:
-    """Replace the model after a step, if nobody reads the tallies of an epoch."""
+    """Replace the model after a step, for rules that need no tallies of an epoch."""
     return work._replace(params=params, scratch=scratch, total_loss=work.total_loss + loss)
 
 

@@ -1,7 +1,7 @@
 """The first round, on which execution paths are timed, and the cores of a CPU that the loop uses.
 
-A small network gains nothing from several threads within an operation, and on a busy machine they
-wait for each other. Clients that train in parallel, with one thread each, use all cores.
+In a small network, several threads per operation are not faster than one, and on a busy machine
+they wait for each other. Clients that train in parallel, with one thread each, use all cores.
 """
 
 import math
@@ -19,7 +19,7 @@ from fedzmg.tree import State, num_bytes, row
 
 CHOOSING_SHARE = 0.032  # share of a training on a CPU for timing its paths
 THREADS_SHARE = 0.008  # the same, for timing threads of the map
-CHOOSING_SECONDS = 1.0  # most time for it: mapping helps networks of short steps, which need less
+CHOOSING_SECONDS = 1.0  # limit: mapping helps networks with short steps, which need less time
 PROBE_STEPS = 2  # local steps of a timed pass at least
 ONE_THREAD = 1.03  # slow-down by one thread up to which one is taken, for the loop and the map
 PARALLEL_SPEEDUP = 1.1  # least speed-up for which clients train in parallel
@@ -79,7 +79,7 @@ def pass_seconds(engine: Engine, probe: Probe) -> float:
 def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
     """Time the loop with all threads, with one, and with clients in parallel, by the wall clock.
 
-    Threads that wait for other work on a busy machine do much harm.
+    On a busy machine, threads that wait for other work make a step much slower.
     """
     every, planned = torch.get_num_threads(), rounds_left * probe.client_steps
     model = num_bytes(probe.broadcast.params) // len(probe.broadcast.round)

@@ -1,7 +1,7 @@
 """Functions of tensors that a GPU replays as CUDA graphs.
 
-The parts of a round around its local steps are hundreds of small operations. To launch them one by
-one takes the host longer than a small model trains.
+A round has hundreds of small operations around its local steps. Launching them one by one takes
+longer than training a small model.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from torch import Tensor
 from fedzmg.tree import leaves, num_bytes, tree_map
 
 T = TypeVar("T")
-MOST_BYTES = 1 << 31  # of arguments; the host is not late when a device has more to compute with
-MOST_GRAPHS = 8  # of a function; a cohort that changes its size every round is not worth more
+MOST_BYTES = 1 << 31  # of arguments; with more, a GPU is busy enough without a graph
+MOST_GRAPHS = 8  # per function; more would only serve cohorts of ever new sizes
 
 
 class _Graph(NamedTuple):
@@ -30,7 +30,7 @@ class Replayed:
     The first call with a form (``fixed``, shapes and types) runs the function as it is, the second
     captures it. ``fixed`` is everything that the function does not read from tensors. The next call
     overwrites the results. Tensors of ``still``, the last argument if given, are read and written
-    where they are; a graph belongs to their places. A CPU calls the function on the same buffers.
+    in place; a graph belongs to their addresses. A CPU calls the function on the same buffers.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -53,7 +53,7 @@ class Replayed:
         return graph.run(last)
 
     def _note(self, form: Any) -> None:
-        """Note a form that is to be captured when it comes again, in place of the oldest one."""
+        """Remember a form, so its next call is captured; forget the oldest one."""
         waiting = [known for known, graph in self._graphs.items() if graph is None]
         if waiting and len(self._graphs) >= MOST_GRAPHS:
             del self._graphs[waiting[0]]
@@ -81,7 +81,7 @@ class Replayed:
 
 @contextlib.contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Capture a graph; the collector, which may free another graph, would break the capture."""
+    """Capture a graph with the garbage collector off: freeing another graph would break it."""
     collects, stream = gc.isenabled(), torch.cuda.current_stream()
     gc.disable()
     try:
@@ -112,7 +112,7 @@ def copy_all(targets: list[Tensor], values: list[Tensor]) -> None:
 
 
 def unshared(values: T, known: Any) -> T:
-    """Copy tensors that are in the memory of others: what is written there must not change them."""
+    """Copy tensors that share memory with ``known``, so writing there does not change them."""
     places = {leaf.untyped_storage().data_ptr() for leaf in leaves(known)}
     return tree_map(
         lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in places else leaf, values

@@ -43,7 +43,7 @@ class Sequential:
     path: str = "sequential"
     subtracts: bool = True
     parallel: int = 1
-    # Memory of merged models: a system takes long to give as much in every round.
+    # Memory of merged models is kept: getting it from the system every round takes long.
     kept: list[Places | None] = field(default_factory=list, repr=False, compare=False)
 
     def train(
@@ -108,7 +108,7 @@ class Sequential:
 
     @functools.cached_property
     def twins(self) -> "list[Sequential]":
-        """Engines with a copy of the module each, which a pass changes for a while."""
+        """Engines for threads, each with a copy of the module, which a pass changes for a while."""
         own = self.program.objective
         models = [own.model.twin() for _ in range(self.parallel)]
         made = [replace(self.program, objective=replace(own, model=model)) for model in models]
@@ -220,7 +220,7 @@ def takes_out(rule: ClientRule) -> bool:
 def common_origin(
     rule: ClientRule, batches: list[ClientBatch], broadcast: Broadcast
 ) -> list[Tensor] | None:
-    """Return the model of all clients in parts, if uploads are its difference from theirs alone."""
+    """Return the global model in parts, if uploads are only its difference from clients' models."""
 
     def plain(one: Any) -> bool:
         if isinstance(one, PartsClient):

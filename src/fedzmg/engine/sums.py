@@ -1,4 +1,4 @@
-"""Sums over the clients of a cohort, the models that enter them, and outliers among these."""
+"""Sums over the clients of a cohort, and outliers among their uploads."""
 
 from concurrent.futures import ThreadPoolExecutor
 from math import isfinite, nan
@@ -59,7 +59,7 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
     def add(share: int) -> list[float]:
         """Add parts of all models, which stay in the cache; NumPy starts faster than torch."""
         spare, found = np.empty(max(map(len, origin)), models.dtype), [0.0] * clients
-        with np.errstate(all="ignore"):  # the largest value tells what is not finite
+        with np.errstate(all="ignore"):  # the largest value shows if one is not finite
             for end, part in zip(ends[share::number], origin[share::number], strict=True):
                 start, here = part.numpy(), slice(end - len(part), end)
                 for i in counted:

@@ -1,6 +1,6 @@
 """The fast engine: the four local functions mapped over clients, of one trial or of many.
 
-Clients are sorted by the length of their streams and leave for good when theirs ends. One step is
+Clients are sorted by the length of their streams and drop out when theirs ends. One step is
 one mapped call, which can be compiled once per width. A width of one takes other kernels, which
 would change the last bits: a lone client trains beside a copy of itself.
 """
@@ -38,8 +38,8 @@ MappedStep = Callable[..., tuple[Tensor, Tree, State]]
 class Vectorized:
     """Engine that trains the clients of a round side by side.
 
-    At most ``chunk`` of them at once; None: all of the round. A ``compiled`` step has widths of a
-    short ladder. With ``cuda_graph`` it is replayed from fixed buffers as a CUDA graph; on a CPU
+    At most ``chunk`` of them at once; None: all of the round. A ``compiled`` step has one of few
+    widths. With ``cuda_graph`` it is replayed from fixed buffers as a CUDA graph; on a CPU
     the same code is called on the same buffers. ``subtracts``: see :class:`Sequential`.
     """
 
@@ -96,7 +96,7 @@ class Vectorized:
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State, subtract: bool
     ) -> Outcome:
         program = self.program
-        # One transfer that does not wait for what the device is still busy with.
+        # One transfer, which does not wait for the device to finish its work.
         facts = torch.tensor([[b.trial for b in batches], *program.facts(batches)])
         known = facts.to(program.device, non_blocking=True)
         if program.rule.full_pass == "never":
@@ -152,7 +152,7 @@ class Vectorized:
         numbers, context, work = state
         done: list[Work] = []
         if self.compiled:
-            # Compiled code is specialised on which of its inputs are one tensor: let none be.
+            # Compiled code is specialised on which inputs share a tensor: none may.
             work = work._replace(params=work.params.map(torch.clone))
         for t, width in enumerate(self._widths(batches)):
             if width < len(work.steps):
@@ -167,7 +167,7 @@ class Vectorized:
             work = local.count(work, loss, *after, *active)
             if epoch_ends and padded.closes[:width, t].any():
                 work = self._close_epoch(batches[:width], numbers, work, plan.ending(t))
-        # Rows left in ascending order of width, so the pieces line up when read backwards.
+        # Short clients drop out first, so the pieces are in order when read backwards.
         return tree_map(lambda *parts: torch.cat(parts), work, *reversed(done)) if done else work
 
     def _replay(self, batches: list[ClientBatch], state: ClientState) -> Work:
@@ -233,7 +233,7 @@ class Vectorized:
 
 @functools.lru_cache(256)  # mostly the same from round to round
 def step_widths(lengths: tuple[int, ...], few: bool) -> list[int]:
-    """Count the rows of each step of streams; or round them up to a ladder of few widths."""
+    """Count the clients at each step; with ``few``, round up to a small set of widths."""
     steps = np.arange(max(lengths, default=0))
     alive = (np.array(lengths)[:, None] > steps).sum(0).tolist()
     if not few:
