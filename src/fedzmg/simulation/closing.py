@@ -18,7 +18,7 @@ from fedzmg.wrappers.parts import travelling
 
 
 class Closing:
-    """Ends rounds of a pack of trials; a GPU may replay all of it at once."""
+    """Ends the rounds of a pack of trials; on a GPU maybe as one CUDA graph."""
 
     def __init__(self, side: ServerSide, client_rules: Sequence[ClientRule]) -> None:
         self._side, self._client_rules = side, client_rules
@@ -29,12 +29,12 @@ class Closing:
         self, round_: int, sent: list[ClientBatch], broadcast: Broadcast, before: Snapshot,
         merger: Merger, whole: Chunk | None = None,
     ) -> tuple[Snapshot, Tensor, list[tuple[Message, Message]]]:  # fmt: skip
-        """End a round with a merger of all clients, or with a chunk of all that is to be merged.
+        """End a round whose uploads are in a merger, or still in one chunk, ``whole``.
 
         Return the state after it, the numbers of :meth:`RoundFacts.numbers`, and message sizes.
         """
         if whole is not None and leaves(whole.outcomes.upload.each):
-            merger.add(whole)  # the server sees single clients, which tables do not describe
+            merger.add(whole)  # the server sees single clients, which a graph's tables do not have
             whole = None
         planned = None if whole is None else merger.begin_whole(whole)
         sizes = self._sizes(sent, broadcast, merger)

@@ -1,8 +1,8 @@
 """Run one round of the rules alone before training, to report mistakes by file, rule and method.
 
-Inside an engine, which maps, compiles and replays rules, a forgotten state would end in an error
-about something else. Methods are mapped, as in an engine: numbers have no value there that Python
-could branch on.
+Inside an engine, which maps, compiles and replays rules, a forgotten state would give an unrelated
+error. Methods are mapped here, too, so that numbers are tensors without a value for a Python
+branch.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from fedzmg.tree import Tree, leaves, row, tree_map, vmap
 from fedzmg.wrappers.parts import travelling
 
 EXAMPLES, SIZE, POPULATION = 10, 3, 7  # examples of a client; clients of a cohort, and all
-_MODERATE = 1e4  # numbers of this size must not give NaN; larger ones, as a huge rate, may
+_MODERATE = 1e4  # numbers up to this size must not give NaN; larger ones may
 
 
 _Check: TypeAlias = Callable[[Rule, str, Any, tuple[Any, ...]], Any]
@@ -45,8 +45,8 @@ def dry_run(
 ) -> None:
     """Run one step and the end of a round with the first trial's rules, on gradients of one.
 
-    A user's rules are run method by method and twice, to see that they are pure functions. Rules of
-    this package are known to be.
+    A user's rules run method by method and twice, to check that they are pure functions. Rules of
+    this package are tested for that.
     """
     given = [clients, servers, *([] if aggregators is None else [aggregators])]
     packed = [p._replace(numbers=row(p.numbers, slice(0, 1))) for p in given]
@@ -90,7 +90,7 @@ def rehearse(packed: Sequence[PackedRule], models: Tree, grad: float = 1.0) -> l
     def call(packed: PackedRule, method: str, check: _Check, *args: Any) -> Any:
         before = _versions(args), generator_states()
         with _named_errors():
-            # The rows are there to be mapped over: other arguments may be empty.
+            # Numbers give the map an axis even if all other arguments are empty.
             value = packed.map(lambda rule, _, *a: _call(rule, method, check, *a), rows, *args)
         _check_call(packed, method, args, value, before)
         calls.append(Returned(packed.rule, method, value))
@@ -140,7 +140,7 @@ def _round(
     upload, kept = call(client, "finish", _sent, context, moved, after, one)
     if mine.is_personal:
         call(client, "personal_model", _like(itemgetter(0)), params, kept)
-    # The cohort has one client with a row.
+    # A cohort of one client.
     weights = torch.ones((*rows, 1), dtype=torch.float64, device=some.device)
     for aggregator, merging in zip(aggregators, others, strict=True):
         both = [type(rule_errors.culprit(rule)).__name__ for rule in (mine, merging)]
@@ -218,7 +218,7 @@ def _randomness(place: str, owner: str) -> str:
 
 
 def _state(rule: Rule, method: str, value: Any, _: Any) -> Any:
-    """Return a state; reject anything else."""
+    """Return a state; reject any other value."""
     if all(isinstance(leaf, Tensor) for leaf in leaves(value)):
         return value
     wanted = "tensors, trees or tuples of them; () for nothing"

@@ -22,7 +22,7 @@ from fedzmg.tree import Tree
 
 MOST_CLIENTS = 10_000  # size of the sample of a larger population
 SHARE_OF_TRAINING = 3  # examples used in training per example evaluated, at least
-FEW_EXAMPLES = 2_000  # examples evaluated however short the training is
+FEW_EXAMPLES = 2_000  # examples evaluated even for a very short training
 
 Part = Literal["test", "training"]
 
@@ -34,7 +34,7 @@ class ClientMetrics:
     round: int
     part: Part  # evaluated examples: test examples if the task has them by client
     population: int  # clients that hold such examples; ``clients`` may be a sample of them
-    clients: npt.NDArray[np.int64]  # positions in the task's clients, ascending
+    clients: npt.NDArray[np.int64]  # numbers of clients, ascending
     examples: npt.NDArray[np.int64]
     metric: npt.NDArray[np.float64]
     loss: npt.NDArray[np.float64]
@@ -114,7 +114,7 @@ class Record(NamedTuple):
     train_loss: float
     bytes_down: int  # arrays sent to the cohort in this round
     bytes_up: int  # arrays received from it
-    bytes_up_bound: int  # the same, if whole numbers used no more bits than they need
+    bytes_up_bound: int  # lower bound: whole numbers with as few bits as they need
     scalar_bytes_down: int
     scalar_bytes_up: int  # steps, rounds, losses, learning rates and counts, apart from the arrays
     bytes_kept: int  # bytes that each client keeps until it is sampled again

@@ -91,7 +91,7 @@ def _metric(
 def _fine_tuned(
     simulation: Simulation, trial: int, clients: Sequence[int], models: Tree, epochs: int
 ) -> Tree:
-    """Train the models of some clients on their own training data, at the client's rate."""
+    """Train the models of some clients on their own training data, at the client learning rate."""
     chosen = simulation.trials[trial]
     trained = chosen.algorithm.client
     own = (getattr(rule, "fine_tuning_rate", None) for rule in chain(trained))
@@ -103,7 +103,7 @@ def _fine_tuned(
     batches = []
     for client in clients:
         first, last = (int(o) for o in offsets[client : client + 2])
-        # Round 0 is nobody's: batches differ from those of the training.
+        # Training has no round 0, so batches differ from those of training.
         stream = local_stream(batching, chosen.seed, 0, client, 0, first, last - first)
         batches.append(ClientBatch(0, client, last - first, stream))
     one = next(iter(models.values()))

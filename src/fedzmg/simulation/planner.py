@@ -53,12 +53,12 @@ class RoundPlanner:
         return [batch._replace(trial=i) for i, seed in seeds for batch in planned[seed]]
 
     def absent(self) -> ClientBatch:
-        """Return a client without a step, which stands for an empty cohort: it has no upload."""
+        """Return a client without steps and upload, in place of an empty cohort."""
         first, last = (int(o) for o in self._task.train.offsets[:2])
         stream = local_stream(self._task.protocol.batching, 0, 0, 0, 0, first, last - first)
         return ClientBatch(0, 0, last - first, stream[:0])
 
     @property
     def longest(self) -> int:
-        """Steps of the longest stream that any client can have; with a user's function a guess."""
+        """Steps of the longest stream that any client can have; estimated for a user's function."""
         return self._work.most_steps(int(self._task.train.counts.max()))

@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
     arrays: int
     scalars: int
-    bound: int  # arrays with whole numbers in as few bits as they need
+    bound: int  # bytes of arrays if whole numbers had as few bits as they need
 
     def times(self, messages: int) -> "Message":
         """Sum several messages of this size."""
@@ -60,7 +60,7 @@ def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:
     for share in QUANTILES:
         below, part = divmod((len(ranked) - 1) * share, 1)
         low, high = ranked[int(below)], ranked[min(int(below) + 1, len(ranked) - 1)]
-        # Between two infinities there is no difference to take.
+        # The difference of two infinities would be NaN.
         found.append(low if low == high else low + (high - low) * part)
     return tuple(float(f"{value:.6g}") for value in found)
 
@@ -68,11 +68,11 @@ def loss_quantiles(losses: list[float]) -> tuple[float, ...] | None:
 def unusual_uploads(
     norms: Sequence[float], owners: Sequence[int | None], names: Sequence[str]
 ) -> tuple[tuple[str, float], ...]:
-    """Return client and ratio of outliers from norms part by part; owner None: no upload."""
+    """Return clients and ratios of outliers, from the norms of each part; owner None: no upload."""
     uploads = sum(owner is not None for owner in owners)
     parts = [norms[i : i + len(owners)] for i in range(0, len(norms), len(owners))]
     finite = [[norm for norm in part if not math.isnan(norm)] for part in parts]
-    # The usual case needs no median.
+    # Usually no norm is far from the others: no median is needed.
     if not uploads or all(len(f) == uploads and max(f) <= OUTLIER * min(f) for f in finite):
         return ()
     ratios = ratios_to_median(torch.tensor(parts, dtype=torch.float64)).tolist()
@@ -109,7 +109,7 @@ class Reading:
 
 
 class RoundFacts:
-    """Numbers of a round on their way from the device, in one transfer that nobody waits for.
+    """Numbers of a round, copied from the device in one transfer without waiting.
 
     Every trial has a row of ``numbers``: see :meth:`numbers`; ``last`` are columns beside them:
     alive, and after an evaluation loss and metric.

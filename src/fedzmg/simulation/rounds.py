@@ -38,7 +38,7 @@ from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, row, stack, tree_map
 
 PROBED_ROUNDS = 100  # rounds that are searched for one with clients
-FEW_MODELS = 8  # of which a GPU evaluates a chunk of examples before the host has launched the next
+FEW_MODELS = 8  # with so few, launching an evaluation takes longer than computing it
 
 
 class _Launched(NamedTuple):
@@ -99,13 +99,13 @@ class Simulation:
         if shards is not None:
             self.server_side.check_shards(shards.count)
         self._closing = Closing(self.server_side, [algorithm.client for algorithm in fitted])
-        self._silent: State = None  # what servers send besides models, if it has no tensors
+        self._silent: State = None  # state that servers share, if it has no tensors
         self.round = 0
         self.snapshot, self.memory = self._begin(restored)
         self._computed, self._useful = 0, 0
         self.runs_ahead = device.type == "cuda" and self.memory.is_empty and shards is None
-        """A GPU works on a round while the host reads the one before. Which clients' memory changes
-        is known at the end of a round, so a round that reads it has to wait."""
+        """A GPU works on a round while the host reads the one before. A round that reads client
+        memory has to wait for the end of the previous one, which changes it."""
         self._next: _Launched | None = None
         self.stopped_trials: frozenset[int] = frozenset()  # these send to no client any more
         self._evaluated_at_once = len(self.trials)
@@ -218,10 +218,10 @@ class Simulation:
         self.round, self.snapshot = launched.round, launched.snapshot
         for i in self.stopped_trials:
             records[i] = records[i]._replace(loss=None, metric=None)
-        # In the first round or never: a value near zero must not end a training of hours.
+        # Only in the first round: later a value near zero must not end a training of hours.
         for record in records if self.round == 1 else ():
             self.task.metric.check_value(record.metric)
-        # A GPU that runs ahead has its own clock: the host's would be that of two rounds.
+        # A GPU that runs ahead is timed by its own clock: the host's would cover two rounds.
         seconds = launched.facts.device_seconds() or time.perf_counter() - began
         each = seconds / (len(self.trials) - len(self.stopped_trials))
         return RoundReport(self.round, [r._replace(seconds=each) for r in records], self)
@@ -247,7 +247,7 @@ class Simulation:
             try:
                 return self._launch_once(round_, before)
             except torch.OutOfMemoryError:
-                pass  # nothing of the round has been kept, except by the traceback of the error
+                pass  # no state has changed; the error's traceback still holds tensors
             self.engines.halve(len(self.planner.batches(round_)), self.device)
             self._rebuild()
 
@@ -262,7 +262,7 @@ class Simulation:
         began = timer() if self.device.type == "cuda" else None
         if began is not None:
             began.record()
-        # Plan and train; merge chunk by chunk, or below.
+        # Plan and train; merge chunk by chunk, or all at once below.
         broadcast, memories, whole = self.broadcast(round_, before), Memories(), None
         if (sharded := merge_shards(self, round_, broadcast, before)) is not None:
             (sent, merger), batches = sharded, sharded[0]
@@ -290,7 +290,7 @@ class Simulation:
             after = after._replace(alive=after.alive & scores[0].isfinite())
         # Record.
         facts = RoundFacts(numbers, sizes, [after.alive, *scores], merger.clients, began)
-        # Nothing of the round is kept before all of it has been computed.
+        # Client memory is written only when all of the round has been computed.
         for (owners, kept), accepted in zip(memories, merger.accepted, strict=False):
             self.memory.write(owners, round_, kept, accepted.tolist())
         if self.shards is not None:
@@ -304,9 +304,9 @@ class Simulation:
         return isinstance(self.engine, Vectorized) and self.engine.cuda_graph
 
     def _replays(self, clients: int) -> bool:
-        """Tell whether a GPU replays what follows local training: all clients train at once."""
+        """Tell whether merging and the server step are replayed: all clients train at once."""
         whole = self._has_graphs and clients <= (self.chunk or clients) and self.memory.is_empty
-        # Merging follows from tables if nothing is known of single uploads.
+        # Tables suffice for merging if no stage needs single uploads.
         side, rule = self.server_side, self.server_side.rule.rule
         special = side.guard or side.aggregator or rule.own_weights or "client" in rule.needs
         return whole and not special
@@ -332,7 +332,7 @@ class Simulation:
                     self._examples_at_once = chunk // 2
                 else:
                     raise
-                self._replayed = Replayed(self._scores)  # its graphs hold memory, too
+                self._replayed = Replayed(self._scores)  # graphs hold memory, too
                 torch.cuda.empty_cache()
         found = torch.cat(parts)
         if not self.stopped_trials:

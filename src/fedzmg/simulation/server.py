@@ -46,7 +46,7 @@ class ServerSide(NamedTuple):
     guard: bool
     seeds: Sequence[int]
     population: int
-    sends_own: bool  # flag of a rule that sends another model than its parameters
+    sends_own: bool  # the rule sends another model than its parameters
 
     @classmethod
     def of(
@@ -154,7 +154,7 @@ class ServerSide(NamedTuple):
             params, state = tree_map(pick, (params, state), (old.params, old.state))
             merging = tree_map(pick, merging, old.aggregator) if self.aggregator else ()
 
-        # A cohort that was too small from the start has lost nothing.
+        # A cohort that was too small from the start lost no upload.
         uploaded = sums.clients + sums.dropped >= max(self.fewest, 1)
         lost = torch.where((sums.clients == 0) & uploaded, old.lost + 1, torch.zeros_like(old.lost))
         alive = old.alive & (lost < DIVERGED_AFTER)

@@ -1,7 +1,7 @@
 """A cohort in shards: parts of the population that train apart, in this process or in others.
 
-The borders of shards follow from their number and the population, whatever trains them. Sums are
-added in the order of shards, so that results do not depend on the number of workers.
+The borders of shards depend only on their number and the population. Sums are added in the order
+of shards, so results do not depend on the number of workers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -90,7 +90,7 @@ class PackedRule(NamedTuple):
 
     @torch.no_grad()
     def apply(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Do the same; for one trial on a CPU without a map, which costs a small model more."""
+        """Do the same, but for one trial on a CPU without a map, which would be slower."""
         first = leaves(args)[0]
         if len(first) > 1 or not first.is_cpu:
             return self.map(function, *args)
@@ -111,7 +111,7 @@ def shared_algorithm(task: Task, trials: Sequence[Trial]) -> Algorithm:
 def packed_rules(
     task: Task, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device
 ) -> tuple[list[Algorithm], PackedRule, PackedRule]:
-    """Return trials' algorithms that know a task's model, and their client and server rules."""
+    """Fit the trials' algorithms to a task's model; return them and their packed rules."""
     shared, known = shared_algorithm(task, trials), (task.model.layout, task.parts, len(task.train))
     fitted = [fit(trial.algorithm, *known) for trial in trials]
     client, server = (PackedRule.of(s, shared, fitted, dtype, device) for s in ("client", "server"))
