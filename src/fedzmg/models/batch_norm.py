@@ -1,4 +1,4 @@
-"""Batch normalisation over clients: masked batch statistics, and running ones as leaves of a model.
+"""Batch normalisation over clients: masked batch statistics, and running ones in the model's tree.
 
 Running statistics are parameters that are not trained. A training pass receives copies of them,
 which layers change in place as torch's do, and the engine takes the copies over after the step. An
@@ -98,7 +98,7 @@ def norms_of(module: nn.Module) -> dict[str, _NormBase]:
 
 
 def forget_statistics(module: nn.Module) -> None:
-    """Let layers use the statistics of the batch, in evaluation, too."""
+    """Let layers use the statistics of the batch also in evaluation."""
     for norm in norms_of(module).values():
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None
@@ -128,7 +128,7 @@ def with_statistics(module: nn.Module, layout: Layout, policy: BatchNormPolicy) 
 
 
 class NormLayers:
-    """The layers of a private module with statistics of batches, prepared for a policy."""
+    """Normalisation layers of a copied module, prepared for a policy."""
 
     def __init__(self, module: nn.Module, policy: BatchNormPolicy) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""Behaviour of a module on a few examples, from which follows how it can be trained."""
+"""Behaviour of a module on a few examples, which decides how it can be trained."""
 
 import functools
 import types
@@ -14,7 +14,7 @@ def depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
     """Tell whether outputs change with the other examples of a batch, such as padding."""
     for among, lone in zip(leaves(batch), leaves(alone), strict=True):
         if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
-            continue  # not one output per example, which the loss will say better
+            continue  # not one output per example: the loss reports this better
         if among[:1].numel() != lone.numel():
             return True
         scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0
@@ -33,7 +33,7 @@ def are_equal(outputs: Any, others: Any) -> bool:
 
 
 def shares_hooks(module: nn.Module) -> bool:
-    """Tell whether copies of a module share hooks: plain functions, which may keep a state."""
+    """Tell whether copies of a module share hooks, which are plain functions and may keep state."""
     tables = ((m._forward_hooks, m._forward_pre_hooks) for m in module.modules())
     hooks = (hook for both in tables for table in both for hook in table.values())
     return any(isinstance(hook, types.FunctionType | functools.partial) for hook in hooks)

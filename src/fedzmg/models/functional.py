@@ -29,7 +29,7 @@ class Call:
     """Callable private module that takes its tensors as an argument.
 
     ``torch.func.functional_call`` does the same, but costs as much as a small model's forward
-    pass; it is used where the compiler must see it. Not for several threads at once.
+    pass; it is used only for the compiler. A call is not thread-safe.
     """
 
     def __init__(self, module: nn.Module, functions: Any = None, *changing: str) -> None:
@@ -125,7 +125,7 @@ class FunctionalModel:
         self.loop_reason = ""  # to train client by client; empty: clients can be mapped
         self._repeats = True  # a pass on the same examples gives the same outputs
         self._squeezed: torch.Size | None = None  # an example's outputs, if a lone one loses axes
-        self._halves: tuple[Call, dict[bool, Call]] | None = None  # last layer; others by mode
+        self._halves: tuple[Call, dict[bool, Call]] | None = None  # last layer; the others by mode
         self._prepare_calls()
 
     def _prepare_calls(self) -> None:
@@ -283,7 +283,7 @@ class FunctionalModel:
             if any(any(source.axes) for source in sources):
                 trained, alone = self.train(params, x), self.train(params, one)
             outputs, lone = self.evaluate(params, x), self.evaluate(params, one)
-        # Batch statistics couple examples on purpose, and know which are padding.
+        # Batch statistics may depend on other examples: they leave out padding.
         coupled = not self.norms.dependent and depends_on_batch(trained, alone, examples)
         if not self.norms.always_dependent:
             coupled |= depends_on_batch(outputs, lone, examples)
@@ -294,7 +294,7 @@ class FunctionalModel:
             if lone.shape != first[None].shape and lone.numel() == first.numel():
                 self._squeezed = first.shape
         after = _buffers(self._training.module)
-        # A buffer of another shape is a cache.
+        # A buffer whose shape changes is a cache.
         same = {n: b for n, b in before.items() if n in after and after[n].shape == b.shape}
         self._add_buffers(n for n, b in same.items() if not torch.equal(b, after[n]))
         with torch.no_grad():

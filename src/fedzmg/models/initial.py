@@ -1,4 +1,4 @@
-"""Initial weights by address: a function of the seed and the parameter's name."""
+"""Initial weights as a function of the seed and the parameter's name."""
 
 import copy
 import math
@@ -96,7 +96,7 @@ def _fill(module: Any, name: str, values: Tensor, scheme: str, generator: torch.
     dense = isinstance(module, nn.Linear | _ConvNd)
     fill: Callable[..., Tensor] = nn.init.xavier_uniform_
     if isinstance(module, (*_NORMS, *_TABLES)) and name not in ("weight", "bias"):
-        pass  # of a subclass: it starts as its constructor left it
+        pass  # added by a subclass: it keeps the value of its constructor
     elif isinstance(module, _NORMS):
         values.fill_(float(name == "weight"))
     elif isinstance(module, nn.PReLU):

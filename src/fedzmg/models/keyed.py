@@ -30,7 +30,7 @@ class Draws:
     layer: int
     calls: int
     axes: tuple[int, ...] = ()  # axis of examples by call; the first one in calls beyond the last
-    shapes: list[torch.Size] | None = None  # shapes drawn, if somebody wants to learn the axes
+    shapes: list[torch.Size] | None = None  # shapes drawn, while the axes are being learnt
 
     def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
         """Draw 32 random bits for every element, or whether they are ``below`` a number."""
@@ -112,7 +112,7 @@ class KeyedFunctions(Draws, TorchFunctionMode):
             self.found.add(kind)
 
     def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
-        """Draw as a layer, and note that there was something to draw."""
+        """Draw like a layer, and note that a random function was used."""
         self.note("random")
         return super().draw(shape, device, below)
 
@@ -258,7 +258,7 @@ def attention(
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:  # every position may read the first one
+    if is_causal:  # every position may attend to the first one
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
     if attn_mask is None:
@@ -266,7 +266,7 @@ def attention(
     else:
         is_mask = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -math.inf) if is_mask else scores + attn_mask
-        # A position that may read nothing gets zeros, and its gradient is not NaN.
+        # A position that may attend to nothing gets zeros instead of NaN.
         alone = (scores == -math.inf).all(-1, keepdim=True)
         weights = scores.masked_fill(alone, 0).softmax(-1).masked_fill(alone, 0)
     return dropout(mode, weights, dropout_p) @ value

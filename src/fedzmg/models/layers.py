@@ -126,7 +126,7 @@ class Bilinear(nn.Bilinear):
 
 
 class Conv2d(nn.Conv2d):
-    """``nn.Conv2d`` that the compiler, too, computes with the kernels for clients on a GPU."""
+    """``nn.Conv2d`` that uses our GPU kernels also when it is compiled."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         compiling, zeros = torch.compiler.is_compiling(), self.padding_mode == "zeros"
@@ -156,7 +156,7 @@ class Embedding(nn.Embedding):
         if not mapped() or self.max_norm is not None:
             return super().forward(input)
         if input.device.type == "cpu" and not torch.compiler.is_compiling():
-            # In a map, an id that is too large would read the table of the next client.
+            # In a map, an id that is too large would read the next client's table.
             ids = input
             while is_batchedtensor(ids):
                 ids = get_unwrapped(ids)
@@ -186,7 +186,7 @@ class EmbeddingBag(nn.EmbeddingBag):
 
 
 class _SpectralNorm(parametrizations._SpectralNorm):
-    """Torch's spectral norm without memory: every pass iterates from the module's own vectors."""
+    """Torch's spectral norm without memory: every pass starts from the module's own vectors."""
 
     def forward(self, weight: Tensor) -> Tensor:
         if weight.ndim == 1:
@@ -201,7 +201,7 @@ class _SpectralNorm(parametrizations._SpectralNorm):
 
 @torch.no_grad()
 def settle_spectral_norms(module: nn.Module) -> None:
-    """Move the vectors of torch's spectral norms to the weights, for passes in evaluation."""
+    """Update the vectors of torch's spectral norms to the weights, for evaluation."""
     for owner in module.train().modules():
         own = owner if isinstance(owner, ParametrizationList) else ()
         if any(isinstance(m, parametrizations._SpectralNorm) for m in own):

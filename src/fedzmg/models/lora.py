@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, Hu et al. 2022) for any module, and their roles in a model's layout.
 
 An adapted layer computes with ``W + s B A``: the weight ``W`` is constant, ``A`` and ``B`` are
-trained, ``s = alpha / rank``. Constants are no part of a client's model: however many clients
+trained, ``s = alpha / rank``. Constants are not part of a client's model: however many clients
 train side by side, the weights are in memory once, and only adapters have a client axis.
 
 >>> model = add_lora(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), rank=2)

@@ -25,7 +25,7 @@ _chosen: dict[tuple[Any, ...], str] = {}  # the fastest way by shape and precisi
 
 
 def available(x: Tensor) -> bool:
-    """Tell whether there are other ways than torch's to compute a convolution."""
+    """Tell whether we can compute a convolution in other ways than torch."""
     return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and HAS_TRITON
 
 

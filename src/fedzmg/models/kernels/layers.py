@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from fedzmg.models.kernels import convolution, patches
 from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, precision
 
-WIDE = 1 << 16  # weights of a convolution from which on patches pay for one client
+WIDE = 1 << 16  # weights of a convolution above which patches are faster for one client
 MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
 # Each constant is below 2^31, so that a product with a 32-bit value stays inside a signed 64-bit
 # lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.
@@ -286,7 +286,7 @@ def mapped() -> bool:
 
 def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
     """Draw random bits ``[*keys, places]`` of batches with these keys, or compare with a number."""
-    # Torch needs a tenth of a millisecond to call an operator of ours.
+    # Calling a custom operator takes torch a tenth of a millisecond.
     draw = _draw if type(keys) is Tensor and keys.is_cpu and not mapped() else _draw_op
     found: Tensor = draw(keys, layer, call, places, below)
     return found

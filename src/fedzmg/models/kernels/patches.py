@@ -76,7 +76,7 @@ class _Form:
     def padded(self, batch: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Make padded images of zeros, the batch last, and a view of what is inside.
 
-        On a GPU they are neither: our kernels pad images themselves, and write every pixel.
+        On a GPU they are not padded and not zero: our kernels pad, and write every pixel.
         """
         (high, wide), (rows, columns) = self.inside, (0, 0) if like.is_cuda else self.padding
         shape = len(like), self.channels, high + 2 * rows, wide + 2 * columns, batch
@@ -191,7 +191,7 @@ class _OnCPU(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-        """Let mapped clients be clients."""
+        """Use the mapped axis as the axis of clients."""
         size, pairs = info.batch_size, zip(inputs[:2], in_dims, strict=False)
         every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
         x, w = (t.squeeze(1) if t.shape[1] == 1 else t.flatten(0, 1) for t in every)

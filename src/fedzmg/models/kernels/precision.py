@@ -57,13 +57,13 @@ def clients_first(x: Tensor, axis: int) -> Tensor:
 
 
 def within_reach(x: Tensor) -> Tensor:
-    """Copy clients whose values are too far apart for the 32-bit offsets of our kernels."""
+    """Copy clients that are too far apart in memory for the 32-bit offsets of our kernels."""
     far = sum((size - 1) * step for size, step in zip(x.shape[1:], x.stride()[1:], strict=True))
     return x if far < 1 << 31 else x.contiguous()
 
 
 def crowd(clients: int) -> int:
-    """Tell few clients, which leave a GPU idle, from more; kernels are chosen for each."""
+    """Return the size class of a number of clients; kernels are chosen for each class."""
     return next((most for most in (16, 128) if clients <= most), 1024)
 
 
@@ -109,7 +109,7 @@ def milliseconds(call: Callable[[], object]) -> list[float]:
     """Time a call on the GPU some times, without the time that Python takes to launch it."""
     # Steps are replayed from graphs, where launches cost next to nothing. Timed from Python, small
     # kernels would be compared by the number of their launches instead of by their work.
-    call()  # what is compiled, loaded or kept at first use is not timed
+    call()  # the first use, which compiles and loads, is not timed
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
@@ -146,7 +146,7 @@ def timer() -> torch.cuda.Event:
 def cached_answer(question: str, measure: Callable[[], tuple[str, bool]]) -> str:
     """Return the answer that the same code found before to the same question, or a new one.
 
-    A measurement that is not sure, such as that of a busy card, is not kept for other processes.
+    A measurement that is not sure, such as that of a busy GPU, is not kept for other processes.
     """
     from triton.runtime.cache import get_cache_manager
 
