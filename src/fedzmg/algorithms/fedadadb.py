@@ -19,8 +19,8 @@ implementation with typical constants. ``server.bound`` and ``server.correction`
 
 Travels down: the model. Travels up: the model difference. Server state: m, v and t.
 Difference from the code: a tensor without any update has r = 0/0 there; here it does not move.
-Degenerate cases: the first round of ``fedadadb`` is FedAvg with server rate 1 where
-``lr sqrt(1 - beta2) / (1 - beta1) <= |g|``; a large gamma pins every rate to the floor.
+Degenerate cases: the first round of ``fedadadb`` is FedAvg with server lr 1 where
+``lr sqrt(1 - beta2) / (1 - beta1) <= |g|``; a large gamma sets every learning rate to the floor.
 """
 
 import torch
