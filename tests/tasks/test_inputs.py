@@ -113,6 +113,38 @@ def test_default_conversion_suits_the_model(module: Any, x: Any, expected: Any) 
     assert task.prepare is expected
 
 
+class Parts(nn.Module):
+    """Numbers, pictures, ids and a scale, each as the layer for it reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.pixels, self.embed = nn.Linear(4, 3), nn.Linear(4, 3), nn.Embedding(5, 3)
+
+    def forward(self, numbers: Tensor, pixels: Tensor, ids: Tensor, scaled: Tensor) -> Tensor:
+        more = self.embed(ids).mean(-2) + scaled.to(self.layer.weight.dtype)[..., :3] / 255
+        return self.layer(numbers) + self.pixels(pixels) + more
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint8", "int16", "bool"])
+@pytest.mark.parametrize("ids", ["int64", "uint8", "int8"])
+def test_every_part_of_a_dict_is_converted_as_a_lone_tensor_is(kind: str, ids: str) -> None:
+    """Numbers and pixels become floats, ids stay whole; what the model reads is not changed."""
+    bytes_ = X.astype(np.uint8)
+    stored = {"numbers": X.astype(kind), "pixels": bytes_, "ids": X.astype(ids), "scaled": bytes_}
+    expected = {
+        "numbers": (stored["numbers"] / (255 if kind == "uint8" else 1)).astype(np.float32),
+        "pixels": bytes_.astype(np.float32) / 255, "ids": X, "scaled": bytes_.astype(np.float32),
+    }  # fmt: skip
+    found = []
+    for x in (stored, expected):
+        task = Task.from_arrays(Parts(), x, Y, WHO, test=(x, Y), cohort=2)
+        [history] = simulate(task, Trial.of("fedavg"), rounds=1)
+        found.append(history)
+    for name, leaf in found[0].params.items():
+        torch.testing.assert_close(leaf, found[1].params[name])
+    assert found[0].metrics == found[1].metrics
+
+
 @pytest.mark.parametrize("last", [nn.Softmax(-1), nn.Sigmoid(), nn.LogSoftmax(-1), nn.Identity()])
 def test_probabilities_as_outputs_are_warned_of_once(
     last: nn.Module, recwarn: pytest.WarningsRecorder

@@ -1,6 +1,8 @@
 """Inputs and labels that people have: stored types, labels of other forms, datasets per client."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,11 @@ from fedzmg.data.columns import Array, Columns, Owners
 from fedzmg.data.federated import Examples, number_clients
 from fedzmg.errors import InputError
 from fedzmg.models import objective
-from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.layout import warn_once
-from fedzmg.tree import Inputs, tree_map
+from fedzmg.tree import Inputs, leaves, row, tree_map
 
 LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
+MOST_TRIES = 300  # combinations of conversions of several tensors
 
 
 def as_stored(x: Inputs, dtype: torch.dtype) -> Inputs:
@@ -42,21 +44,46 @@ def token_ids(x: Tensor, _: torch.dtype) -> Tensor:
     return x.long()
 
 
-def default_prepare(model: FunctionalModel, x: Inputs) -> objective.PrepareFunction:
-    """Choose the first conversion of inputs that the model reads: as is, ids, pixels or numbers."""
-    if not isinstance(x, Tensor) or x.is_floating_point():
+def leaf_by_leaf(
+    x: Inputs, dtype: torch.dtype, functions: Sequence[objective.PrepareFunction]
+) -> Inputs:
+    """Convert every tensor of inputs by its own function."""
+    own = iter(functions)
+    return tree_map(lambda leaf: next(own)(leaf, dtype), x)
+
+
+def _conversions(dtype: torch.dtype) -> list[objective.PrepareFunction]:
+    """Return conversions of a stored type, the closest first."""
+    if dtype.is_floating_point:
+        return [as_stored]
+    return [as_stored, token_ids, unit_pixels if dtype == torch.uint8 else as_real]
+
+
+def default_prepare(
+    read: Callable[[Inputs], Any], x: Inputs, dtype: torch.dtype
+) -> objective.PrepareFunction:
+    """Choose each tensor's first conversion that the model reads: as is, ids, pixels or numbers."""
+    few = row(x, slice(2))
+    choices = [_conversions(leaf.dtype) for leaf in leaves(x)]
+    if all(len(own) == 1 for own in choices):
         return as_stored
-    params = model.params()
-    dtype = next(iter(params.values())).dtype
-    for prepare in (as_stored, token_ids, unit_pixels if x.dtype == torch.uint8 else as_real):
+
+    def fits(functions: Sequence[objective.PrepareFunction]) -> bool:
         try:
             with torch.no_grad():
-                model.evaluate(params, prepare(x[:2].clone(), dtype))
+                read(leaf_by_leaf(tree_map(torch.clone, few), dtype, functions))
         except Exception as error:
-            if not isinstance(error, IndexError):  # which an id beyond an embedding's rows raises
-                continue
-        return prepare
-    return prepare
+            return isinstance(error, IndexError)  # which an id beyond an embedding's rows raises
+        return True
+
+    same = [[own[min(i, len(own) - 1)] for own in choices] for i in range(3)]
+    tries = chain(same, map(list, islice(product(*choices), MOST_TRIES)))
+    if (chosen := next(filter(fits, tries), same[-1])) is not same[0]:
+        for i, own in enumerate(choices):  # convert only what has to be
+            others = ([*chosen[:i], function, *chosen[i + 1 :]] for function in own)
+            chosen = next((other for other in others if other == chosen or fits(other)), chosen)
+    one = chosen[0] if len(chosen) == 1 or chosen == same[0] else None
+    return one or partial(leaf_by_leaf, functions=tuple(chosen))
 
 
 def whole_labels(data: Examples, loss: objective.LossFunction) -> Examples:

@@ -212,11 +212,16 @@ class Task:
         train = FederatedData.from_arrays(x, y, clients, client_names)
         owners = inputs.find_owners(test_clients, train.names)
         made = FunctionalModel(model, axes, batch_norm)
+        if prepare is None:
+            params = made.params()
+            read = functools.partial(made.evaluate, params)
+            dtype = next(iter(params.values())).dtype
+            prepare = inputs.default_prepare(read, train.examples.x, dtype)
         loss, metric = loss_and_metric(loss, metric)
         made_task = cls(
             name, made, replace(train, examples=inputs.whole_labels(train.examples, loss)),
             inputs.whole_labels(examples(*pair(test, "test"), what="test data"), loss),
-            loss, metric, prepare or inputs.default_prepare(made, train.examples.x), init,
+            loss, metric, prepare, init,
             Protocol().with_options(protocol), tuning and inputs.whole_labels(tuning, loss),
             test_owners=owners, notes=notes, parts=parts or Parts(),
         )  # fmt: skip
