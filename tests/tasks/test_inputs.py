@@ -224,6 +224,13 @@ def test_one_dataset_per_client(kind: str) -> None:
         assert [part.read for part in parts] == [6] * 4
 
 
+def test_tuples_of_arrays_in_datasets_are_arguments() -> None:
+    rows = [((x.astype(np.float32), torch.tensor(x)), y) for x, y in zip(X, Y, strict=True)]
+    task = Task.from_datasets(nn.Bilinear(4, 4, 3), [rows[:9], rows[9:]], test=rows, cohort=2)
+    for part in task.train.examples.x:
+        assert part.tolist() == X.tolist()
+
+
 def test_test_datasets_of_clients() -> None:
     parts = [Rows(np.flatnonzero(who == WHO)) for who in range(4)]
     task = Task.from_datasets(linear(), parts, test=parts[::-1][:2], cohort=2)
@@ -272,6 +279,13 @@ class Packed(Masked):
         return super().forward(x[..., 0], x[..., 1]).logits
 
 
+class Nested(Masked):
+    """The same from a dict of dicts, and from positional arguments."""
+
+    def forward(self, text: dict[str, Tensor], more: Any) -> Any:  # type: ignore[override]
+        return super().forward(text["ids"], more["mask"]["own"])
+
+
 class TakesDict(Masked):
     """The same from one dict."""
 
@@ -289,12 +303,16 @@ class TakesDict(Masked):
         pytest.param("compiled_cuda_graph", "cuda", marks=pytest.mark.gpu),
     ],
 )
-def test_a_dict_of_inputs_trains_as_one_tensor_does(engine: Any, device: str) -> None:
+def test_several_inputs_train_as_one_tensor_does(engine: Any, device: str) -> None:
     """Personal models, fine-tuning and evaluation by client included."""
     mask = (RNG.random((24, 4)) < 0.7).astype(np.int64)
     named = {"input_ids": X, "attention_mask": mask}
     found = []
-    for kind, x in ((Masked, named), (TakesDict, named), (Packed, np.stack([X, mask], -1))):
+    nested = {"text": {"ids": X}, "more": {"mask": {"own": mask}}}
+    for kind, x in (
+        (Masked, named), (TakesDict, named), (Packed, np.stack([X, mask], -1)),
+        (Masked, (X, mask.tolist())), (Nested, nested), (Nested, tuple(nested.values())),
+    ):  # fmt: skip
         torch.manual_seed(0)
         task = Task.from_arrays(
             kind(), x, Y, WHO, test=(x, Y), test_clients=WHO, tune=(x, Y), cohort=3,
@@ -317,3 +335,7 @@ def test_a_dict_of_inputs_trains_as_one_tensor_does(engine: Any, device: str) ->
     swapped = {"attention_mask": X, "input_ids": mask}
     other_task = Task.from_arrays(Masked(), swapped, Y, WHO, test=(swapped, Y), cohort=2)
     assert other_task.train.fingerprint() != task.train.fingerprint()
+    for inner in (named, {"input_ids": {"a": X}, "attention_mask": mask}, (X, mask)):
+        with pytest.raises(InputError, match="cannot read training data of ") as caught:
+            Task.from_arrays(linear(), inner, Y, WHO, test=(inner, Y), cohort=2)
+        assert "\n" not in str(caught.value)

@@ -37,20 +37,27 @@ class Examples(NamedTuple):
 
     def kind(self) -> str:
         """Describe shape and type of an input and of a target."""
-        inputs = self.x if isinstance(self.x, dict) else {"x": self.x}
-        return ", ".join(f"{name} {kind_of(t)}" for name, t in {**inputs, "y": self.y}.items())
+        named = {**named_inputs(self.x), "y": self.y}.items()
+        return ", ".join(f"{name or 'x'} {kind_of(t)}" for name, t in named)
+
+
+def named_inputs(x: Inputs, name: str = "") -> dict[str, Tensor]:
+    """Return every tensor of inputs by its name: ``part.key`` or a position; one has no name."""
+    parts = enumerate(x) if isinstance(x, tuple) else x.items() if isinstance(x, dict) else None
+    if parts is None:
+        return {name: x}
+    named = (named_inputs(part, f"{name}.{key}".lstrip(".")) for key, part in parts)
+    return {name: tensor for found in named for name, tensor in found.items()}
 
 
 def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
-    """Check and wrap inputs, an array or a dict of arrays, and targets of equal length."""
-    inputs: Inputs = x
-    if not isinstance(x, Mapping):
-        inputs = _tensor(x, f"{what} inputs")
-    elif x:
-        inputs = {str(key): _tensor(x[key], f"{what} inputs {key!r}") for key in sorted(x, key=str)}
-    else:
-        raise InputError(f"{what} inputs are an empty dict: give at least one array")
+    """Check and wrap inputs, an array or a dict or tuple of inputs, and as many targets."""
     targets = _tensor(y, f"{what} targets")
+    # A tuple of as many arrays as there are targets has one for each.
+    if isinstance(x, tuple) and len(x) != len(targets) and all(hasattr(p, "__len__") for p in x):
+        inputs: Inputs = tuple(_inputs(part, f"{what} inputs {i}") for i, part in enumerate(x))
+    else:
+        inputs = _inputs(x, f"{what} inputs")
     if not targets.is_floating_point():
         targets = targets.long()  # labels index outputs
     for tensor in leaves(inputs):
@@ -60,6 +67,15 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
     if len(targets) == 0:
         raise InputError(f"{what} holds no example: give at least one")
     return Examples(inputs, targets)
+
+
+def _inputs(x: Any, what: str) -> Inputs:
+    """Read an array, or a dict of arrays and dicts."""
+    if not isinstance(x, Mapping):
+        return _tensor(x, what)
+    if not x:
+        raise InputError(f"{what} are an empty dict: give at least one array")
+    return {str(key): _inputs(x[key], f"{what} {key!r}") for key in sorted(x, key=str)}
 
 
 def _tensor(values: Any, what: str) -> Tensor:
@@ -171,8 +187,7 @@ class FederatedData:
     def fingerprint(self) -> str:
         """Hash contents, order and client borders; the hash of a data set replaces its contents."""
         digest = hashlib.sha256(self.origin.encode())
-        if isinstance(self.examples.x, dict):
-            digest.update("\x1f".join(self.examples.x).encode())
+        digest.update("\x1f".join(named_inputs(self.examples.x)).encode())
         for tensor in leaves(self.examples):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             if not self.origin:

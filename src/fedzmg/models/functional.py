@@ -62,7 +62,7 @@ class Call:
     def _call(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
         # A dict of tensors is passed as keywords, unless the module takes a dict.
         keywords = isinstance(x, dict) and ("**" in self._names or self._names.issuperset(x))
-        args, named = ((), x) if keywords else ((x,), {})
+        args, named = ((), x) if keywords else (x if isinstance(x, tuple) else (x,), {})
         if torch.compiler.is_compiling():
             return _logits(functional_call(self.module, tensors, args, named))
         slots = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedzmg.data.columns import Array, Columns, Owners
-from fedzmg.data.federated import Examples, number_clients
+from fedzmg.data.federated import Examples, named_inputs, number_clients
 from fedzmg.errors import InputError
 from fedzmg.models import objective
 from fedzmg.models.layout import warn_once
@@ -207,6 +207,8 @@ def _stacked(samples: list[Any]) -> Any:
         return {key: [sample[key] for sample in samples] for key in first}
     if isinstance(first, tuple | list) and len(first) == 2:
         inputs, targets = ([sample[i] for sample in samples] for i in range(2))
+        if isinstance(inputs[0], tuple) and all(getattr(part, "shape", ()) for part in inputs[0]):
+            return tuple(map(list, zip(*inputs, strict=True))), targets
         return _stacked(inputs) if isinstance(inputs[0], Mapping) else inputs, targets
     return first
 
@@ -238,7 +240,7 @@ def find_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64] | N
 def describe_inputs(x: Inputs) -> str:
     """Describe shape and type of inputs."""
     found = []
-    for name, t in x.items() if isinstance(x, dict) else [("", x)]:
+    for name, t in named_inputs(x).items():
         whole = t.numel() > 0 and not t.is_floating_point()
         span = f" from {t.cpu().numpy().min()} to {t.cpu().numpy().max()}" if whole else ""
         kind = str(t.dtype).removeprefix("torch.")

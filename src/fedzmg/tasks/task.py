@@ -176,8 +176,8 @@ class Task:
 
         Args:
             model: any ``nn.Module`` that a plain loop can train; it is copied.
-            x: training inputs, one per example: an array, a table (pandas), a list, or a dict of
-                them, which the model gets as keywords.
+            x: training inputs, one per example: an array, a table (pandas), a list, or a dict or
+                tuple of them, which the model gets as keywords or positional arguments.
             y: training targets, one per example.
             clients: the client id of every training example.
             test: inputs and targets for evaluation.
