@@ -145,6 +145,29 @@ def test_every_part_of_a_dict_is_converted_as_a_lone_tensor_is(kind: str, ids: s
     assert found[0].metrics == found[1].metrics
 
 
+def lazy_or_not(*, lazy: bool) -> nn.Module:
+    if lazy:
+        own: list[nn.Module] = [nn.LazyConv1d(6, 3), nn.LazyBatchNorm1d(), nn.LazyLinear(3)]
+    else:
+        own = [nn.Conv1d(2, 6, 3), nn.BatchNorm1d(12), nn.Linear(12, 3)]
+    return nn.Sequential(own[0], nn.Flatten(), nn.Dropout(0.2), *own[1:])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("init", ["torch", "keras", "given"])
+def test_lazy_modules_train_as_those_with_shapes(init: Any, engine: Any) -> None:
+    """Also from bytes, which need a conversion before there are shapes."""
+    images = RNG.integers(0, 256, (24, 2, 4), dtype=np.uint8)
+    lazy, found = lazy_or_not(lazy=True), []
+    for model in (lazy, lazy, *([] if init == "given" else [lazy_or_not(lazy=False)])):
+        torch.manual_seed(len(found))  # has no effect
+        task = Task.from_arrays(model, images, Y, WHO, test=(images, Y), cohort=2, init=init)
+        found += simulate(task, Trial.of("fedavg", seed=3), rounds=2, engine=engine)
+    assert isinstance(lazy[-1], nn.LazyLinear)
+    for name, leaf in found[0].params.items():
+        assert all(torch.equal(leaf, other.params[name]) for other in found)
+
+
 @pytest.mark.parametrize("last", [nn.Softmax(-1), nn.Sigmoid(), nn.LogSoftmax(-1), nn.Identity()])
 def test_probabilities_as_outputs_are_warned_of_once(
     last: nn.Module, recwarn: pytest.WarningsRecorder

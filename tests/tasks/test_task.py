@@ -97,6 +97,7 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         ({"model": torch.relu}, "builtin_function_or_method"),
         ({"model": network(lambda m, x: (m.layer(x), x))}, "gives a tuple"),
         ({"model": network(unfinished)}, "NotImplementedError$"),
+        ({"model": nn.Sequential(nn.LazyConv2d(3, 2))}, r"of shape \(4,\).*: RuntimeError"),
         ({"loss": nn.functional.cross_entropy}, r"loss gave \(\) for 2 .*reduction='none'"),
         ({"loss": lambda o, t: o + torch.zeros(7)}, "loss fails"),
         ({"loss": nn.CrossEntropyLoss}, "loss: .*class .*CrossEntropyLoss"),

@@ -1,5 +1,6 @@
 """Inputs and labels that people have: stored types, labels of other forms, datasets per client."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, product
@@ -9,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torch.utils.data import DataLoader
 
 from fedzmg.data.columns import Array, Columns, Owners
 from fedzmg.data.federated import Examples, named_inputs, number_clients
 from fedzmg.errors import InputError
 from fedzmg.models import objective
+from fedzmg.models.functional import Call
 from fedzmg.models.layout import warn_once
 from fedzmg.tree import Inputs, leaves, row, tree_map
 
@@ -84,6 +87,29 @@ def default_prepare(
             chosen = next((other for other in others if other == chosen or fits(other)), chosen)
     one = chosen[0] if len(chosen) == 1 or chosen == same[0] else None
     return one or partial(leaf_by_leaf, functions=tuple(chosen))
+
+
+def with_shapes(
+    module: nn.Module, x: Inputs, prepare: objective.PrepareFunction | None
+) -> tuple[nn.Module, objective.PrepareFunction]:
+    """Copy a module with lazy parameters and shape them by two examples; choose ``prepare``."""
+    dtype, made = next(module.parameters()).dtype, module
+
+    def read(few: Inputs) -> None:
+        nonlocal made
+        # Torch cannot copy buffers without shapes.
+        lazy = {id(b): b.dtype for b in module.buffers() if is_lazy(b)}
+        empty: Callable[..., Any] = UninitializedBuffer
+        made = copy.deepcopy(module, {key: empty(dtype=kind) for key, kind in lazy.items()})
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            Call(made.eval())({}, few)
+
+    chosen = prepare or default_prepare(read, x, dtype)
+    read(chosen(tree_map(torch.clone, row(x, slice(2))), dtype))
+    for shaped, own in zip(made.modules(), module.modules(), strict=True):
+        shaped.training = own.training
+    return made, chosen
 
 
 def whole_labels(data: Examples, loss: objective.LossFunction) -> Examples:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedzmg.data.columns import Columns
 from fedzmg.data.federated import Examples, FederatedData, examples
@@ -211,12 +212,15 @@ class Task:
         tuning = None if tune is None else examples(*pair(tune, "tune"), what="tuning data")
         train = FederatedData.from_arrays(x, y, clients, client_names)
         owners = inputs.find_owners(test_clients, train.names)
+        x = train.examples.x
+        if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
+            with _named(f"the model cannot read training data of {inputs.describe_inputs(x)}"):
+                model, prepare = inputs.with_shapes(model, x, prepare)
         made = FunctionalModel(model, axes, batch_norm)
         if prepare is None:
             params = made.params()
             read = functools.partial(made.evaluate, params)
-            dtype = next(iter(params.values())).dtype
-            prepare = inputs.default_prepare(read, train.examples.x, dtype)
+            prepare = inputs.default_prepare(read, x, next(iter(params.values())).dtype)
         loss, metric = loss_and_metric(loss, metric)
         made_task = cls(
             name, made, replace(train, examples=inputs.whole_labels(train.examples, loss)),
