@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -211,8 +212,111 @@ def test_ties_and_single_classes() -> None:
         assert float(auc.finish(rows)) == expected
 
 
+GEN = torch.Generator().manual_seed(0)
+LABELS, NUMBERS = torch.randint(0, 3, (12, 5, 5), generator=GEN), torch.randn(12, 3).double()
+TARGETS = {
+    "labels": LABELS[:, 0, 0], "images": LABELS, "yes": LABELS[:, 0, :3].clamp(max=1),
+    "ignored": torch.cat([torch.full((12, 1, 5), 2), LABELS[:, 1:].clamp(max=1)], 1),
+    "one-hot": torch.eye(3)[LABELS[:, 0, 0]].double(), "shares": NUMBERS.softmax(1),
+    "numbers": NUMBERS,
+}  # fmt: skip
+TORCH_LOSSES: list[tuple[Any, str, str | None]] = [
+    (nn.CrossEntropyLoss(), "labels", "accuracy"), (F.cross_entropy, "labels", "accuracy"),
+    (nn.CrossEntropyLoss(label_smoothing=0.1), "labels", "accuracy"),
+    (nn.CrossEntropyLoss(reduction="none"), "labels", "accuracy"),
+    (functools.partial(F.cross_entropy, label_smoothing=0.1), "labels", "accuracy"),
+    (nn.CrossEntropyLoss(), "one-hot", "accuracy"), (F.cross_entropy, "shares", "accuracy"),
+    (nn.CrossEntropyLoss(), "images", "pixel_accuracy"),
+    (nn.CrossEntropyLoss(ignore_index=2, label_smoothing=0.2), "ignored", "pixel_accuracy"),
+    (nn.NLLLoss(), "labels", "accuracy"), (F.nll_loss, "labels", "accuracy"),
+    (nn.NLLLoss(), "images", "pixel_accuracy"), (nn.MultiMarginLoss(), "labels", "accuracy"),
+    (nn.MSELoss(), "numbers", "mse"), (F.mse_loss, "numbers", "mse"),
+    (nn.L1Loss(), "numbers", "mae"), (F.l1_loss, "numbers", "mae"),
+    (nn.SmoothL1Loss(beta=0.3), "numbers", "mae"), (nn.HuberLoss(), "numbers", "mae"),
+    (nn.BCEWithLogitsLoss(), "yes", "binary_accuracy"),
+    (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2, 3])), "yes", "binary_accuracy"),
+    (F.binary_cross_entropy_with_logits, "yes", "binary_accuracy"),
+    (nn.KLDivLoss(reduction="batchmean"), "shares", None), (nn.PoissonNLLLoss(), "numbers", None),
+    (nn.SoftMarginLoss(), "numbers", None), (nn.MultiLabelMarginLoss(), "yes", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "kind", "metric"), TORCH_LOSSES)
+def test_a_loss_of_torch_is_its_mean_over_examples(loss: Any, kind: str, metric: Any) -> None:
+    """As torch has it if examples have equally many values; gradients included."""
+    y = TARGETS[kind]
+    own, found = loss_and_metric(loss, metric or "mse", y)
+    outputs = torch.randn(12, 3, *y.shape[1:] if y.ndim > 2 else (), generator=GEN).double()
+    ours, theirs = (outputs.clone().requires_grad_() for _ in range(2))
+    losses = own(ours, y)
+    real = kind == "yes" and not isinstance(loss, nn.MultiLabelMarginLoss)
+    wanted = loss(theirs, y.double() if real else y).mean()
+    losses.mean().backward()
+    wanted.backward()
+    assert losses.shape == (12,)
+    torch.testing.assert_close(losses.mean(), wanted)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    found.check_values(found.function(outputs, y), 12)
+    if metric is None:
+        with pytest.raises(InputError, match="pass metric="):
+            loss_and_metric(loss, None, y)
+    else:
+        assert loss_and_metric(loss, None, y)[1].name == metric
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "message"),
+    [
+        (nn.CrossEntropyLoss(torch.ones(3)), LABELS[:, 0, 0], "CrossEntropyLoss divides .*'none'"),
+        (functools.partial(F.nll_loss, weight=torch.ones(3)), LABELS[:, 0, 0], "nll_loss divides"),
+        (nn.MSELoss(reduction="sum"), NUMBERS, "MSELoss sums .*'none'"),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), LABELS[:, 0, 0] + 1, "label 3 .* 3 outputs"),
+        (nn.NLLLoss(ignore_index=2), LABELS[:, 0, 0], "label 2, which is ignored"),
+        (nn.CrossEntropyLoss(), LABELS[:, 0, 0] - 100, "label -100"),
+    ],
+)
+def test_losses_of_torch_that_depend_on_the_batch_are_rejected(
+    loss: Any, y: Any, message: str
+) -> None:
+    x = X[:12]
+    with pytest.raises(InputError, match=message):
+        Task.from_arrays(nn.Linear(6, 3), x, y, WHO[:12], test=(x, y), cohort=2, loss=loss)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "cuda_graph"])
+def test_losses_of_torch_train_as_named_ones(engine: Any) -> None:
+    """Log-probabilities are logits, and weights of a loss follow the precision."""
+    y, yes = RNG.integers(0, 3, N), RNG.integers(0, 2, N).astype(np.float32)
+    logits, logs = nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.LogSoftmax(1))
+    logs[0] = logits
+    single, one = nn.Linear(6, 1), nn.BCEWithLogitsLoss(pos_weight=torch.ones(1))
+    cases: list[list[tuple[Any, Any, Any]]] = [
+        [(logits, y, "cross_entropy"), (logs, y, nn.NLLLoss()), (logs, y, F.nll_loss),
+         (logs, y, nn.CrossEntropyLoss()), (logits, y, functools.partial(F.cross_entropy)),
+         (logits, np.eye(3)[y], F.cross_entropy), (logits, np.eye(3)[y], nn.CrossEntropyLoss())],
+        [(single, own, loss) for own in (yes, yes[:, None], yes.astype(int))
+         for loss in ("binary_cross_entropy", nn.BCEWithLogitsLoss(), one)],
+    ]  # fmt: skip
+    for same in cases:
+        found = []
+        for model, labels, loss in same:
+            task = Task.from_arrays(
+                model, X, labels, WHO, test=(X, labels), cohort=3, loss=loss, init="given"
+            )
+            simulation = Simulation(
+                task, [Trial.of("fedavg")], rounds=2, device=torch.device("cpu"),
+                dtype=torch.float64, engine=engine,
+            )  # fmt: skip
+            simulation.run_round()
+            scores = simulation.evaluate()[0]
+            params = simulation.snapshot.params.values()
+            found.append([*scores, *(float(leaf.sum()) for leaf in params)])
+        for other in found[1:]:
+            assert other == pytest.approx(found[0], rel=1e-9)
+
+
 def test_losses_have_their_usual_metrics_and_unknown_names_a_suggestion() -> None:
-    names = {loss: loss_and_metric(loss, None)[1].name for loss in LOSSES}
+    names = {loss: loss_and_metric(loss, None, torch.ones(2))[1].name for loss in LOSSES}
     assert names["binary_cross_entropy"] == "binary_accuracy"
     assert names["squared_error"] == "mse"
     assert names["cross_entropy"] == "accuracy"

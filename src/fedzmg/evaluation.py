@@ -105,6 +105,8 @@ def total(values: Tensor) -> Tensor:
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the share of right classes per example, over all positions of a sequence."""
+    if targets.shape == outputs.shape:  # probabilities
+        targets = targets.argmax(-1)
     right = (outputs.argmax(-1) == targets).to(outputs.dtype)
     return right.flatten(1).mean(1) if right.ndim > 1 else right
 

@@ -169,19 +169,24 @@ METRICS: dict[str, Metric] = {"masked_accuracy": MASKED_ACCURACY} | {
 _USUAL = {
     "masked_cross_entropy": "masked_accuracy", "pixel_cross_entropy": "pixel_accuracy",
     "next_token_cross_entropy": "next_token_perplexity", "squared_error": "mse",
-    "binary_cross_entropy": "binary_accuracy", "absolute_error": "mae",
+    "binary_cross_entropy": "binary_accuracy", "absolute_error": "mae", "huber": "mae",
+    "cross_entropy": "accuracy", "crossentropy": "accuracy", "nll": "accuracy", "smoothl1": "mae",
+    "multimargin": "accuracy", "bcewithlogits": "binary_accuracy",
 }  # fmt: skip
-"""Metric of a task that names none, by loss; others have an accuracy."""
+"""Metric of a task that names none, by loss; a user's own have an accuracy."""
 
 
-def loss_and_metric(loss: Any, metric: Any) -> tuple[LossFunction, Metric]:
+def loss_and_metric(loss: Any, metric: Any, targets: Tensor) -> tuple[LossFunction, Metric]:
     """Look up a loss and a metric that are given by name; None is the loss's usual metric."""
     for kind, given, known in (("loss", loss, LOSSES), ("metric", metric, METRICS)):
         check_names(kind, [given] if isinstance(given, str) else [], known)
-    loss = LOSSES[loss] if isinstance(loss, str) else loss
+    loss = LOSSES[loss] if isinstance(loss, str) else objective.of_torch(loss, targets)
     if metric is None:
-        names = (name for name, known in LOSSES.items() if known is loss)
-        metric = _USUAL.get(next(names, ""), "accuracy")
+        torch_own = isinstance(loss, objective.TorchLoss)
+        name = loss.__name__ if torch_own or loss in LOSSES.values() else "cross_entropy"
+        if name not in _USUAL:
+            raise InputError(f"loss {name} has no usual metric: pass metric=, such as 'mse'")
+        metric = "pixel_accuracy" if torch_own and loss.axis and targets.ndim > 2 else _USUAL[name]
     if loss is objective.next_token_cross_entropy and metric in ("perplexity", "token_accuracy"):
         own = f"next_token_{metric.removeprefix('token_')}"
         raise InputError(f"metric {metric!r} does not look at the next token: use {own!r}")

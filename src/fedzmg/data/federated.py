@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedzmg.data.columns import Owners, group, kind_of
 from fedzmg.errors import InputError
-from fedzmg.tree import Inputs, leaves, row, tree_map
+from fedzmg.tree import Inputs, leaves, named_leaves, row, tree_map
 
 
 class Examples(NamedTuple):
@@ -37,17 +37,8 @@ class Examples(NamedTuple):
 
     def kind(self) -> str:
         """Describe shape and type of an input and of a target."""
-        named = {**named_inputs(self.x), "y": self.y}.items()
+        named = {**named_leaves(self.x), "y": self.y}.items()
         return ", ".join(f"{name or 'x'} {kind_of(t)}" for name, t in named)
-
-
-def named_inputs(x: Inputs, name: str = "") -> dict[str, Tensor]:
-    """Return every tensor of inputs by its name: ``part.key`` or a position; one has no name."""
-    parts = enumerate(x) if isinstance(x, tuple) else x.items() if isinstance(x, dict) else None
-    if parts is None:
-        return {name: x}
-    named = (named_inputs(part, f"{name}.{key}".lstrip(".")) for key, part in parts)
-    return {name: tensor for found in named for name, tensor in found.items()}
 
 
 def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
@@ -187,7 +178,7 @@ class FederatedData:
     def fingerprint(self) -> str:
         """Hash contents, order and client borders; the hash of a data set replaces its contents."""
         digest = hashlib.sha256(self.origin.encode())
-        digest.update("\x1f".join(named_inputs(self.examples.x)).encode())
+        digest.update("\x1f".join(named_leaves(self.examples.x)).encode())
         for tensor in leaves(self.examples):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             if not self.origin:

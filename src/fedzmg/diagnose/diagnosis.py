@@ -264,12 +264,8 @@ def _uploads(
 
 def centred(task: Task) -> Task | None:
     """Subtract the mean of every input of a task; None for token ids."""
-    x = task.train.examples.x
-    if not isinstance(x, Tensor):
-        return None
-    # A prepare function may work in place.
-    some = task.prepare(x[:2].clone(), next(iter(task.model.params().values())).dtype)
-    if not some.is_floating_point() or some.ndim < 2:
+    _, some, _ = task.prepared(task.train.examples)
+    if not isinstance(some, Tensor) or not some.is_floating_point() or some.ndim < 2:
         return None
     axes = tuple(range(1 - some.ndim, 0))
 

@@ -130,7 +130,7 @@ def _timed(
     device = simulation.device
     began = time.perf_counter()
     test = row(task.test, slice(few)).to(device, simulation.dtype)
-    objective = replace(task.objective, model=task.model.to(device, simulation.dtype))
+    objective = task.objective.to(device, simulation.dtype)
     evaluate(simulation.snapshot.params, test, objective, task.metric, task.prepare)
     example = (_clock(device) - began) / len(simulation.trials) / test.size
     return {

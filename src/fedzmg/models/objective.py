@@ -1,14 +1,18 @@
 """The objective of a client: a model and a loss, as functions of one batch; common losses."""
 
+import copy
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedzmg.models.functional import FunctionalModel, Maybe, Moved
+from fedzmg.errors import InputError
+from fedzmg.models.functional import FunctionalModel, Maybe, Moved, module_to
 from fedzmg.models.kernels.layers import mapped
 from fedzmg.tree import Inputs, Tree
 
@@ -34,6 +38,12 @@ class Objective:
     model: FunctionalModel
     loss: LossFunction
     layers_in: torch.dtype | None = None  # of layers on a GPU; parameters and losses keep theirs
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Objective":
+        """Copy to a device; a loss that is a module may have weights."""
+        loss = self.loss
+        loss = module_to(loss, device, dtype) if isinstance(loss, nn.Module) else loss
+        return replace(self, model=self.model.to(device, dtype), loss=loss)
 
     def train(
         self, params: Tree, batch: Batch, own: Mapping[str, Tensor] | None = None
@@ -142,8 +152,62 @@ LOSSES: dict[str, LossFunction] = {
 }  # fmt: skip
 
 
+class TorchLoss(nn.Module):
+    """A loss of torch as one value per example: the mean over the example's values."""
+
+    def __init__(self, loss: Any, kind: str, options: dict[str, Any], targets: Tensor) -> None:
+        super().__init__()
+        self.__name__, self.__qualname__, self.options = kind, f"{kind} {options}", options
+        module = isinstance(loss, nn.Module)
+        self.each: Any = copy.deepcopy(loss) if module else partial(loss, reduction="none")
+        self.each.reduction = "none"  # of a module
+        shares = targets.is_floating_point() and targets.ndim > 1
+        self.axis = 1 if kind in _CLASSES and not shares else None
+        self.ignored: int = options.get("ignore_index", -100)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss of each example; ignored labels do not count."""
+        if self.__name__ not in (*_CLASSES, "multilabelmargin"):
+            targets = targets.reshape(outputs.shape).to(outputs.dtype)
+        values: Tensor = self.each(outputs, targets)
+        if self.options["reduction"] == "batchmean":
+            return values.flatten(1).sum(1)
+        return _mean(values, None if self.axis is None else targets != self.ignored)
+
+
+_CLASSES = ("crossentropy", "nll", "multimargin")
+_OWN: dict[str, LossFunction] = {
+    "crossentropy": cross_entropy, "mse": squared_error, "l1": absolute_error,
+    "bcewithlogits": binary_cross_entropy,
+}  # fmt: skip
+
+
+def of_torch(loss: Any, targets: Tensor) -> Any:
+    """Convert a loss of torch to one value per example; return any other as it is."""
+    maker = type(loss) if isinstance(loss, nn.Module) else getattr(loss, "func", loss)
+    place = "" if isinstance(loss, type) else getattr(maker, "__module__", "")
+    if place not in ("torch.nn.modules.loss", "torch.nn.functional"):
+        return loss
+    usual = {name: p.default for name, p in inspect.signature(maker).parameters.items()}
+    given = loss.keywords if isinstance(loss, partial) else {}
+    options = {name: given.get(name, getattr(loss, name, own)) for name, own in usual.items()}
+    changed = [n for n, v in options.items() if isinstance(v, Tensor) or v != usual[n]]
+    kind = maker.__name__.lower().replace("_", "").removesuffix("loss")
+    kind, reduction = kind.replace("binarycrossentropy", "bce"), options.get("reduction")
+    weighted = reduction == "mean" and "weight" in changed and kind in ("crossentropy", "nll")
+    if weighted or reduction == "sum":
+        problem = "divides by the weights of a batch" if weighted else "sums over a batch"
+        raise InputError(f"loss {maker.__name__} {problem}: pass reduction='none'")
+    labelled = kind != "crossentropy" or targets.ndim == 1
+    if kind in _OWN and labelled and not {*changed} - {"reduction"}:
+        return _OWN[kind]
+    return TorchLoss(loss, kind, options, targets) if reduction else loss
+
+
 def class_axis(loss: LossFunction) -> int | None:
     """Return the axis of classes in the outputs; None unless targets are labels of classes."""
+    if isinstance(loss, TorchLoss):
+        return loss.axis
     if any(loss is one for one in (cross_entropy, masked_cross_entropy, next_token_cross_entropy)):
         return -1
     return 1 if loss is pixel_cross_entropy else None

@@ -1,6 +1,6 @@
 """Results of a trial: a record per round, metrics on single clients, and the trained model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -183,9 +183,9 @@ class History:
         task, watched = self.task, Watched.of(self.task, everyone=True)
         params = self.params.map(lambda leaf: leaf[None].cpu())
         dtype = next(iter(params.values())).dtype
-        objective = replace(task.objective, model=task.model.to(torch.device("cpu"), dtype))
+        cpu = torch.device("cpu")
         data = task.test if watched.part == "test" else task.train.examples
-        data = data.to(torch.device("cpu"), dtype)
+        data, objective = data.to(cpu, dtype), task.objective.to(cpu, dtype)
         round_ = self.records[-1].round if self.records else 0
         return measure(task, watched, params, data, objective, round_)[0]
 

@@ -11,7 +11,6 @@ from fedzmg.engine.local import Program
 from fedzmg.errors import InputError
 from fedzmg.models.kernels.precision import Precision
 from fedzmg.tasks.task import Task
-from fedzmg.tree import row, tree_map
 
 
 def build_program(
@@ -22,8 +21,7 @@ def build_program(
     labels = label_counts(task, rule, device)  # first: it may split the head off the model
     half = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
     return Program(
-        rule=rule,
-        objective=replace(task.objective, model=task.model.to(device, dtype), layers_in=half),
+        rule=rule, objective=replace(task.objective.to(device, dtype), layers_in=half),
         data=task.train.to(device, dtype), prepare=task.prepare, dtype=dtype, device=device,
         longest=longest, label_counts=labels,
     )  # fmt: skip
@@ -31,13 +29,12 @@ def build_program(
 
 def label_counts(task: Task, rule: ClientRule, device: torch.device) -> Tensor | tuple[()]:
     """Count the examples of each class by client, if a rule needs it; check its other needs."""
-    params, (x, y) = task.model.params(), task.train.examples
-    few = task.prepare(tree_map(torch.clone, row(x, slice(2))), next(iter(params.values())).dtype)
+    params, few, _ = task.prepared(task.train.examples)
     if "features" in rule.needs:
         task.model.check_features(params, few)
     if "label_counts" not in rule.needs:
         return ()
-    outputs = task.model.evaluate(params, few)
+    outputs, y = task.model.evaluate(params, few), task.train.examples.y
     if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 2:
         name = [type(r).__name__ for r in chain(rule) if "label_counts" in r.needs][-1]
         problem = f"{name} counts labels, but {task.name} has no class for every example"

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,15 @@ from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torch.utils.data import DataLoader
 
 from fedzmg.data.columns import Array, Columns, Owners
-from fedzmg.data.federated import Examples, named_inputs, number_clients
+from fedzmg.data.federated import Examples, number_clients
 from fedzmg.errors import InputError
 from fedzmg.models import objective
 from fedzmg.models.functional import Call
 from fedzmg.models.layout import warn_once
-from fedzmg.tree import Inputs, leaves, row, tree_map
+from fedzmg.models.objective import PrepareFunction
+from fedzmg.tree import Inputs, leaves, named_leaves, row, tree_map
 
 LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
-MOST_TRIES = 300  # combinations of conversions of several tensors
 
 
 def as_stored(x: Inputs, dtype: torch.dtype) -> Inputs:
@@ -47,51 +47,39 @@ def token_ids(x: Tensor, _: torch.dtype) -> Tensor:
     return x.long()
 
 
-def leaf_by_leaf(
-    x: Inputs, dtype: torch.dtype, functions: Sequence[objective.PrepareFunction]
-) -> Inputs:
+def leaf_by_leaf(x: Inputs, dtype: torch.dtype, functions: Sequence[PrepareFunction]) -> Inputs:
     """Convert every tensor of inputs by its own function."""
     own = iter(functions)
     return tree_map(lambda leaf: next(own)(leaf, dtype), x)
 
 
-def _conversions(dtype: torch.dtype) -> list[objective.PrepareFunction]:
-    """Return conversions of a stored type, the closest first."""
-    if dtype.is_floating_point:
-        return [as_stored]
-    return [as_stored, token_ids, unit_pixels if dtype == torch.uint8 else as_real]
-
-
-def default_prepare(
-    read: Callable[[Inputs], Any], x: Inputs, dtype: torch.dtype
-) -> objective.PrepareFunction:
-    """Choose each tensor's first conversion that the model reads: as is, ids, pixels or numbers."""
-    few = row(x, slice(2))
-    choices = [_conversions(leaf.dtype) for leaf in leaves(x)]
-    if all(len(own) == 1 for own in choices):
-        return as_stored
-
-    def fits(functions: Sequence[objective.PrepareFunction]) -> bool:
+@torch.no_grad()
+def default_prepare(read: Callable[..., Any], x: Inputs, dtype: torch.dtype) -> PrepareFunction:
+    """Choose the first conversions of inputs that the model reads: as is, ids, pixels, numbers."""
+    others = {torch.uint8: unit_pixels}
+    known = [
+        [as_stored]
+        if t.is_floating_point()
+        else [as_stored, token_ids, others.get(t.dtype, as_real)]
+        for t in leaves(x)
+    ]
+    alike = zip(*(own * (3 // len(own)) for own in known), strict=True)
+    tries = product(*known) if len(known) <= 4 else alike
+    for chosen in sorted(tries, key=lambda one: sum(map(list.index, known, one))):
+        lone = len(chosen) == 1 or {*chosen} == {as_stored}
+        prepare = chosen[0] if lone else partial(leaf_by_leaf, functions=chosen)
         try:
-            with torch.no_grad():
-                read(leaf_by_leaf(tree_map(torch.clone, few), dtype, functions))
+            read(prepare(tree_map(torch.clone, row(x, slice(2))), dtype))
         except Exception as error:
-            return isinstance(error, IndexError)  # which an id beyond an embedding's rows raises
-        return True
-
-    same = [[own[min(i, len(own) - 1)] for own in choices] for i in range(3)]
-    tries = chain(same, map(list, islice(product(*choices), MOST_TRIES)))
-    if (chosen := next(filter(fits, tries), same[-1])) is not same[0]:
-        for i, own in enumerate(choices):  # convert only what has to be
-            others = ([*chosen[:i], function, *chosen[i + 1 :]] for function in own)
-            chosen = next((other for other in others if other == chosen or fits(other)), chosen)
-    one = chosen[0] if len(chosen) == 1 or chosen == same[0] else None
-    return one or partial(leaf_by_leaf, functions=tuple(chosen))
+            if not isinstance(error, IndexError):  # which an id beyond an embedding's rows raises
+                continue
+        break
+    return prepare
 
 
 def with_shapes(
-    module: nn.Module, x: Inputs, prepare: objective.PrepareFunction | None
-) -> tuple[nn.Module, objective.PrepareFunction]:
+    module: nn.Module, x: Inputs, prepare: PrepareFunction | None
+) -> tuple[nn.Module, PrepareFunction]:
     """Copy a module with lazy parameters and shape them by two examples; choose ``prepare``."""
     dtype, made = next(module.parameters()).dtype, module
 
@@ -107,8 +95,6 @@ def with_shapes(
 
     chosen = prepare or default_prepare(read, x, dtype)
     read(chosen(tree_map(torch.clone, row(x, slice(2))), dtype))
-    for shaped, own in zip(made.modules(), module.modules(), strict=True):
-        shaped.training = own.training
     return made, chosen
 
 
@@ -122,8 +108,13 @@ def whole_labels(data: Examples, loss: objective.LossFunction) -> Examples:
 def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, what: str) -> None:
     """Reject labels that the outputs cannot predict."""
     y, axis = data.y, objective.class_axis(loss)
-    if loss not in objective.LOSSES.values():
+    if loss not in objective.LOSSES.values() and axis is None:
         return
+    if isinstance(loss, objective.TorchLoss):
+        kept = y.ne(loss.ignored)
+        if y.ndim == 1 and not kept.all():
+            raise InputError(f"{what} has the label {loss.ignored}, which is ignored: leave it out")
+        y = y.where(kept, 0)
     if not isinstance(outputs, Tensor):
         given = type(outputs).__name__
         raise InputError(f"the model gives a {given} for {what}: return one tensor")
@@ -147,7 +138,8 @@ def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, wha
         column = " (y.squeeze(1))" if y.ndim == len(shape) == 2 and y.shape[1] == 1 else ""
         remedy = f"give one whole number per prediction{column}, or pass {other}"
         raise InputError(f"{given}, and the model gives a tensor of shape {shape}: {remedy}")
-    classes, padded = shape[axis], loss is not objective.cross_entropy  # negative: padding
+    classes = shape[axis]  # negative labels: padding
+    padded = loss is not objective.cross_entropy and not isinstance(loss, objective.TorchLoss)
     ignored = ", negative ones are ignored" if padded else ""
     for label in (int(y.min()), int(high)):
         if label >= classes or (label < 0 and not padded):
@@ -264,9 +256,9 @@ def find_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64] | N
 
 
 def describe_inputs(x: Inputs) -> str:
-    """Describe shape and type of inputs."""
+    """Describe shape and type of inputs by the first two examples."""
     found = []
-    for name, t in named_inputs(x).items():
+    for name, t in named_leaves(row(x, slice(2))).items():
         whole = t.numel() > 0 and not t.is_floating_point()
         span = f" from {t.cpu().numpy().min()} to {t.cpu().numpy().max()}" if whole else ""
         kind = str(t.dtype).removeprefix("torch.")

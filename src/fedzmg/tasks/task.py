@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedzmg.data.columns import Columns
@@ -27,7 +27,7 @@ from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cr
 from fedzmg.parts import Parts
 from fedzmg.tasks import inputs
 from fedzmg.tasks.protocol import Protocol
-from fedzmg.tree import leaves, num_bytes, row, tree_map
+from fedzmg.tree import Inputs, Tree, leaves, num_bytes, row, tree_map
 
 FULL_BATCH = 10**5  # batch size that needs no comparison with the number of examples
 
@@ -97,19 +97,15 @@ class Task:
             there = f"but there are {self.train.examples.size:,} training examples"
             raise InputError(f"batch_size = {protocol.batch_size} {there}: choose a smaller one")
         self.metric.check_level("threshold", protocol.threshold)
-        params = self.model.params()
-        dtype = next(iter(params.values())).dtype
         parts = {"training": self.train.examples, "test": self.test, "tuning": self.tune}
         for what, data in parts.items():
             if data is None:
                 continue
-            # A copy: a prepare function may modify its input.
-            x, y = tree_map(torch.clone, row(data, slice(2))).to(data.y.device, dtype)
-            with _named(f"the model cannot read {what} data of {inputs.describe_inputs(x)}"):
+            with _named(f"the model cannot read {what} data of {inputs.describe_inputs(data.x)}"):
+                params, x, y = self.prepared(data)
                 # Independence of examples is a matter of the model: one try of it suffices.
                 call = self.model.try_out if what == "training" else self.model.evaluate
-                with torch.no_grad():
-                    outputs = call(params, self.prepare(x, dtype))
+                outputs = call(params, x)
             inputs.check_labels(data, outputs, self.loss, f"{what} data")
             inputs.warn_of_probabilities(self.model.module, outputs, self.loss)
             with _named("the loss fails on the model's outputs"):
@@ -117,6 +113,14 @@ class Task:
             with _named(f"the metric {self.metric.name} fails on the model's outputs"):
                 self.metric.check_values(self.metric.function(outputs, y), len(y))
         self.parts.split(self.model.layout)
+
+    def prepared(self, data: Examples, which: Any = slice(2)) -> tuple[Tree, Inputs, Tensor]:
+        """Return the model's parameters, and a few examples in their precision."""
+        params = self.model.params()
+        dtype = next(iter(params.values())).dtype
+        # A copy: a prepare function may modify its input.
+        x, y = tree_map(torch.clone, row(data, which)).to(data.y.device, dtype)
+        return params, self.prepare(x, dtype), y
 
     def __repr__(self) -> str:
         model, protocol = self.model, self.protocol
@@ -151,11 +155,9 @@ class Task:
     @functools.cached_property
     def examples_at_once(self) -> int:
         """Examples that are evaluated at once: fewer if their outputs are large."""
-        params = self.model.params()
-        dtype = next(iter(params.values())).dtype
-        x, y = tree_map(torch.clone, row(self.test, slice(2))).to(self.test.y.device, dtype)
+        params, x, y = self.prepared(self.test)
         with torch.no_grad():
-            size = num_bytes(self.model.evaluate(params, self.prepare(x, dtype))) // len(y)
+            size = num_bytes(self.model.evaluate(params, x)) // len(y)
         return max(1, min(CHUNK, LARGEST_OUTPUTS // max(1, size)))
 
     @property
@@ -186,8 +188,8 @@ class Task:
                 own test examples. Ids without training examples belong to no client.
             tune: other inputs and targets, for :func:`fedzmg.tune`; nothing is reported on them.
             name: name in run directories and tables.
-            loss: ``(outputs, targets) -> one loss per example``, or a name of
-                ``fedzmg.models.objective.LOSSES``.
+            loss: a name of ``fedzmg.models.objective.LOSSES``, a loss of torch, or
+                ``(outputs, targets) -> one loss per example``.
             metric: metric of reports, or a name of ``fedzmg.metrics.METRICS``; by default the
                 loss's usual one.
             prepare: ``(stored inputs, dtype) -> model inputs``. By default whole numbers that
@@ -221,7 +223,7 @@ class Task:
             params = made.params()
             read = functools.partial(made.evaluate, params)
             prepare = inputs.default_prepare(read, x, next(iter(params.values())).dtype)
-        loss, metric = loss_and_metric(loss, metric)
+        loss, metric = loss_and_metric(loss, metric, train.examples.y)
         made_task = cls(
             name, made, replace(train, examples=inputs.whole_labels(train.examples, loss)),
             inputs.whole_labels(examples(*pair(test, "test"), what="test data"), loss),
@@ -235,8 +237,6 @@ class Task:
     def _try_extremes(self) -> None:
         """Evaluate examples with the smallest and largest whole numbers, which may be ids."""
         # On a GPU, or mapped, an id beyond an embedding's rows ends in an obscure error, or none.
-        params = self.model.params()
-        dtype = next(iter(params.values())).dtype
         for what, data in (("training", self.train.examples), ("test", self.test)):
             for leaf in leaves(data.x):
                 pixels = self.prepare is inputs.unit_pixels
@@ -244,9 +244,8 @@ class Task:
                     continue
                 flat, size = leaf.cpu().numpy(), leaf[0].numel()
                 for example in {int(flat.argmin()) // size, int(flat.argmax()) // size}:
-                    x = row(data.x, torch.tensor([example] * 2))
                     with _named(f"the model cannot read example {example} of the {what} data"):
-                        self.model.evaluate(params, self.prepare(x, dtype))
+                        self.model.evaluate(*self.prepared(data, [example] * 2)[:2])
 
     @classmethod
     def from_datasets(
