@@ -1,8 +1,9 @@
 """Errors that users can cause, and suggestions of the nearest name."""
 
+import contextlib
 import difflib
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from fedzmg.plain_text import plain
@@ -33,6 +34,16 @@ class Interrupted(KeyboardInterrupt):
             remedy = "nothing was kept: no out= was given"
         super().__init__(f"interrupted after round {done} of {rounds}; {remedy}")
         self.done, self.rounds = done, rounds
+
+
+@contextlib.contextmanager
+def noted(where: str) -> Iterator[None]:
+    """Note on any error, which may be one of the user's own code, where it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(where)
+        raise
 
 
 _MOST_NAMED = 8

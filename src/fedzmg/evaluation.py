@@ -60,11 +60,11 @@ class Metric:
         """Reject a function that does not give a value or a row of statistics per example."""
         check_values(f"metric {self.name}", values, examples, rows=self.finish is not None)
         if self.finish is not None:
-            found: Any = self.finish(values if self.pooled else total(values))
-            if not isinstance(found, Tensor) or found.ndim:
-                given = tuple(found.shape) if isinstance(found, Tensor) else type(found)
-                problem = f"metric {self.name}: finish gave {given}"
-                raise InputError(f"{problem}: return a tensor of one number")
+            found: Any = self.finish(values if self.pooled else total(values)[None])
+            given = tuple(found.shape) if isinstance(found, Tensor) else type(found)
+            if given != (expected := () if self.pooled else (1,)):
+                problem = f"metric {self.name}: finish gave {given} for statistics of one model"
+                raise InputError(f"{problem}: return a tensor of shape {expected}")
 
     @property
     def worst(self) -> float:
@@ -98,8 +98,6 @@ def check_values(name: str, values: Any, examples: int, *, rows: bool = False) -
 
 def total(values: Tensor) -> Tensor:
     """Sum values or statistics over examples, in double precision."""
-    if values.ndim == 1:
-        return values.sum(dtype=torch.float64)
     return values.sum(0, dtype=torch.float64)
 
 
@@ -191,11 +189,7 @@ def _for_each_model(
                 raise
             except Exception:  # a loop over models raises their own errors once more
                 loop = True
-        try:
-            return stack([one(row(wide, i), x, y) for i in range(len(first))])
-        except Exception as error:
-            error.add_note(f"evaluation of {len(y)} examples, metric {metric.name!r}")
-            raise
+        return stack([one(row(wide, i), x, y) for i in range(len(first))])
 
     return each
 

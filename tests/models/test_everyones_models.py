@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from fedzmg import Metric, Task, Trial, cli, simulate
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.errors import CannotMap, UserCodeError
+from fedzmg.models import objective
 from fedzmg.simulation import Simulation
 from golden_problems import Net
 
@@ -355,16 +356,39 @@ def test_an_error_of_the_model_says_where(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_an_error_of_the_metric_or_prepare_says_where(engine: str) -> None:
-    def metric(outputs: Tensor, _: Tensor) -> Tensor:
-        if len(outputs) > 2:
-            raise FileNotFoundError("mine")
-        return outputs[:, 0]
+@pytest.mark.parametrize("fails", ["model", "loss", "metric", "finish", "prepare"])
+def test_an_error_in_evaluation_says_where(engine: Any, fails: str) -> None:
+    """The error keeps its type, message and traceback."""
+    failing = ""
 
-    task = federation(dense(lambda m, x: m.last(m.first(x))), VECTORS, metric=Metric("own", metric))
-    with pytest.raises(FileNotFoundError, match="mine") as caught:
-        trained(task, engine)
-    assert "'own'" in caught.value.__notes__[0]
+    def checked(name: str, function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            if name == failing:
+                raise FileNotFoundError("mine")
+            return function(*args)
+
+        return call
+
+    x = TEXT.astype(np.float32)
+    task = Task.from_arrays(
+        Net(checked("model", lambda m, x: m.head(x)), head=nn.Linear(6, 3)), x, LABELS, OWNERS,
+        test=(x, LABELS), cohort=3, loss=checked("loss", objective.cross_entropy),
+        metric=Metric("own", checked("metric", lambda o, _: o),
+                      finish=checked("finish", lambda sums: sums[..., 0])),
+        prepare=checked("prepare", lambda x, dtype: x.to(dtype)),
+    )  # fmt: skip
+    simulation = Simulation(task, [Trial.of("fedavg")], rounds=2, device=torch.device("cpu"),
+                            dtype=torch.float64, engine=engine)  # fmt: skip
+    simulation.run_round()
+    failing = fails
+    for what, evaluate in (
+        (f"{len(x)} test examples after round 1", simulation.evaluate),
+        ("clients on training examples, round 1", simulation.evaluate_clients),
+    ):
+        with pytest.raises(FileNotFoundError, match="mine") as caught:
+            evaluate()
+        assert caught.value.__notes__ == [f"evaluation of {what}"]
+        assert caught.traceback[-1].name == "call"
 
 
 def test_ids_beyond_an_embedding_are_found_before_training() -> None:

@@ -37,8 +37,7 @@ class Examples(NamedTuple):
 
     def kind(self) -> str:
         """Describe shape and type of an input and of a target."""
-        named = {**named_leaves(self.x), "y": self.y}.items()
-        return ", ".join(f"{name or 'x'} {kind_of(t)}" for name, t in named)
+        return ", ".join(f"{name[1:]} {kind_of(t)}" for name, t in named_leaves(self).items())
 
 
 def examples(x: Any, y: Any, *, what: str = "data") -> Examples:

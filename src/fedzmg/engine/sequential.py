@@ -1,6 +1,5 @@
 """The reference engine: clients in a loop."""
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
 from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, eager_gradient
 from fedzmg.engine.replay import unshared
+from fedzmg.errors import noted
 from fedzmg.messages import FullPass, Upload
 from fedzmg.models.kernels import threads
 from fedzmg.models.objective import Batch
@@ -150,7 +150,7 @@ class Sequential:
                 statistics = {n: out[0][n].detach().copy_(work.params[n]) for n in names}
             work = work._replace(scratch=unshared(work.scratch, context))
         for t in range(len(stream)):
-            with self._named(batch, f"local step {t + 1}"), torch.set_grad_enabled(not out):
+            with noted(self._where(batch, f"local step {t + 1}")), torch.set_grad_enabled(not out):
                 gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
                 after = local.full_step(rule, apply, gradient, context, work.params, work.scratch)
             work = (local.count if rule.uses_epoch_end else local.move)(work, *after)
@@ -193,18 +193,11 @@ class Sequential:
         first = int(program.data.offsets[batch.client])
         stream = full_pass(program.full_pass_size, first, batch.examples)
         parts, timing = self._batches(stream, batch.examples), program.rule.full_pass
-        with self._named(batch, "full pass"):
+        with noted(self._where(batch, "full pass")):
             return local.add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
 
-    @contextlib.contextmanager
-    def _named(self, batch: ClientBatch, what: str) -> Iterator[None]:
-        """Add client, step and execution path to an error of the user's own code."""
-        try:
-            yield
-        except Exception as error:
-            name = self.program.data.names[batch.client]
-            error.add_note(f"client {name!r}, {what}, engine {self.path!r}")
-            raise
+    def _where(self, batch: ClientBatch, what: str) -> str:
+        return f"client {self.program.data.names[batch.client]!r}, {what}, engine {self.path!r}"
 
 
 def _moved_into(place: Tensor, trained: Tensor) -> Tensor:

@@ -155,12 +155,15 @@ LOSSES: dict[str, LossFunction] = {
 class TorchLoss(nn.Module):
     """A loss of torch as one value per example: the mean over the example's values."""
 
+    each: Any
+
     def __init__(self, loss: Any, kind: str, options: dict[str, Any], targets: Tensor) -> None:
         super().__init__()
         self.__name__, self.__qualname__, self.options = kind, f"{kind} {options}", options
-        module = isinstance(loss, nn.Module)
-        self.each: Any = copy.deepcopy(loss) if module else partial(loss, reduction="none")
-        self.each.reduction = "none"  # of a module
+        self.each = partial(loss, reduction="none")
+        if isinstance(loss, nn.Module):
+            self.each = copy.deepcopy(loss)
+            self.each.reduction = "none"
         shares = targets.is_floating_point() and targets.ndim > 1
         self.axis = 1 if kind in _CLASSES and not shares else None
         self.ignored: int = options.get("ignore_index", -100)
@@ -169,9 +172,8 @@ class TorchLoss(nn.Module):
         """Compute the loss of each example; ignored labels do not count."""
         if self.__name__ not in (*_CLASSES, "multilabelmargin"):
             targets = targets.reshape(outputs.shape).to(outputs.dtype)
-        values: Tensor = self.each(outputs, targets)
-        if self.options["reduction"] == "batchmean":
-            return values.flatten(1).sum(1)
+        values = self.each(outputs, targets)
+        values = values.flatten(1).sum(1) if self.options["reduction"] == "batchmean" else values
         return _mean(values, None if self.axis is None else targets != self.ignored)
 
 
@@ -194,10 +196,10 @@ def of_torch(loss: Any, targets: Tensor) -> Any:
     changed = [n for n, v in options.items() if isinstance(v, Tensor) or v != usual[n]]
     kind = maker.__name__.lower().replace("_", "").removesuffix("loss")
     kind, reduction = kind.replace("binarycrossentropy", "bce"), options.get("reduction")
-    weighted = reduction == "mean" and "weight" in changed and kind in ("crossentropy", "nll")
-    if weighted or reduction == "sum":
-        problem = "divides by the weights of a batch" if weighted else "sums over a batch"
-        raise InputError(f"loss {maker.__name__} {problem}: pass reduction='none'")
+    weighted = "weight" in changed and kind in ("crossentropy", "nll")
+    if reduction == "sum" or (weighted and reduction == "mean"):
+        reason = f"reduction={reduction!r} {'and weight ' * weighted}depends on the batch"
+        raise InputError(f"loss {maker.__name__} with {reason}: pass reduction='none'")
     labelled = kind != "crossentropy" or targets.ndim == 1
     if kind in _OWN and labelled and not {*changed} - {"reduction"}:
         return _OWN[kind]

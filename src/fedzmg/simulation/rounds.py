@@ -18,6 +18,7 @@ from fedzmg.engine.local import Broadcast
 from fedzmg.engine.probe import Probe
 from fedzmg.engine.replay import Replayed
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
+from fedzmg.errors import noted
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.federation import Federation
 from fedzmg.models.initial import initial_params
@@ -285,7 +286,7 @@ class Simulation:
         # Evaluate.
         scores: list[Tensor] = []
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
-            scores = list(self._evaluate(after.params, self._test).T)
+            scores = list(self._evaluate(after.params, self._test, round_).T)
             # A loss that is not finite ends the trial.
             after = after._replace(alive=after.alive & scores[0].isfinite())
         # Record.
@@ -311,8 +312,9 @@ class Simulation:
         special = side.guard or side.aggregator or rule.own_weights or "client" in rule.needs
         return whole and not special
 
-    def _evaluate(self, params: Tree, examples: Examples) -> Tensor:
+    def _evaluate(self, params: Tree, examples: Examples, round_: int) -> Tensor:
         """Compute loss and metric of every trial; zeros for stopped ones."""
+        what = "test" if examples is self._test else "other"
         active = [i for i in range(len(self.trials)) if i not in self.stopped_trials]
         chosen = row(params, active) if self.stopped_trials else params
         while True:
@@ -320,10 +322,11 @@ class Simulation:
             some = (row(chosen, slice(i, i + size)) for i in range(0, len(active), size))
             try:
                 few = min(size, len(active)) <= FEW_MODELS and examples is self._test
-                if few and self._has_graphs:
-                    parts = [self._replayed(chunk, s, still=examples).clone() for s in some]
-                else:
-                    parts = [self._scores(chunk, s, examples) for s in some]
+                with noted(f"evaluation of {examples.size} {what} examples after round {round_}"):
+                    if few and self._has_graphs:
+                        parts = [self._replayed(chunk, s, still=examples).clone() for s in some]
+                    else:
+                        parts = [self._scores(chunk, s, examples) for s in some]
                 break
             except torch.OutOfMemoryError:
                 if size > MIN_WIDTH:
@@ -354,7 +357,7 @@ class Simulation:
         """Compute loss and metric of every trial's model on the test examples, or on others."""
         data = self._test if examples is None else examples.to(self.device, self.dtype)
         with self.numerics(self.choice):
-            found = self._evaluate(self.snapshot.params, data)
+            found = self._evaluate(self.snapshot.params, data, self.round)
         evaluations = [Evaluation(*pair) for pair in found.tolist()]
         for evaluation in evaluations if self.round <= 1 else ():
             self.task.metric.check_value(evaluation.metric)
@@ -370,6 +373,7 @@ class Simulation:
         data = self._test if watched.part == "test" else self.program.data.examples
         with self.numerics(self.choice):
             params, goal = self.snapshot.params, self.program.objective
-            found = measure(self.task, watched, params, data, goal, self.round)
-            own = own_metrics(self, watched, data)
+            with noted(f"evaluation of clients on {watched.part} examples, round {self.round}"):
+                found = measure(self.task, watched, params, data, goal, self.round)
+                own = own_metrics(self, watched, data)
         return [replace(one, **o) for one, o in zip(found, own, strict=True)]

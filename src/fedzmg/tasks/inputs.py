@@ -86,9 +86,9 @@ def with_shapes(
     def read(few: Inputs) -> None:
         nonlocal made
         # Torch cannot copy buffers without shapes.
-        lazy = {id(b): b.dtype for b in module.buffers() if is_lazy(b)}
-        empty: Callable[..., Any] = UninitializedBuffer
-        made = copy.deepcopy(module, {key: empty(dtype=kind) for key, kind in lazy.items()})
+        lazy = (b for b in module.buffers() if is_lazy(b))
+        own = {id(b): UninitializedBuffer(dtype=b.dtype) for b in lazy}  # type: ignore[call-arg]
+        made = copy.deepcopy(module, own)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             Call(made.eval())({}, few)
@@ -116,8 +116,9 @@ def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, wha
             raise InputError(f"{what} has the label {loss.ignored}, which is ignored: leave it out")
         y = y.where(kept, 0)
     if not isinstance(outputs, Tensor):
-        given = type(outputs).__name__
-        raise InputError(f"the model gives a {given} for {what}: return one tensor")
+        raise InputError(
+            f"the model gives a {type(outputs).__name__} for {what}: return one tensor"
+        )
     shape, high = tuple(outputs.shape), y.max()
     if axis is None:
         if outputs.numel() != y[:2].numel():
@@ -261,8 +262,7 @@ def describe_inputs(x: Inputs) -> str:
     for name, t in named_leaves(row(x, slice(2))).items():
         whole = t.numel() > 0 and not t.is_floating_point()
         span = f" from {t.cpu().numpy().min()} to {t.cpu().numpy().max()}" if whole else ""
-        kind = str(t.dtype).removeprefix("torch.")
-        found.append(f"{name} shape {tuple(t.shape)[1:]} and type {kind}{span}".strip())
+        found.append(f"{name} shape {tuple(t.shape)[1:]} and type {t.dtype}{span}".strip())
     return ", ".join(found)
 
 

@@ -210,8 +210,9 @@ class Task:
         for name in protocol.keys() - Protocol.__dataclass_fields__.keys():
             known = [*inspect.signature(cls.from_arrays).parameters][:-1]
             raise unknown("argument", name, [*known, *Protocol.__dataclass_fields__])
-        pair = inputs.as_pair
-        tuning = None if tune is None else examples(*pair(tune, "tune"), what="tuning data")
+        tuning = (
+            None if tune is None else examples(*inputs.as_pair(tune, "tune"), what="tuning data")
+        )
         train = FederatedData.from_arrays(x, y, clients, client_names)
         owners = inputs.find_owners(test_clients, train.names)
         x = train.examples.x
@@ -226,7 +227,7 @@ class Task:
         loss, metric = loss_and_metric(loss, metric, train.examples.y)
         made_task = cls(
             name, made, replace(train, examples=inputs.whole_labels(train.examples, loss)),
-            inputs.whole_labels(examples(*pair(test, "test"), what="test data"), loss),
+            inputs.whole_labels(examples(*inputs.as_pair(test, "test"), what="test data"), loss),
             loss, metric, prepare, init,
             Protocol().with_options(protocol), tuning and inputs.whole_labels(tuning, loss),
             test_owners=owners, notes=notes, parts=parts or Parts(),
