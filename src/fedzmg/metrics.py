@@ -181,11 +181,15 @@ def loss_and_metric(loss: Any, metric: Any, targets: Tensor) -> tuple[LossFuncti
     for kind, given, known in (("loss", loss, LOSSES), ("metric", metric, METRICS)):
         check_names(kind, [given] if isinstance(given, str) else [], known)
     loss = LOSSES[loss] if isinstance(loss, str) else objective.of_torch(loss, targets)
+    torch_own = isinstance(loss, objective.TorchLoss)
+    if torch_own and loss.kind == "bce" and (metric is None or metric in METRICS):
+        remedy = "remove the sigmoid and pass nn.BCEWithLogitsLoss(), or a Metric of your own"
+        raise InputError(f"loss {loss.__name__} takes probabilities, metrics take logits: {remedy}")
     if metric is None:
-        torch_own = isinstance(loss, objective.TorchLoss)
-        name = loss.__name__ if torch_own or loss in LOSSES.values() else "cross_entropy"
+        own = loss.__name__ if loss in LOSSES.values() else "cross_entropy"
+        name = loss.kind if torch_own else own
         if name not in _USUAL:
-            raise InputError(f"loss {name} has no usual metric: pass metric=, such as 'mse'")
+            raise InputError(f"loss {loss.__name__} has no usual metric: pass metric=")
         metric = "pixel_accuracy" if torch_own and loss.axis and targets.ndim > 2 else _USUAL[name]
     if loss is objective.next_token_cross_entropy and metric in ("perplexity", "token_accuracy"):
         own = f"next_token_{metric.removeprefix('token_')}"

@@ -45,6 +45,8 @@ def unfinished(model: nn.Module, x: Tensor) -> Tensor:
 
 
 IMAGES = network(lambda m, x: m.layer(x)[..., None].expand(-1, -1, 5))
+PIXELS = RNG.integers(0, 256, (30, 5, 6, 3), dtype=np.uint8)
+SIGMOID = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
 NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
 
 
@@ -103,6 +105,12 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
             r"loss gave \(\) for 2 .*'none'",
         ),
         ({"loss": lambda o, t: o + torch.zeros(7)}, "loss fails"),
+        ({"model": nn.Linear(4, 1)}, "1 outputs.*'binary_cross_entropy'"),
+        ({"y": X[:, 0]}, "'squared_error'"),
+        ({"x": PIXELS, "model": nn.Conv2d(3, 2, 1)}, r"channels first: x.transpose\(0, 3, 1, 2\)"),
+        ({"x": PIXELS[..., 0], "model": nn.Conv2d(1, 2, 1)}, r"x\[:, None\]"),
+        ({"loss": nn.BCELoss(), "y": Y > 0, "model": SIGMOID}, "BCEWithLogitsLoss"),
+        ({"loss": nn.BCELoss(), "y": Y > 0, "model": SIGMOID, "metric": "f1"}, "BCEWithLogitsLoss"),
         ({"loss": nn.CrossEntropyLoss}, "loss: .*class .*CrossEntropyLoss"),
         ({"loss": None}, "loss: .*None$"),
         ({"metric": Metric("m", lambda o, t: o)}, r"metric m gave \(2, 3\)"),

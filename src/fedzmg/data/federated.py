@@ -70,7 +70,7 @@ def _inputs(x: Any, what: str) -> Inputs:
 
 def _tensor(values: Any, what: str) -> Tensor:
     try:
-        tensor = torch.as_tensor(_plain(values))
+        tensor = torch.as_tensor(_plain(values)).to_dense()
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         if "length" in reason or "shape" in reason:
@@ -86,8 +86,8 @@ def _tensor(values: Any, what: str) -> Tensor:
 
 def _plain(values: Any) -> Any:
     """Convert tables (pandas and others), lists of arrays and odd types to what torch reads."""
-    if hasattr(values, "to_numpy"):
-        values = values.to_numpy()
+    for conversion in ("to_numpy", "toarray"):  # of tables, and of SciPy's sparse matrices
+        values = getattr(values, conversion, lambda own=values: own)()
     if isinstance(values, Sequence) and not isinstance(values, str):
         values = list(values)  # also of a class that reads its entries one by one
     if isinstance(values, list) and values:

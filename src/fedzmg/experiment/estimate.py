@@ -173,12 +173,10 @@ def step_operations(task: Task) -> int:
     """Count operations of matrix products of a client's step on a batch."""
     from torch.utils.flop_counter import FlopCounterMode  # loading it takes a quarter of a second
 
-    params = task.model.params()
-    dtype = next(iter(params.values())).dtype
-    size = task.protocol.batch_size
-    x, y = row(task.train.examples, torch.arange(size) % task.train.examples.size)
+    size, data = task.protocol.batch_size, task.train.examples
+    params, x, y = task.prepared(data, torch.arange(size) % data.size)
     key: Any = torch.zeros((), dtype=torch.int64) if task.model.needs_key else ()
-    batch = Batch(task.prepare(x, dtype), y, torch.full((size,), 1 / size), key)
+    batch = Batch(x, y, torch.full((size,), 1 / size), key)
     tracked = params.map(lambda leaf: leaf.detach().clone().requires_grad_())
     with FlopCounterMode(display=False) as counter:
         loss, _ = task.objective.train(tracked, batch)

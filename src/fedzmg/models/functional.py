@@ -93,9 +93,6 @@ class FunctionalModel:
     ``requires_grad=False`` and buffers stay constant, random numbers depend on the step's key.
     Running statistics are in the tree, too, unless ``batch_norm`` is ``frozen`` or ``batch``, and
     so are buffers that :meth:`try_out` has seen change in training.
-
-    Raises:
-        InputError: for nothing to train.
     """
 
     def __init__(

@@ -155,22 +155,22 @@ LOSSES: dict[str, LossFunction] = {
 class TorchLoss(nn.Module):
     """A loss of torch as one value per example: the mean over the example's values."""
 
-    each: Any
-
-    def __init__(self, loss: Any, kind: str, options: dict[str, Any], targets: Tensor) -> None:
+    def __init__(self, loss: Any, name: str, kind: str, options: Any, targets: Tensor) -> None:
         super().__init__()
-        self.__name__, self.__qualname__, self.options = kind, f"{kind} {options}", options
-        self.each = partial(loss, reduction="none")
+        self.__name__, self.__qualname__ = name, f"{name} {options}"
+        self.kind, self.options = kind, options
+        self.each: Any = copy.deepcopy(loss)
         if isinstance(loss, nn.Module):
-            self.each = copy.deepcopy(loss)
             self.each.reduction = "none"
+        else:
+            self.each = partial(loss, reduction="none")
         shares = targets.is_floating_point() and targets.ndim > 1
         self.axis = 1 if kind in _CLASSES and not shares else None
         self.ignored: int = options.get("ignore_index", -100)
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of each example; ignored labels do not count."""
-        if self.__name__ not in (*_CLASSES, "multilabelmargin"):
+        if self.kind not in (*_CLASSES, "multilabelmargin"):
             targets = targets.reshape(outputs.shape).to(outputs.dtype)
         values = self.each(outputs, targets)
         values = values.flatten(1).sum(1) if self.options["reduction"] == "batchmean" else values
@@ -193,17 +193,18 @@ def of_torch(loss: Any, targets: Tensor) -> Any:
     usual = {name: p.default for name, p in inspect.signature(maker).parameters.items()}
     given = loss.keywords if isinstance(loss, partial) else {}
     options = {name: given.get(name, getattr(loss, name, own)) for name, own in usual.items()}
-    changed = [n for n, v in options.items() if isinstance(v, Tensor) or v != usual[n]]
+    reduction = options.get("reduction")
+    others = (n for n in options if n != "reduction")
+    changed = [n for n in others if isinstance(options[n], Tensor) or options[n] != usual[n]]
     kind = maker.__name__.lower().replace("_", "").removesuffix("loss")
-    kind, reduction = kind.replace("binarycrossentropy", "bce"), options.get("reduction")
+    kind = kind.replace("binarycrossentropy", "bce")
     weighted = "weight" in changed and kind in ("crossentropy", "nll")
     if reduction == "sum" or (weighted and reduction == "mean"):
         reason = f"reduction={reduction!r} {'and weight ' * weighted}depends on the batch"
         raise InputError(f"loss {maker.__name__} with {reason}: pass reduction='none'")
-    labelled = kind != "crossentropy" or targets.ndim == 1
-    if kind in _OWN and labelled and not {*changed} - {"reduction"}:
+    if kind in _OWN and not changed and (kind != "crossentropy" or targets.ndim == 1):
         return _OWN[kind]
-    return TorchLoss(loss, kind, options, targets) if reduction else loss
+    return TorchLoss(loss, maker.__name__, kind, options, targets) if reduction else loss
 
 
 def class_axis(loss: LossFunction) -> int | None:

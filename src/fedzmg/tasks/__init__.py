@@ -52,9 +52,5 @@ def get(name: str, options: Mapping[str, Any] | None = None) -> Task:
 
     >>> get("digits").protocol.cohort
     5
-
-    Raises:
-        InputError: for an unknown name or field (the nearest is suggested), a wrong value, or
-            data that is not here yet.
     """
     return info(load_reference(name)).with_options(options or {}).build()

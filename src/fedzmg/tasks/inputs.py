@@ -56,18 +56,15 @@ def leaf_by_leaf(x: Inputs, dtype: torch.dtype, functions: Sequence[PrepareFunct
 @torch.no_grad()
 def default_prepare(read: Callable[..., Any], x: Inputs, dtype: torch.dtype) -> PrepareFunction:
     """Choose the first conversions of inputs that the model reads: as is, ids, pixels, numbers."""
-    others = {torch.uint8: unit_pixels}
+    last, tensors = {torch.uint8: unit_pixels}, leaves(x)
+    known: Any = [[as_stored, token_ids, last.get(t.dtype, as_real)] for t in tensors]
     known = [
-        [as_stored]
-        if t.is_floating_point()
-        else [as_stored, token_ids, others.get(t.dtype, as_real)]
-        for t in leaves(x)
+        own[: 1 if t.is_floating_point() else 3] for own, t in zip(known, tensors, strict=True)
     ]
     alike = zip(*(own * (3 // len(own)) for own in known), strict=True)
     tries = product(*known) if len(known) <= 4 else alike
     for chosen in sorted(tries, key=lambda one: sum(map(list.index, known, one))):
-        lone = len(chosen) == 1 or {*chosen} == {as_stored}
-        prepare = chosen[0] if lone else partial(leaf_by_leaf, functions=chosen)
+        prepare = chosen[0] if len(chosen) == 1 else partial(leaf_by_leaf, functions=chosen)
         try:
             read(prepare(tree_map(torch.clone, row(x, slice(2))), dtype))
         except Exception as error:
@@ -77,9 +74,7 @@ def default_prepare(read: Callable[..., Any], x: Inputs, dtype: torch.dtype) -> 
     return prepare
 
 
-def with_shapes(
-    module: nn.Module, x: Inputs, prepare: PrepareFunction | None
-) -> tuple[nn.Module, PrepareFunction]:
+def with_shapes(module: nn.Module, x: Inputs, prepare: Any) -> tuple[nn.Module, PrepareFunction]:
     """Copy a module with lazy parameters and shape them by two examples; choose ``prepare``."""
     dtype, made = next(module.parameters()).dtype, module
 
@@ -133,7 +128,8 @@ def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, wha
         one_hot = y.shape[1:] == shape[1:] and bool(((y == 0) | (y == 1)).all())
         if one_hot and bool((y.sum(1) == 1).all()):
             raise InputError(f"{given}, which are one-hot: pass class numbers, y.argmax(1)")
-        other = "loss='binary_cross_entropy'" if one_hot else "another loss and metric"
+        other = "another loss and metric" if y.ndim > 1 else "loss='squared_error'"
+        other = "loss='binary_cross_entropy'" if one_hot else other
         if y.ndim > 1 and y.shape[1:] == shape[2:]:
             other = "loss='pixel_cross_entropy'"
         column = " (y.squeeze(1))" if y.ndim == len(shape) == 2 and y.shape[1] == 1 else ""
@@ -146,7 +142,8 @@ def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, wha
         if label >= classes or (label < 0 and not padded):
             allowed = f"{classes} outputs (labels 0 to {classes - 1}{ignored})"
             problem = f"{what} holds the label {label} but the model has {allowed}"
-            raise InputError(f"{problem}: change the labels or the last layer")
+            other = ", or pass loss='binary_cross_entropy'" if classes == 1 else ""
+            raise InputError(f"{problem}: change the labels or the last layer{other}")
 
 
 def warn_of_probabilities(module: nn.Module, outputs: Any, loss: objective.LossFunction) -> None:
@@ -158,8 +155,10 @@ def warn_of_probabilities(module: nn.Module, outputs: Any, loss: objective.LossF
         found = found or bool((outputs.sum(axis) - 1).abs().le(1e-3).all())
     if found and (axis is not None or loss is objective.binary_cross_entropy):
         problem = "the model's outputs are probabilities (a softmax or sigmoid at its end), but"
-        wanted = f"{loss.__name__} expects logits and learns slowly from these"
-        warn_once(f"{problem} {wanted}: remove the last layer")
+        logs = "nll" in loss.__name__.lower()
+        wanted = f"{loss.__name__} expects {'log-probabilities' if logs else 'logits'}"
+        remedy = "make it nn.LogSoftmax" if logs else "remove the last layer"
+        warn_once(f"{problem} {wanted} and learns slowly from these: {remedy}")
 
 
 Collate = Callable[[list[Any]], Any]
@@ -192,13 +191,9 @@ def read_datasets(parts: Mapping[str, Any], what: str, collate: Collate | None) 
             part = [dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True)]
         # A torch dataset has a length, but no end when it is iterated.
         sized = hasattr(type(part), "__len__") and hasattr(type(part), "__getitem__")
-        try:
-            own = [part[i] for i in range(len(part))] if sized else list(part)
-        except TypeError:
-            if sized or hasattr(type(part), "__iter__"):
-                raise
-            given = type(part).__name__
-            raise InputError(f"{what} {name} is a {given}: give a dataset of examples") from None
+        if not sized and not hasattr(type(part), "__iter__"):
+            raise InputError(f"{what} {name} is a {type(part).__name__}: give a dataset")
+        own = [part[i] for i in range(len(part))] if sized else list(part)
         if not own:
             raise InputError(f"{what} {name} holds no example: leave it out")
         samples += own
@@ -250,9 +245,8 @@ def find_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64] | N
         raise InputError(f"test_clients: {error}") from None
     matched = match_clients(train, Owners((*map(str, present),), np.arange(len(present) + 1)))
     if (matched < 0).all():
-        first, known = str(present[0]), f"which are called {train[0]!r}, ..."
-        problem = f"test_clients: {first!r} and all others are not training clients, {known}"
-        raise InputError(f"{problem}: give ids of the same kind")
+        problem = f"test_clients: {str(present[0])!r} and all others are not training clients"
+        raise InputError(f"{problem}, such as {train[0]!r}: give ids of the same kind")
     return matched[owner]
 
 

@@ -203,9 +203,6 @@ class Task:
                 or ``"batch"`` (of the batch, in evaluation, too).
             notes: notes on the data, for reports.
             **protocol: fields of :class:`Protocol`, such as ``cohort=5``.
-
-        Raises:
-            InputError: for parts that do not fit together; the message names the remedy.
         """
         for name in protocol.keys() - Protocol.__dataclass_fields__.keys():
             known = [*inspect.signature(cls.from_arrays).parameters][:-1]
@@ -335,6 +332,8 @@ def _named(failure: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__} {next(iter(str(error).splitlines()), '')}".rstrip()
+        if "channels" in reason:
+            reason += "; convolutions have channels first: x.transpose(0, 3, 1, 2), grey x[:, None]"
         raise UserCodeError(f"{failure}: {reason}") from error
 
 
