@@ -1,17 +1,15 @@
-"""Inputs that people have: tables, lists, odd types, dicts of tensors, datasets per client.
-
-Tables and datasets are those of pandas and Hugging Face if they are installed.
-"""
+"""Inputs that people have: tables, lists, odd types, dicts of tensors, datasets per client."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
+import datasets
 import numpy as np
+import pandas as pd
 import pytest
+import scipy
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -28,30 +26,10 @@ X, Y = RNG.integers(0, 5, (24, 4)), RNG.integers(0, 3, 24)
 WHO = np.repeat(np.arange(4), 6)
 
 
-class StandIn:
-    """A table of pandas, as far as tasks see it."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def to_numpy(self) -> Any:
-        return self.values
-
-    def __getitem__(self, key: Any) -> Any:
-        raise KeyError(key)
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return self.values
-
-
-def Frame(values: Any) -> Any:
-    """Make a table or a column."""
-    if find_spec("pandas") is None:
-        return StandIn(values)
-    pandas = import_module("pandas")
-    return (pandas.Series if values.ndim == 1 else pandas.DataFrame)(
-        values, index=np.arange(len(values))[::-1]
-    )
+def frame(values: Any) -> Any:
+    """Make a table or a column, with row numbers that are not positions."""
+    made = pd.Series if values.ndim == 1 else pd.DataFrame
+    return made(values, index=np.arange(len(values))[::-1])
 
 
 def linear() -> nn.Module:
@@ -68,9 +46,14 @@ def flat(scale: float) -> nn.Module:
 
 
 FORMS: dict[str, tuple[Any, Any, Any]] = {
-    "frame": (linear, Frame(X.astype(float)), Frame(Y)),
-    "frame of several types": (linear, Frame(X.astype(object)), Frame(Y.astype(float))),
-    "column of arrays": (linear, Frame(np.array([*X.astype(float), None], object)[:-1]), Y),
+    "frame": (linear, frame(X.astype(float)), frame(Y)),
+    "frame of several types": (linear, frame(X.astype(object)), frame(Y.astype(float))),
+    "nullable frame": (linear, frame(X.astype(float)).astype("Float64"), frame(Y).astype("Int64")),
+    "categories": (linear, frame(X), frame(Y).astype("category")),
+    "codes": (linear, X, frame(np.array(["cat", "dog", "eel"])[Y]).astype("category").cat.codes),
+    "scipy": (linear, scipy.sparse.csr_array(X.astype(float)), Y),
+    "sparse": (linear, torch.tensor(X).float().to_sparse(), Y),
+    "column of arrays": (linear, frame(np.array([*X.astype(float), None], object)[:-1]), Y),
     "list": (linear, X.tolist(), Y.tolist()),
     "tensors": (linear, [torch.tensor(row) for row in X], [torch.tensor(y) for y in Y]),
     "arrays": (linear, list(X.astype(float)), list(Y)),
@@ -90,7 +73,7 @@ def test_all_forms_train_to_the_same_model(form: str) -> None:
     found = []
     for own_x, own_y in ((x, y), (X if module is embedded else X.astype(np.float32), Y)):
         torch.manual_seed(0)
-        task = Task.from_arrays(module(), own_x, own_y, Frame(WHO), test=(own_x, own_y), cohort=2)
+        task = Task.from_arrays(module(), own_x, own_y, frame(WHO), test=(own_x, own_y), cohort=2)
         [history] = simulate(task, Trial.of("fedavg"), rounds=1, engine="sequential")
         found.append(history.params)
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
@@ -177,6 +160,12 @@ def test_probabilities_as_outputs_are_warned_of_once(
         Task.from_arrays(nn.Sequential(nn.Linear(4, 3), last), X, Y, WHO, test=(X, Y), cohort=2)
     # The cross-entropy of log-probabilities is that of the logits.
     assert len(recwarn) == isinstance(last, nn.Softmax | nn.Sigmoid)
+    if isinstance(last, nn.LogSoftmax | nn.Softmax):
+        recwarn.clear()
+        model = nn.Sequential(nn.Linear(4, 3), last)
+        Task.from_arrays(model, X, Y, WHO, test=(X, Y), cohort=2, loss=nn.NLLLoss())
+        assert ["LogSoftmax" in str(w.message) for w in recwarn] == [True] * len(recwarn)
+        assert len(recwarn) == isinstance(last, nn.Softmax)
 
 
 class Rows(Dataset[Any]):
@@ -199,9 +188,7 @@ def padded(samples: list[Any]) -> Any:
 
 
 def hugging_face(rows: Any, kind: str) -> Any:
-    found = import_module("datasets").Dataset.from_dict(
-        {"label": Y[rows], "pixels": X[rows].astype(np.float32) * 2}
-    )
+    found = datasets.Dataset.from_dict({"label": Y[rows], "pixels": X[rows].astype(np.float32) * 2})
     made = {"iterable": found.to_iterable_dataset, "columns": lambda: zip(*columns, strict=True)}
     columns = found["pixels"], found["label"]
     return made[kind]() if kind in made else found.with_format(kind or None)
@@ -216,8 +203,6 @@ real = [f"hugging face {kind}".strip() for kind in ("", "torch", "numpy", "itera
     ["pairs", "dicts", "lists", "tensors", "iterables", "collate", "columns", "loader", *real],
 )
 def test_one_dataset_per_client(kind: str) -> None:
-    if kind in real:
-        pytest.importorskip("datasets")
     double = X.astype(np.float32) * 2
     mine = [np.flatnonzero(who == WHO) for who in range(4)]
     make: Any = {

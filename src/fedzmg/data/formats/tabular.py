@@ -187,7 +187,9 @@ def _values(parts: Mapping[str, Any], name: str) -> list[Any]:
 def _feature(dataset: Any, name: str, attribute: str) -> Any:
     """Return an attribute of a column's declared type, where there is one."""
     features = getattr(dataset, "features", None)
-    feature = features.get(name) if isinstance(features, Mapping) else None
+    feature: Any = features.get(name) if isinstance(features, Mapping) else None
+    while hasattr(feature, "feature"):  # of lists
+        feature = feature.feature
     return getattr(feature, attribute, None)
 
 
@@ -293,6 +295,6 @@ def _stack(where: str, entries: Entries, declared: Any) -> Array:
     common.check_numbers(array, where)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] == 3:
         return array
-    if array.shape[3] == 1:
-        return array[..., 0]
+    if 1 in (array.shape[1], array.shape[3]):
+        return array.squeeze(1 if array.shape[1] == 1 else 3)
     return array.transpose(0, 3, 1, 2) if array.shape[3] == 3 else array
