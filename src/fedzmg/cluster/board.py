@@ -20,6 +20,5 @@ class Board:
         self._stops = True
 
     def take(self) -> list[tuple[str, Any]]:
-        """Return the messages since the last call."""
         found, self._messages = self._messages, []
         return found

@@ -39,7 +39,6 @@ class RayCluster:
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def needs(self, device: str) -> Needs:
-        """Return the resources of a worker for a device of a specification."""
         gpus = sum(node.get("GPU", 0.0) for node in self.nodes())
         if device == "cpu" or (device == "auto" and not gpus):
             found = Needs(self.threads)
@@ -56,7 +55,6 @@ class RayCluster:
         return found
 
     def workers(self, needs: Needs) -> int:
-        """Count the workers that train at the same time."""
         return sum(needs.fit(node) for node in self.nodes())
 
     def remote(self, function: Callable[..., Any], needs: Needs, memory: float = 0.0) -> Any:

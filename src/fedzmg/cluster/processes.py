@@ -135,7 +135,6 @@ class ProcessPool:
         self._waiting.clear()
 
     def close(self) -> None:
-        """End the workers that are left."""
         for process, _ in self._running.values():
             process.terminate()
         for process, _ in self._running.values():

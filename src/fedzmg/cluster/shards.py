@@ -55,17 +55,14 @@ class ShardWorker:
     def train(
         self, shard: int, round_: int, broadcast: Broadcast, stopped: frozenset[int]
     ) -> ShardPart | None:
-        """Train the clients of a shard in a round."""
         self.simulation.stopped_trials = stopped
         with self.simulation.numerics(self.simulation.choice):
             return self.shards.train_one(self.simulation, shard, round_, broadcast)
 
     def keep(self, round_: int) -> None:
-        """Write the client memory of a round."""
         self.shards.keep(round_)
 
     def call(self, shard: int, method: str, *arguments: Any) -> Any:
-        """Call a method of a shard's client memory."""
         return getattr(self.shards.stores[shard], method)(*arguments)
 
 
@@ -114,7 +111,6 @@ class RemoteShards:
         fetch(self._ray, [actor.keep.remote(round_) for actor in self._actors])
 
     def close(self) -> None:
-        """End the workers."""
         for actor in self._actors:
             self._ray.kill(actor)
 

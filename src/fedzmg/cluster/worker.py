@@ -69,7 +69,6 @@ class Posts(Progress):
             self._board.post(self.label, message)
 
     def is_stopping(self, seconds: float = 0.0) -> bool:
-        """Tell whether the driver wants to stop."""
         return self._board is not None and self._board.stops(seconds)
 
     def begin(self, label: str, rounds: int, done: int) -> None:

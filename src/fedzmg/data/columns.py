@@ -78,7 +78,6 @@ class Columns:
 
     @property
     def rows(self) -> int:
-        """Number of examples."""
         return rows_of(next(iter(self.columns.values())))
 
     @property
@@ -87,19 +86,16 @@ class Columns:
         return None if self.owners is None else len(self.owners.names)
 
     def array(self, name: str) -> Array:
-        """Return a column of numbers."""
         column = self.columns[name]
         assert not isinstance(column, Strings)
         return column
 
     def strings(self, name: str) -> Strings:
-        """Return a column of strings."""
         column = self.columns[name]
         assert isinstance(column, Strings)
         return column
 
     def take(self, rows: npt.NDArray[np.int64], owners: Owners | None) -> "Columns":
-        """Copy some rows, in the order given."""
         columns: dict[str, Column] = {}
         for name, column in self.columns.items():
             if not isinstance(column, Strings):

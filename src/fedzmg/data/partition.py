@@ -275,7 +275,6 @@ class Partition:
     owners: Owners  # client of every example, read-only; UNUSED for examples without one
 
     def fingerprint(self) -> str:
-        """Compute the SHA-256 of the owners."""
         return hashlib.sha256(np.ascontiguousarray(self.owners, dtype="<i8").tobytes()).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:

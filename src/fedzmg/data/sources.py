@@ -39,7 +39,6 @@ class Remote(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the file."""
         return self.url.rpartition("/")[2]
 
 

@@ -59,7 +59,6 @@ class ReportedData(FederatedData):
         return cls(like, offsets, names[0], "", names[1])
 
     def fingerprint(self) -> str:
-        """Hash the devices' own hashes."""
         return hashlib.sha256("\x1f".join((*self.names, *self.prints)).encode()).hexdigest()
 
 

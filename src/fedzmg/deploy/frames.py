@@ -31,7 +31,6 @@ class Frame(NamedTuple):
 
     @classmethod
     def receive(cls, connection: Connection) -> "Frame":
-        """Receive a message that :meth:`send` sent."""
         facts, heads = json.loads(connection.recv_bytes())
         arrays = {n: Wire(dtype, tuple(s), connection.recv_bytes()) for n, dtype, s in heads}
         return cls(facts, arrays)

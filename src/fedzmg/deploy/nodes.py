@@ -58,7 +58,6 @@ class Nodes:
             raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
 
     def save(self) -> None:
-        """Write the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         nodes = [asdict(self.nodes[client]) for client in sorted(self.nodes)]
         known = {"federation": self.federation, "nodes": nodes, "refused": self.refused}

@@ -57,7 +57,6 @@ class Diagnosis:
     verdict: Verdict  # verdict on the first point
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert for JSON."""
         return asdict(self)
 
 

@@ -36,7 +36,6 @@ class ClientSpread:
 
     @classmethod
     def of(cls, values: Floats) -> "ClientSpread":
-        """Summarise finite values."""
         found = values[np.isfinite(values)]
         if not len(found):
             return cls(None, None, None, None)

@@ -63,7 +63,6 @@ class RunDirectory:
         return any(name[0] != "." for name in names - {"manifest.json", lock.NAME, NODES})
 
     def create(self, spec: RunSpec, manifest: Mapping[str, Any]) -> None:
-        """Create a run directory."""
         self.path.mkdir(parents=True, exist_ok=True)
         content = spec.to_toml().encode()
         bound = {**manifest, SPEC: hashlib.sha256(content).hexdigest()}
@@ -85,7 +84,6 @@ class RunDirectory:
         return read_manifest(self.path)
 
     def append(self, record: Record) -> None:
-        """Append a round to the log."""
         append_log(self.path / LOG, [record.line()])
 
     def records(self) -> list[Record]:
@@ -105,7 +103,6 @@ class RunDirectory:
         stored.write_checkpoint(path, found, self._binding, keep=previous)
 
     def save_clients(self, found: Sequence[ClientMetrics]) -> None:
-        """Write all evaluations of single clients."""
         write_clients(self.path, client_table(found))
 
     def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:

@@ -67,7 +67,6 @@ class Verdict:
         return self.rounds > 0 and self.first is None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the verdict ready for JSON."""
         return {
             **vars(self), "size": json_words(self.size), "reproduced": self.reproduced,
             "facts": [fact._asdict() for fact in self.facts],

@@ -41,7 +41,6 @@ class FamilyTest:
 
     @property
     def significant(self) -> bool:
-        """True if the difference is significant after the correction."""
         return self.p_holm <= LEVEL
 
 
@@ -121,7 +120,6 @@ def seeds_needed(effect_size: float, power: float = 0.8, level: float = LEVEL) -
 
 
 def _power(effect: float, n: int, level: float) -> float:
-    """Return the power of a two-sided paired t-test with n pairs."""
     from scipy import special  # type: ignore[import-untyped, unused-ignore]
 
     freedom, shift = n - 1, effect * math.sqrt(n)

@@ -54,7 +54,6 @@ class AlgorithmResult:
 
     @property
     def significant(self) -> bool:
-        """True if the difference is significant after the correction."""
         return self.evidence is not None and self.evidence.significant
 
     @property

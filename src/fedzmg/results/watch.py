@@ -53,7 +53,6 @@ class Training(NamedTuple):
         return self.name.removeprefix(self.group).strip(" /")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON; non-finite numbers become null."""
         return {k: json_nulls(v) for k, v in self._asdict().items() if k != "label"}
 
 
@@ -71,7 +70,6 @@ class Work(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """True if a process is working on it."""
         return self.owner is not None and not self.owner.is_gone
 
     @property
@@ -103,7 +101,6 @@ class Work(NamedTuple):
         return sum((o.rounds - o.round) * time for o, time in zip(left, times, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything for JSON; non-finite numbers become null."""
         best = self.best
         return {
             **{key: getattr(self, key) for key in self._fields[:5]}, "complete": self.complete,

@@ -102,7 +102,6 @@ class ServerSide(NamedTuple):
         return self.aggregator.map(lambda rule, p: rule.init(p), travelling(self.rule.rule, params))
 
     def merger(self, batches: list[ClientBatch], old: Snapshot) -> Merger:
-        """Make the merger of a round."""
 
         def weigh(clients: Tensor, weights: Tensor) -> Any:
             def one(rule: Any, rows: tuple[Tensor, Tensor], state: State) -> Tensor:
@@ -198,7 +197,6 @@ class Checkpoint(NamedTuple):
         return cls(round_, {n: t.detach().cpu().clone() for n, t in tensors.items()})
 
     def params(self) -> Tree:
-        """Return the global model."""
         start, end = "model.params['", "']"
         named = {n: t for n, t in self.tensors.items() if n.startswith(start)}
         return Tree({n.removeprefix(start).removesuffix(end): t for n, t in named.items()})

@@ -117,7 +117,6 @@ class Display:
             self.say(self._line())
 
     def show_packs(self, packs: "Mapping[str, PackRounds]") -> None:
-        """Show the packs that train in other processes."""
         before, self._round = self._round, sum(done for done, *_ in packs.values())
         if self._remote.keys() != packs.keys():
             before = self._stored = self._round
@@ -137,7 +136,6 @@ class Display:
         return found[:MOST_LINES]
 
     def _whole(self) -> str:
-        """Describe all packs in other processes."""
         ended = sum(done == rounds for done, rounds, _ in self._remote.values())
         text, (left, _) = f"{ended} of {len(self._remote)} packs trained", self._left()
         return text if left is None else f"{text}, {duration(left)} left"

@@ -114,7 +114,6 @@ def _resumed_equals_whole(case: Case) -> str:
 
 
 def _equal_bits(one: tuple[Any, Any], two: tuple[Any, Any], what: str) -> None:
-    """Compare records and snapshots bit for bit."""
     pairs = zip(leaves(one[1]), leaves(two[1]), strict=True)
     if not all(torch.equal(a, b) for a, b in pairs):
         gap, leaf = distance(one[1], two[1])

@@ -37,11 +37,9 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """All properties hold."""
         return all(row.passed for row in self.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything for JSON."""
         rows = [row._asdict() for row in self.rows]
         return {"algorithm": self.algorithm, "ok": self.ok, "rows": rows}
 

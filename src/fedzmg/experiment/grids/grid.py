@@ -161,7 +161,6 @@ class Tuned:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about these options: borders, algorithms that only diverged."""
         found = warnings(self.data)
         if self.data["selection"] == "test":
             found.append("chosen by the test set: a comparison on it is not an honest test")
@@ -173,7 +172,6 @@ class Tuned:
         return plain(f"<Tuned on {self.data['task']!r}: {points}>")
 
     def __str__(self) -> str:
-        """Show a table of the best points and the warnings."""
         data, entries = self.data, self.data["algorithms"]
         best = [entry["best"] for entry in entries.values()]
         points = [entry["points"] for entry in entries.values()]

@@ -157,7 +157,6 @@ class Stops:
         self.now: dict[int, Stopped] = dict(lines)  # decisions by trial
 
     def keep(self, found: Mapping[int, Stopped]) -> None:
-        """Record new decisions."""
         new = {trial: stopped for trial, stopped in found.items() if trial not in self.now}
         if new:
             lines = [{"trial": t, **self._facts[t], **one._asdict()} for t, one in new.items()]

@@ -118,7 +118,6 @@ class Search(training.TrainingStorage):
         self._checkpoint, self._plan = self.path / CHECKPOINT, self.path.parent / "grid.toml"
 
     def run(self) -> None:
-        """Train pack after pack, then score."""
         own = self.spec, self.name, self.path, self.task, self._rows, self._stops.now
         for pack in proposals.all_packs(*own):
             self.train(pack)

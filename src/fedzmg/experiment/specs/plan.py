@@ -159,7 +159,6 @@ class Plan(Experiment):
 
     @staticmethod
     def folder(name: str) -> str:
-        """Return the directory name of an algorithm."""
         return folder_name(name)
 
     def shown(self, name: str) -> str:
@@ -227,7 +226,6 @@ class Plan(Experiment):
             self.check_algorithm(name, task)
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
-        """Refuse an algorithm that cannot be built."""
         self.configured(name, self.fixed(name), task)
 
 

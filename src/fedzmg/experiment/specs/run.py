@@ -87,7 +87,6 @@ class Stages(Strict):
         return {key: value for key, value in written(self).items() if key not in unset}
 
     def build(self) -> Federation:
-        """Build the stages."""
         merged = aggregators.build(self.aggregator) if self.aggregator else None
         clients = Participation(**self.participation.model_dump())
         return Federation(guard=self.guard, participation=clients, aggregator=merged)
@@ -129,7 +128,6 @@ class Experiment(Strict):
         raise NotImplementedError
 
     def build_task(self) -> Task:
-        """Build the preset with the user's changes."""
         return tasks.info(self.task).with_options(self.preset).build()
 
     def check_participation(self, task: Task) -> None:
@@ -232,7 +230,6 @@ class RunSpec(Experiment):
         return {side: getattr(self, side) for side in SIDES}
 
     def build_protocol(self, task: Task) -> Protocol:
-        """Build the task's protocol with the user's changes."""
         return task.protocol.with_options(self.protocol)
 
     def resolve(self, task: Task, name: str = "") -> "ResolvedRun":
@@ -252,5 +249,4 @@ class ResolvedRun(NamedTuple):
     trial: Trial
 
     def resolve(self, _: Task) -> "ResolvedRun":
-        """Return the run itself."""
         return self
