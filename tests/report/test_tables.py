@@ -102,8 +102,7 @@ def test_missing_and_diverged_runs_are_counted(known: Path, log_line: Line) -> N
 def test_worst_first_whichever_way_is_better(tmp_path: Path) -> None:
     keep(tmp_path, EVEN)
     found = read_clients(tmp_path)
-    assert found is not None
-    assert read_clients(tmp_path / "elsewhere") is None
+    assert read_clients(tmp_path / "elsewhere") == ()
     [up], [down] = (sorted_curves([found], higher_is_better=h) for h in (True, False))
     assert (up[0], up[50], up[100]) == pytest.approx((0.1, 0.55, 1.0))
     assert (down[0], down[100]) == pytest.approx((1.0, 0.1))

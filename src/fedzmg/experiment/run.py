@@ -16,8 +16,9 @@ from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.run_directory import Position, RunDirectory, change_manifest, timestamp
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
 from fedzmg.simulation import RoundReport, Simulation, resolve_device
-from fedzmg.simulation.history import ClientMetrics, History, Record
+from fedzmg.simulation.history import History, Record
 from fedzmg.simulation.shards import Shards
+from fedzmg.storage.client_metrics import ClientMetrics
 from fedzmg.storage.files import log_marks
 from fedzmg.storage.formats import flat, read_json
 from fedzmg.storage.lock import hold, is_left_locked

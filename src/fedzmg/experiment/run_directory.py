@@ -26,7 +26,6 @@ from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.models.layout import not_projected
 from fedzmg.participation import Participation
 from fedzmg.provenance import provenance
-from fedzmg.results.runs import client_table
 from fedzmg.simulation import Checkpoint, ClientMetrics, Record, Simulation
 from fedzmg.storage import checkpoint as stored
 from fedzmg.storage import files, formats, lock
@@ -103,20 +102,12 @@ class RunDirectory:
         stored.write_checkpoint(path, found, self._binding, keep=previous)
 
     def save_clients(self, found: Sequence[ClientMetrics]) -> None:
-        write_clients(self.path, client_table(found))
+        write_clients(self.path, found)
 
     def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
         """Read evaluations of single clients in order of rounds, up to round ``until``."""
-        table = read_clients(self.path)
-        if table is None:
-            return ()
-        shared = table.part, table.population, table.clients, table.examples
-        columns: tuple[Any, ...] = (table.metric, table.loss, table.personal, table.tuned)
-        return tuple(
-            ClientMetrics(round_, *shared, *[None if c is None else c[i] for c in columns])  # type: ignore[arg-type]
-            for i, round_ in enumerate(table.rounds.tolist())
-            if until is None or round_ <= until
-        )
+        found = read_clients(self.path)
+        return tuple(one for one in found if until is None or one.round <= until)
 
     def position(
         self, logged: Container[int] | None = None, until: int | None = None

@@ -14,7 +14,7 @@ from fedzmg.storage.client_metrics import ClientTable, read_clients
 from fedzmg.storage.formats import RESTORE, by_side, flat, log_rows, read_manifest, read_toml
 
 if TYPE_CHECKING:
-    from fedzmg.simulation import ClientMetrics, History
+    from fedzmg.simulation import History
 
 FORMAT = 1
 
@@ -73,7 +73,7 @@ class Run:
     steps: int = 0
     plan: str = ""  # directory of the study that the run belongs to, if any
     label: str = ""
-    clients: ClientTable | None = None  # metrics on single clients, if they were evaluated
+    clients: tuple[ClientMetrics, ...] = ()  # metrics on single clients by round
     unusual: tuple[UnusualClient, ...] = ()  # clients whose uploads were rejected or flagged
 
     @property
@@ -139,17 +139,7 @@ class Run:
         }  # fmt: skip
         facts = {"metric": task.metric.name, "higher_is_better": task.metric.higher_is_better}
         log = _log([record._asdict() for record in history.records])
-        clients = client_table(history.clients[-1:]) if history.clients else None
-        return cls("", "", spec, facts, **log, label=label, clients=clients)
-
-
-def client_table(found: Sequence["ClientMetrics"]) -> ClientTable:
-    """Make a table of evaluations of single clients."""
-    last, rounds = found[-1], np.array([one.round for one in found])
-    names = ("metric", "loss", "personal", "tuned")
-    columns: list[Any] = [[getattr(one, name) for one in found] for name in names]
-    values: list[Any] = [None if column[-1] is None else np.stack(column) for column in columns]
-    return ClientTable(last.part, last.population, last.clients, last.examples, rounds, *values)
+        return cls("", "", spec, facts, **log, label=label, clients=history.clients[-1:])
 
 
 def scheduled(total: int, every: int) -> range | list[int]:

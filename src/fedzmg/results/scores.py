@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedzmg.results.formatting import MIB, is_share
 from fedzmg.results.reading import Study
 from fedzmg.results.runs import Run
-from fedzmg.storage.client_metrics import ClientTable
+from fedzmg.storage.client_metrics import ClientMetrics
 
 ThresholdRule: TypeAlias = Literal["rolling_mean", "rolling_min", "stays_above"]
 FinalRule: TypeAlias = Literal["full", "author"]
@@ -221,28 +221,31 @@ def late_means(
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
 
 
-def client_tables(study: Study) -> dict[str, dict[int, ClientTable]]:
+def evaluated_clients(study: Study) -> dict[str, dict[int, tuple[ClientMetrics, ...]]]:
     """Return the clients by label and seed, of finished runs that evaluated them at their end."""
-    found: dict[str, dict[int, ClientTable]] = {label: {} for label in study.members}
+    found: dict[str, dict[int, tuple[ClientMetrics, ...]]] = {label: {} for label in study.members}
     for label, runs in study.members.items():
         for run in filter(lambda run: run.complete, _lived(runs)):
-            if run.clients is not None and run.clients.rounds[-1] == run.done:
+            if run.clients and run.clients[-1].round == run.done:
                 found[label][run.seed] = run.clients
     return found
 
 
-def sorted_curves(runs: Sequence[ClientTable], *, higher_is_better: bool) -> NDArray[np.float64]:
+def sorted_curves(
+    runs: Sequence[Sequence[ClientMetrics]], *, higher_is_better: bool
+) -> NDArray[np.float64]:
     """Return the final metric of every run's clients, worst first, at :data:`SHARES`."""
     shares = SHARES if higher_is_better else SHARES[::-1]
-    return np.stack([np.quantile(run.metric[-1], shares) for run in runs])
+    return np.stack([np.quantile(run[-1].metric, shares) for run in runs])
 
 
-def metric_bands(runs: Sequence[ClientTable]) -> Bands | None:
+def metric_bands(runs: Sequence[Sequence[ClientMetrics]]) -> Bands | None:
     """Average the quantiles over clients by round; None for fewer than two evaluations."""
-    rounds = sorted(set.intersection(*(set(run.rounds.tolist()) for run in runs))) if runs else []
+    by_round = [{one.round: one.metric for one in run} for run in runs]
+    rounds = sorted(set.intersection(*map(set, by_round))) if runs else []
     if len(rounds) < 2:
         return None
-    tables = [run.metric[np.isin(run.rounds, rounds)] for run in runs]
+    tables = [np.stack([own[round_] for round_ in rounds]) for own in by_round]
     quantiles = [np.quantile(table, (0.1, 0.5, 0.9), axis=1) for table in tables]
     return Bands(np.array(rounds, dtype=float), *np.mean(quantiles, axis=0))
 

@@ -17,6 +17,7 @@ from fedzmg.models.layers import settle_spectral_norms
 from fedzmg.models.objective import Objective
 from fedzmg.seeds import stream
 from fedzmg.simulation.trial import Trial
+from fedzmg.storage.client_metrics import ClientMetrics, Part
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree
 

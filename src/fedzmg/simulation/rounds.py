@@ -26,7 +26,7 @@ from fedzmg.models.kernels import channels_last, onednn, rounding, threads
 from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision, same_bits, timer
 from fedzmg.simulation.closing import Closing
 from fedzmg.simulation.dry_run import dry_run
-from fedzmg.simulation.history import ClientMetrics, History, Record, Watched, measure
+from fedzmg.simulation.history import History, Record, Watched, measure
 from fedzmg.simulation.host_memory import keep_freed_memory
 from fedzmg.simulation.personal import own_metrics
 from fedzmg.simulation.planner import RoundPlanner
@@ -35,6 +35,7 @@ from fedzmg.simulation.records import RoundFacts
 from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
 from fedzmg.simulation.shards import Memories, Shards, merge_shards, open_memory, train_batches
 from fedzmg.simulation.trial import Trial, packed_rules
+from fedzmg.storage.client_metrics import ClientMetrics
 from fedzmg.tasks.task import Task
 from fedzmg.tree import State, Tree, leaves, row, stack, tree_map
 

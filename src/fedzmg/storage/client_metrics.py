@@ -1,5 +1,7 @@
-"""The file of a run directory with metric and loss on single clients."""
+"""Metric and loss on single clients, and their file in a run directory."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,47 +20,48 @@ FORMAT = 1
 Part = Literal["test", "training"]
 
 
-class ClientTable(NamedTuple):
-    """Metric and loss on each client's own examples, by round."""
+@dataclass(frozen=True, eq=False)
+class ClientMetrics:
+    """Metric and loss of one model on each client's own examples."""
 
-    part: Part  # kind of examples that are evaluated
-    population: int  # number of clients with such examples; those listed may be a sample
-    clients: NDArray[np.int64]
+    round: int
+    part: Part  # evaluated examples: test examples if the task has them by client
+    population: int  # clients that hold such examples; ``clients`` may be a sample of them
+    clients: NDArray[np.int64]  # positions in the task's clients, ascending
     examples: NDArray[np.int64]
-    rounds: NDArray[np.int64]
-    metric: NDArray[np.float64]  # evaluations x clients
+    metric: NDArray[np.float64]
     loss: NDArray[np.float64]
-    personal: NDArray[np.float64] | None = None
+    personal: NDArray[np.float64] | None = None  # of each client's personal model, if any
     tuned: NDArray[np.float64] | None = None
+    """Metric of each client's model after fine-tuning; None unless ``protocol.fine_tune``."""
 
 
-_WHOLE = ("client", "examples", "round")
-_NAMES = (*_WHOLE, "metric", "loss")
-_OPTIONAL = ("personal", "tuned")  # names of a table's arrays in the file
+_VALUES = ("metric", "loss", "personal", "tuned")  # arrays with a row per round
 
 
-def write_clients(directory: Path, table: ClientTable) -> None:
-    """Write the file atomically."""
-    arrays = zip((*_NAMES, *_OPTIONAL), table[2:], strict=True)
-    tensors: dict[str, NDArray[Any]] = {n: array for n, array in arrays if array is not None}
-    tensors |= {name: tensors[name].astype(np.int32) for name in _WHOLE}
-    facts = {"format": str(FORMAT), "part": table.part, "population": str(table.population)}
+def write_clients(directory: Path, found: Sequence[ClientMetrics]) -> None:
+    """Write evaluations of a run atomically."""
+    last, rounds = found[-1], [one.round for one in found]
+    whole = {"client": last.clients, "examples": last.examples, "round": rounds}
+    tensors: dict[str, NDArray[Any]] = {n: np.array(own, np.int32) for n, own in whole.items()}
+    known = [name for name in _VALUES if getattr(last, name) is not None]
+    tensors |= {name: np.stack([getattr(one, name) for one in found]) for name in known}
+    facts = {"format": str(FORMAT), "part": last.part, "population": str(last.population)}
     facts[SPEC] = file_sha256(directory / "spec.toml")
     with replacing(directory / CLIENTS) as temporary:
         temporary.write_bytes(safetensors.numpy.save(tensors, facts | UNSEALED))
         seal(temporary)
 
 
-def read_clients(directory: Path) -> ClientTable | None:
-    """Read the file; None if the run never evaluated single clients."""
+def read_clients(directory: Path) -> tuple[ClientMetrics, ...]:
+    """Read evaluations in order of rounds; none if the run never evaluated single clients."""
     path = directory / CLIENTS
     if not path.is_file():
         return None
     check_file(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            names = [*_NAMES, *(name for name in _OPTIONAL if name in file.keys())]  # noqa: SIM118
-            facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in names}
+            facts, tensors = file.metadata(), {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
         # Copies that were kept by an earlier version have no hash.
         if not {"sha256", SPEC}.isdisjoint(facts):
             if not has_seal(path):

@@ -122,8 +122,8 @@ def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:
 def _missing(result: StudyResult) -> Iterator[str]:
     """Count the runs without data about single clients."""
     runs = result.study.runs
-    without = sum(run.clients is None for run in runs)
-    diverged = sum(run.clients is not None and run.diverged is not None for run in runs)
+    without = sum(not run.clients for run in runs)
+    diverged = sum(bool(run.clients) and run.diverged is not None for run in runs)
     if without:
         yield f"Clients: {without} of {len(runs)} runs have no metric by client yet."
     if diverged:

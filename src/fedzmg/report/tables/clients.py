@@ -12,7 +12,7 @@ from fedzmg.errors import InputError
 from fedzmg.evaluation import OverClients
 from fedzmg.report.tables.table import NOTHING, Cell, Column, Table, words
 from fedzmg.results import formatting as fmt
-from fedzmg.results.scores import client_tables, over_seeds
+from fedzmg.results.scores import evaluated_clients, over_seeds
 from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.formats import read_json
 
@@ -41,14 +41,14 @@ _COUNTS = ("seed", "client", "examples", "rounds", "absent", "late", "refused", 
 def clients(result: StudyResult) -> Table | None:
     """Make the table of the metric over clients; None if no run evaluated them one by one."""
     study, higher = result.study, result.study.higher_is_better
-    found, heads, goal = client_tables(study), dict(_OVER_CLIENTS), study.threshold
+    found, heads, goal = evaluated_clients(study), dict(_OVER_CLIENTS), study.threshold
     if goal is not None:
         side = "below" if higher else "above"
         heads[_SHORT] = f"clients {side} {fmt.goal_text(goal, study.metric)}"
     records: list[dict[str, Any]] = []
     for label, runs in found.items():
         for seed, one in runs.items():
-            values = one.metric[-1]
+            values = one[-1].metric
             spread = OverClients.of(values, higher_is_better=higher)._asdict()
             record = {"algorithm": label, "seed": seed, "clients": float(len(values)), **spread}
             if goal is not None:
@@ -63,11 +63,11 @@ def clients(result: StudyResult) -> Table | None:
         best = None if name == "sd" else min if name == _SHORT or not higher else max
         _add_column(rows, over_seeds(records, found, name), metric, best)
     several = max(map(len, found.values())) > 1
-    one = next(table for runs in found.values() for table in runs.values())
-    number, total = len(one.examples), one.population
+    last = next(own[-1] for runs in found.values() for own in runs.values())
+    number, total = len(last.examples), last.population
     drawn = "all that have any" if number == total else "drawn by chance, the same for every run"
     caption = (
-        f"The model after the last round on each client's own {one.part} examples; {number:,} of "
+        f"The model after the last round on each client's own {last.part} examples; {number:,} of "
         f"{total:,} clients, {drawn}. Every client counts once; deviation: over clients; worst and "
         f"best 10 %: mean of that tenth{'; ± standard deviation over seeds' * several}."
     )
@@ -77,19 +77,19 @@ def clients(result: StudyResult) -> Table | None:
 
 def own_models(result: StudyResult) -> Table | None:
     """Make the table of clients' own models; None if there are none, nor fine-tuned ones."""
-    study, found = result.study, client_tables(result.study)
-    tables = [one for runs in found.values() for one in runs.values()]
-    kinds = [k for k in _MODELS if any(getattr(one, k) is not None for one in tables)]
+    study, found = result.study, evaluated_clients(result.study)
+    lasts = [own[-1] for runs in found.values() for own in runs.values()]
+    kinds = [k for k in _MODELS if any(getattr(one, k) is not None for one in lasts)]
     if kinds in ([], ["metric"]):
         return None
     records: list[dict[str, Any]] = []
     for label, runs in found.items():
-        for seed, one in runs.items():
+        for seed, (*_, one) in runs.items():
             record: dict[str, Any] = {"algorithm": label, "seed": seed}
             for kind in kinds:
                 # The common model in place of one that a run lacks.
                 values = one.metric if getattr(one, kind) is None else getattr(one, kind)
-                spread = OverClients.of(values[-1], higher_is_better=study.higher_is_better)
+                spread = OverClients.of(values, higher_is_better=study.higher_is_better)
                 record |= {f"{kind}_{name}": getattr(spread, name) for name in _VALUES}
             records.append(record)
     rows, heads = [[Cell(label)] for label in found], ["algorithm"]
