@@ -49,18 +49,15 @@ def by_default(spec: Plan, task: Task) -> str | None:
     return f"processes:{number}" if steps * each > LONG_SECONDS else None
 
 
-def wall_seconds(
-    packs: Sequence[float], workers: int, *, start: float = START_SECONDS,
-    between: float = TASK_SECONDS,
-) -> float:  # fmt: skip
+def wall_seconds(packs: Sequence[float], workers: int) -> float:
     """Return the end of the last pack, each of which begins on the first free worker.
 
-    >>> wall_seconds([1.0, 1.0, 4.0], 2, start=0.0, between=3.0)
-    11.0
+    >>> wall_seconds([1.0, 1.0, 4.0], 2) - START_SECONDS - 2 * TASK_SECONDS
+    5.0
     """
-    free = [start] * max(1, workers)
+    free = [START_SECONDS] * max(1, workers)
     for seconds in packs:
-        heapq.heapreplace(free, free[0] + seconds + between)
+        heapq.heapreplace(free, free[0] + seconds + TASK_SECONDS)
     return max(free)
 
 
