@@ -238,7 +238,6 @@ class Registry(UserDict[str, T]):
             del self.data[name], self.origins[name]
 
     def take_all(self, plugin: Plugin) -> None:
-        """Add what a plugin file lists."""
         listed = f"{self.kind}s".upper()
         values = getattr(plugin.module, listed, ())
         if not isinstance(values, tuple | list):

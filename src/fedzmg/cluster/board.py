@@ -16,7 +16,6 @@ class Board:
         return self._stops
 
     def stop(self) -> None:
-        """Stop all workers after their rounds."""
         self._stops = True
 
     def take(self) -> list[tuple[str, Any]]:

@@ -35,7 +35,6 @@ class RayCluster:
         self.on, self.ray, self.threads, self._share = on, ray, threads, share
 
     def nodes(self) -> list[dict[str, float]]:
-        """Return the resources of every living node."""
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def needs(self, device: str) -> Needs:

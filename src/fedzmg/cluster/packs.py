@@ -167,7 +167,6 @@ class Packs:
                 self._relay(pool, progress)
 
     def _relay(self, pool: Pool, progress: Progress) -> None:
-        """Show the messages of workers."""
         for label, message in pool.messages():
             if isinstance(message, str):
                 progress.say(f"{label}: {message}")

@@ -196,7 +196,6 @@ class PipeBoard:
 def _serve(
     pipe: Pipe, stop: Any, function: Callable[..., Any], setup: Any, *arguments: Any
 ) -> None:
-    """Call a function in a worker process and send its result."""
     # Ctrl-C is the driver's, which asks for a stop after the round.
     if hasattr(os, "setsid"):
         os.setsid()

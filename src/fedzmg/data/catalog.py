@@ -149,7 +149,6 @@ def _locked(name: str, base: Path, progress: Progress) -> Iterator[Path]:
 
 
 def _convert(name: str, files: Sequence[Path], base: Path, work: Path, report: Progress) -> Dataset:
-    """Convert the files of a set and replace its record."""
     found, given = sources.find(name, files), list[dict[str, Any]]()
     for path in found:
         with reading(str(path)):

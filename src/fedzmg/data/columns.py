@@ -82,7 +82,6 @@ class Columns:
 
     @property
     def clients(self) -> int | None:
-        """Number of clients, where the file names any."""
         return None if self.owners is None else len(self.owners.names)
 
     def array(self, name: str) -> Array:

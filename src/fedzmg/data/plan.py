@@ -195,7 +195,6 @@ def _cuts(batching: Batching, count: int) -> tuple[Ids, npt.NDArray[np.bool_], I
 
 
 def _batches(order: Ids, size: int, steps: int, first: int) -> Ids:
-    """Cut every row into batches."""
     used = min(order.shape[1], steps * size)
     # Padding repeats a real example; its weight is zero, so its value never matters.
     indices = np.full((len(order), steps * size), first, dtype=np.int64)

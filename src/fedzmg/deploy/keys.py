@@ -53,7 +53,6 @@ def make_keys(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
 
 
 def _certificates(hosts: Sequence[str]) -> tuple[Any, Any, Any]:
-    """Make the CA's certificate, the server's, and the server's key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

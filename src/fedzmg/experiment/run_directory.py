@@ -79,7 +79,6 @@ class RunDirectory:
         return RunSpec.read(self.path / "spec.toml")
 
     def manifest(self) -> dict[str, Any]:
-        """Read versions, device and data of the run."""
         return read_manifest(self.path)
 
     def append(self, record: Record) -> None:

@@ -87,7 +87,6 @@ class Run:
 
     @property
     def asked(self) -> int | None:
-        """Number of rounds in the specification."""
         rounds = self.spec.get("protocol", {}).get("rounds")
         return None if rounds is None else int(rounds)
 

@@ -44,7 +44,6 @@ class Training(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Name in tables."""
         return self.label + self.name.removeprefix(self.group)
 
     @property

@@ -102,7 +102,6 @@ class Reading:
             self.copied.record()
 
     def rows(self) -> list[list[float]]:
-        """Wait for the copy and return the table."""
         if self.copied is not None:
             self.copied.synchronize()
         return self._host.tolist()

@@ -96,7 +96,6 @@ class ServerSide(NamedTuple):
         return 0 if self.aggregator is None else max(self.aggregator.rule.fewest, 1)
 
     def init(self, params: Tree) -> State:
-        """Return the aggregator's state before the first round."""
         if self.aggregator is None:
             return ()
         return self.aggregator.map(lambda rule, p: rule.init(p), travelling(self.rule.rule, params))

@@ -147,7 +147,6 @@ class Hold:
                     os.pwrite(file, self._content(), 0)
 
     def release(self) -> None:
-        """Unlock everything and remove directories that stayed empty."""
         for path, file in self._files.items():
             with contextlib.suppress(OSError, InputError):
                 os.close(file)

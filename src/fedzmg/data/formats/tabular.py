@@ -234,7 +234,6 @@ def _columns(
 
 
 def _entries(parts: Mapping[str, Any], name: str) -> Entries:
-    """Yield each entry of a column with its name in messages."""
     for part, dataset in parts.items():
         with common.reading(f"{part}: column {name!r}", _ROW):
             column = iter(dataset[name])

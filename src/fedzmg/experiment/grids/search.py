@@ -37,7 +37,6 @@ class GridTrial(NamedTuple):
     seed: int
 
     def line(self, number: int, record: Record, by_test: float | None = None) -> dict[str, Any]:
-        """Return the log line of an evaluated round."""
         return {
             "trial": number, "round": record.round, "seed": self.seed, **self.options,
             "metric": record.metric, **({} if by_test is None else {"test_metric": by_test}),
@@ -145,7 +144,6 @@ class Search(training.TrainingStorage):
         return [i for i, trial in enumerate(self._active) if trial in due]
 
     def train(self, pack: list[int]) -> None:
-        """Train a pack as far as it is not trained yet."""
         if self._is_logged(pack):
             return
         self._pack = pack

@@ -106,7 +106,6 @@ class GridSpec(Plan):
         return {"order of axes": list(self.axes), **own}
 
     def packs(self) -> dict[str, int]:
-        """Count the packs of every algorithm's trials."""
         each = min(2, len(self.seeds)) if self.search.halving else 1
         together = self.together or MOST_TRIALS
         if self.search.method == "optuna":
@@ -123,7 +122,6 @@ class GridSpec(Plan):
         return math.prod(map(len, self.axes_of(name).values()))
 
     def trial_rounds(self, name: str) -> int:
-        """Count the rounds of all of an algorithm's trials."""
         left, total = self.trials(name) // len(self.seeds), 0
         size = self.search.batch if self.search.method == "optuna" else left
         for points in (min(size, left - i) for i in range(0, left, size)):
@@ -134,7 +132,6 @@ class GridSpec(Plan):
         return total
 
     def axes_of(self, name: str) -> Axes:
-        """Return the axes whose option an algorithm has."""
         axes = self.algorithms[name].axes
         known = known_options(algorithms.get(self.base(name)))
         return {k: v for k, v in (self.axes if axes is None else axes).items() if k in known}

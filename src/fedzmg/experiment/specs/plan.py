@@ -193,7 +193,6 @@ class Plan(Experiment):
     def run_spec(
         self, name: str, seed: int, options: Mapping[str, Value], **protocol: Value
     ) -> RunSpec:
-        """Return one run of an algorithm with these options."""
         shared = ("task", "engine", "device", "dtype", "precision", "deterministic")
         return RunSpec.parse({
             **{key: getattr(self, key) for key in (*shared, "preset", "federation")},
@@ -204,7 +203,6 @@ class Plan(Experiment):
         })  # fmt: skip
 
     def fixed(self, name: str) -> dict[str, Value]:
-        """Return the options of an algorithm's table."""
         return flat(self.algorithms[name].model_dump(include=set(SIDES)))
 
     def configured(self, name: str, options: Mapping[str, Any], task: Task | None) -> Algorithm:

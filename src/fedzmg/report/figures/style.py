@@ -96,7 +96,6 @@ class Chart(Figure):
         return axes
 
     def small_panels(self, titles: list[str], xlabel: str, ylabel: str, metric: str) -> list[Axes]:
-        """Add rows of panels with common axes."""
         number, rows = len(titles), -(-len(titles) // COLUMNS)
         grid = self.body.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).flat
         for axes in grid[number:]:
@@ -149,7 +148,6 @@ class Chart(Figure):
         self.tag_legend(legend, labels)
 
     def tag_legend(self, legend: Legend, labels: Sequence[str]) -> None:
-        """Tag the entries of a legend with the labels of their series."""
         handles, texts = legend.legend_handles, legend.get_texts()
         for handle, text, label in zip(handles, texts, labels, strict=True):
             if handle is not None:

@@ -120,7 +120,6 @@ def _tiles(result: StudyResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _missing(result: StudyResult) -> Iterator[str]:
-    """Count the runs without data about single clients."""
     runs = result.study.runs
     without = sum(not run.clients for run in runs)
     diverged = sum(bool(run.clients) and run.diverged is not None for run in runs)
