@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from fedzmg.errors import InputError
-from fedzmg.storage.client_metrics import ClientTable, read_clients
+from fedzmg.storage.client_metrics import ClientMetrics, read_clients
 from fedzmg.storage.formats import RESTORE, by_side, flat, log_rows, read_manifest, read_toml
 
 if TYPE_CHECKING:

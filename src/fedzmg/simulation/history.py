@@ -1,7 +1,7 @@
 """Results of a trial: a record per round, metrics on single clients, and the trained model."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,24 +24,6 @@ from fedzmg.tree import Tree
 MOST_CLIENTS = 10_000  # size of the sample of a larger population
 SHARE_OF_TRAINING = 3  # examples used in training per example evaluated, at least
 FEW_EXAMPLES = 2_000  # examples evaluated even for a very short training
-
-Part = Literal["test", "training"]
-
-
-@dataclass(frozen=True, eq=False)
-class ClientMetrics:
-    """Metric and loss of one model on each client's own examples."""
-
-    round: int
-    part: Part  # evaluated examples: test examples if the task has them by client
-    population: int  # clients that hold such examples; ``clients`` may be a sample of them
-    clients: npt.NDArray[np.int64]  # numbers of clients, ascending
-    examples: npt.NDArray[np.int64]
-    metric: npt.NDArray[np.float64]
-    loss: npt.NDArray[np.float64]
-    personal: npt.NDArray[np.float64] | None = None  # of each client's personal model, if any
-    tuned: npt.NDArray[np.float64] | None = None
-    """Metric of each client's model after fine-tuning; None unless ``protocol.fine_tune``."""
 
 
 class Watched(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import safetensors
@@ -57,7 +57,7 @@ def read_clients(directory: Path) -> tuple[ClientMetrics, ...]:
     """Read evaluations in order of rounds; none if the run never evaluated single clients."""
     path = directory / CLIENTS
     if not path.is_file():
-        return None
+        return ()
     check_file(path)
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -68,16 +68,16 @@ def read_clients(directory: Path) -> tuple[ClientMetrics, ...]:
                 raise ValueError("its hash is wrong")
             if facts[SPEC] != file_sha256(directory / "spec.toml"):
                 raise ValueError("it belongs to another run")
-        kinds = {name: np.int64 if name in _WHOLE else np.float64 for name in names}
-        tensors = {name: tensors[name].astype(kind) for name, kind in kinds.items()}
-        values: list[Any] = [tensors.get(name) for name in (*_NAMES, *_OPTIONAL)]
-        found = ClientTable(facts["part"], int(facts["population"]), *values)
-        shape = len(found.rounds), len(found.clients)
-        same = found.examples.shape == found.clients.shape == shape[1:]
-        same &= found.rounds.shape == shape[:1] and found.part in get_args(Part)
-        own = [tensors[name] for name in names if name not in _WHOLE]
-        if not same or 0 in shape or {array.shape for array in own} != {shape}:
-            raise ValueError(f"a table of shape {found.metric.shape}")
+        clients, examples = (tensors[name].astype(np.int64) for name in ("client", "examples"))
+        rounds, values = tensors["round"], {n: tensors[n] for n in _VALUES if n in tensors}
+        shapes = {array.shape for array in values.values()}
+        same = examples.shape == clients.shape and shapes == {(len(rounds), len(clients))}
+        if not same or 0 in (len(rounds), len(clients)) or facts["part"] not in get_args(Part):
+            raise ValueError(f"a table of shape {min(shapes, default=())}")
+        shared = facts["part"], int(facts["population"]), clients, examples
+        return tuple(
+            ClientMetrics(round_, *shared, **{name: own[i] for name, own in values.items()})
+            for i, round_ in enumerate(rounds.tolist())
+        )
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
-    return found
