@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_missing_and_diverged_runs_are_counted(known: Path, log_line: Line) -> N
 
 def test_worst_first_whichever_way_is_better(tmp_path: Path) -> None:
     keep(tmp_path, EVEN)
-    found = read_clients(tmp_path)
+    found: Any = SimpleNamespace(clients=read_clients(tmp_path))
     assert read_clients(tmp_path / "elsewhere") == ()
     [up], [down] = (sorted_curves([found], higher_is_better=h) for h in (True, False))
     assert (up[0], up[50], up[100]) == pytest.approx((0.1, 0.55, 1.0))

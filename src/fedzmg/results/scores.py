@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from fedzmg.results.formatting import MIB, is_share
 from fedzmg.results.reading import Study
 from fedzmg.results.runs import Run
-from fedzmg.storage.client_metrics import ClientMetrics
 
 ThresholdRule: TypeAlias = Literal["rolling_mean", "rolling_min", "stays_above"]
 FinalRule: TypeAlias = Literal["full", "author"]
@@ -221,27 +220,24 @@ def late_means(
     return {label: value for label, value in found.items() if math.isfinite(value)}, ""
 
 
-def evaluated_clients(study: Study) -> dict[str, dict[int, tuple[ClientMetrics, ...]]]:
-    """Return the clients by label and seed, of finished runs that evaluated them at their end."""
-    found: dict[str, dict[int, tuple[ClientMetrics, ...]]] = {label: {} for label in study.members}
-    for label, runs in study.members.items():
-        for run in filter(lambda run: run.complete, _lived(runs)):
-            if run.clients and run.clients[-1].round == run.done:
-                found[label][run.seed] = run.clients
-    return found
+def evaluated_runs(study: Study) -> dict[str, list[Run]]:
+    """Return by label the finished runs that evaluated single clients at their end."""
+
+    def is_evaluated(run: Run) -> bool:
+        return run.complete and bool(run.clients) and run.clients[-1].round == run.done
+
+    return {k: list(filter(is_evaluated, _lived(runs))) for k, runs in study.members.items()}
 
 
-def sorted_curves(
-    runs: Sequence[Sequence[ClientMetrics]], *, higher_is_better: bool
-) -> NDArray[np.float64]:
+def sorted_curves(runs: Sequence[Run], *, higher_is_better: bool) -> NDArray[np.float64]:
     """Return the final metric of every run's clients, worst first, at :data:`SHARES`."""
     shares = SHARES if higher_is_better else SHARES[::-1]
-    return np.stack([np.quantile(run[-1].metric, shares) for run in runs])
+    return np.stack([np.quantile(run.clients[-1].metric, shares) for run in runs])
 
 
-def metric_bands(runs: Sequence[Sequence[ClientMetrics]]) -> Bands | None:
+def metric_bands(runs: Sequence[Run]) -> Bands | None:
     """Average the quantiles over clients by round; None for fewer than two evaluations."""
-    by_round = [{one.round: one.metric for one in run} for run in runs]
+    by_round = [{one.round: one.metric for one in run.clients} for run in runs]
     rounds = sorted(set.intersection(*map(set, by_round))) if runs else []
     if len(rounds) < 2:
         return None

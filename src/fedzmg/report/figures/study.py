@@ -15,7 +15,7 @@ from fedzmg.report.figures.style import Chart, format_axis, styled, usual_range,
 from fedzmg.results import formatting as fmt
 from fedzmg.results import scores
 from fedzmg.results.reading import Study
-from fedzmg.results.scores import SHARES, Bands, Curve, band_around, evaluated_clients
+from fedzmg.results.scores import SHARES, Bands, Curve, band_around, evaluated_runs
 from fedzmg.results.study_result import StudyResult
 
 MOST_POINTS = 300  # vertices of a drawn curve; longer curves are thinned
@@ -246,9 +246,9 @@ def _row_chart(title: str, caption: str, labels: list[str], notes: list[str]) ->
 def clients(result: StudyResult) -> Chart | None:
     """Draw the metric of every client, worst first."""
     study, higher, found = result.study, result.study.higher_is_better, {}
-    for label, own in evaluated_clients(study).items():
+    for label, own in evaluated_runs(study).items():
         if own:
-            curves = scores.sorted_curves([*own.values()], higher_is_better=higher)
+            curves = scores.sorted_curves(own, higher_is_better=higher)
             mean = low = high = curves.mean(axis=0)
             if len(curves) > 1:
                 low, high = band_around(mean, curves.std(axis=0, ddof=1), study.metric)
@@ -268,8 +268,8 @@ def clients(result: StudyResult) -> Chart | None:
 @styled
 def clients_by_round(result: StudyResult) -> Chart | None:
     """Draw median and inner four fifths of the clients' metric by round."""
-    study, tables = result.study, evaluated_clients(result.study)
-    found = {label: scores.metric_bands([*own.values()]) for label, own in tables.items()}
+    study = result.study
+    found = {label: scores.metric_bands(own) for label, own in evaluated_runs(study).items()}
     title = f"{study.name}: {study.metric} over clients by round"
     caption = "The median client, and the band from 10 to 90 % of the clients; mean over seeds."
     return _banded(result, found, title, caption, study.metric)

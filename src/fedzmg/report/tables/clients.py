@@ -12,7 +12,7 @@ from fedzmg.errors import InputError
 from fedzmg.evaluation import OverClients
 from fedzmg.report.tables.table import NOTHING, Cell, Column, Table, words
 from fedzmg.results import formatting as fmt
-from fedzmg.results.scores import evaluated_clients, over_seeds
+from fedzmg.results.scores import evaluated_runs, over_seeds
 from fedzmg.results.study_result import StudyResult
 from fedzmg.storage.formats import read_json
 
@@ -41,16 +41,16 @@ _COUNTS = ("seed", "client", "examples", "rounds", "absent", "late", "refused", 
 def clients(result: StudyResult) -> Table | None:
     """Make the table of the metric over clients; None if no run evaluated them one by one."""
     study, higher = result.study, result.study.higher_is_better
-    found, heads, goal = evaluated_clients(study), dict(_OVER_CLIENTS), study.threshold
+    found, heads, goal = evaluated_runs(study), dict(_OVER_CLIENTS), study.threshold
     if goal is not None:
         side = "below" if higher else "above"
         heads[_SHORT] = f"clients {side} {fmt.goal_text(goal, study.metric)}"
     records: list[dict[str, Any]] = []
     for label, runs in found.items():
-        for seed, one in runs.items():
-            values = one[-1].metric
+        for run in runs:
+            values = run.clients[-1].metric
             spread = OverClients.of(values, higher_is_better=higher)._asdict()
-            record = {"algorithm": label, "seed": seed, "clients": float(len(values)), **spread}
+            record = {"algorithm": label, "seed": run.seed, "clients": float(len(values)), **spread}
             if goal is not None:
                 reached = values >= goal if higher else values <= goal
                 record[_SHORT] = float((~reached).mean())
@@ -63,7 +63,7 @@ def clients(result: StudyResult) -> Table | None:
         best = None if name == "sd" else min if name == _SHORT or not higher else max
         _add_column(rows, over_seeds(records, found, name), metric, best)
     several = max(map(len, found.values())) > 1
-    last = next(own[-1] for runs in found.values() for own in runs.values())
+    last = next(run.clients[-1] for runs in found.values() for run in runs)
     number, total = len(last.examples), last.population
     drawn = "all that have any" if number == total else "drawn by chance, the same for every run"
     caption = (
@@ -77,15 +77,16 @@ def clients(result: StudyResult) -> Table | None:
 
 def own_models(result: StudyResult) -> Table | None:
     """Make the table of clients' own models; None if there are none, nor fine-tuned ones."""
-    study, found = result.study, evaluated_clients(result.study)
-    lasts = [own[-1] for runs in found.values() for own in runs.values()]
+    study, found = result.study, evaluated_runs(result.study)
+    lasts = [run.clients[-1] for runs in found.values() for run in runs]
     kinds = [k for k in _MODELS if any(getattr(one, k) is not None for one in lasts)]
     if kinds in ([], ["metric"]):
         return None
     records: list[dict[str, Any]] = []
     for label, runs in found.items():
-        for seed, (*_, one) in runs.items():
-            record: dict[str, Any] = {"algorithm": label, "seed": seed}
+        for run in runs:
+            record: dict[str, Any] = {"algorithm": label, "seed": run.seed}
+            one = run.clients[-1]
             for kind in kinds:
                 # The common model in place of one that a run lacks.
                 values = one.metric if getattr(one, kind) is None else getattr(one, kind)
