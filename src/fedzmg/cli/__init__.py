@@ -33,6 +33,12 @@ fedzmg --help shows all commands."""
 class _Commands(TyperGroup):
     """All commands."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        meant = {"train": "run", "simulate": "run", "search": "grid", "plot": "report"}
+        if args[0] in meant:
+            raise InputError(f"no such command: {args[0]!r}. Did you mean {meant[args[0]]!r}?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

@@ -208,6 +208,8 @@ def _population(
         client = table[0] or ("client" if partition is None else None)
         columns = formats.read_path(name, client, table[1])
     options: dict[str, Any] = {}
+    if partition == "natural":
+        raise InputError("--partition natural: leave it out for the clients that the files name")
     if partition is not None:
         given = parse_settings(settings or [])
         options = {"name": partition, "clients": clients, "seed": seed, **given}

@@ -46,8 +46,8 @@ Minutes = Annotated[
 On = Annotated[
     str | None,
     opt(
-        "Train in worker processes: processes (one per CPU core), processes:N, ray (this machine), "
-        "ray:N, auto (the Ray cluster here) or ray://HOST:PORT.",
+        "Train in worker processes: processes (one per CPU core), processes:N (both for several "
+        "runs), ray (this machine), ray:N, auto (the Ray cluster here) or ray://HOST:PORT.",
         "processes for long trainings of several algorithms or many trials on a CPU, on Linux",
     ),
 ]
