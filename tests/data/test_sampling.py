@@ -228,7 +228,7 @@ def test_work_of_a_client(
     stream = steps_of(Participation(**fields), batching, count, extra)
     assert stream.counts.tolist() == counts
     assert "".join(".x"[int(c)] for c in stream.closes) == closes
-    assert work(Participation(**fields), batching, extra).most_steps(count) == len(counts)
+    assert work(Participation(**fields), batching, extra).steps(count) == len(counts)
 
 
 def test_no_epochs_are_one_step() -> None:
@@ -264,14 +264,14 @@ def test_ranges_are_drawn_by_address() -> None:
     assert drawn == [whole.plan(0, r, c, 50)[1] for r in range(1, 101) for c in range(20)]
     shares = np.bincount(drawn, minlength=6) / len(drawn)
     np.testing.assert_allclose(shares, [0, 0, 0.25, 0.25, 0.25, 0.25], atol=0.05)
-    assert whole.most_steps(50) == 5
+    assert whole.steps(50) == 5
     other = [whole.plan(1, r, c, 50)[1] for r in range(1, 101) for c in range(20)]
     assert np.mean(np.array(drawn) == other) == pytest.approx(0.25, abs=0.05)
     # Real bounds give parts of epochs: between 1 and 13 steps of 13.
     real = work(Participation(epochs=(0.01, 1.0)))
     parts = {real.plan(0, 1, c, 50)[1] for c in range(300)}
     assert parts == set(range(1, 14))
-    assert real.most_steps(50) == 13
+    assert real.steps(50) == 13
 
 
 def test_own_work_function_gets_an_address() -> None:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,15 +100,8 @@ class LocalWork:
         planned = stream if steps is None else stream[:steps]
         return ClientBatch(0, address[2], count, planned, address)
 
-    def most_steps(self, count: int) -> int:
-        """Return the largest number of steps of a client; of a function, a guess."""
-        return self._steps(max, count)
-
-    def mean_steps(self, count: int) -> int:
-        """Return the steps of a client with the mean amount of work; of a function, a guess."""
-        return self._steps(fmean, count)
-
-    def _steps(self, choose: Callable[[tuple[float, ...]], float], count: int) -> int:
+    def steps(self, count: int, choose: Callable[[tuple[float, ...]], float] = max) -> int:
+        """Return the steps of a client, by default the most; of a user's function, a guess."""
         if self._amount is None or callable(self._amount):
             return self._usual.steps(count)
         bounds = self._amount if isinstance(self._amount, tuple) else (self._amount,)

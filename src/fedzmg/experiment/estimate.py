@@ -6,6 +6,7 @@ If there is time, a cohort trains for a few steps; otherwise the one step stands
 
 import time
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
     if task is None:
         return found
     own = LocalWork(participation, protocol.batching, first.algorithm.client.extra_epochs)
-    per_client = np.array([own.mean_steps(int(n)) for n in task.train.counts])
+    per_client = np.array([own.steps(int(n), fmean) for n in task.train.counts])
     drawn = np.full(len(per_client), cohort / len(per_client))
     if participation.sampler == "examples" and not protocol.replacement:
         drawn = inclusion_probabilities(task.train.counts, protocol.cohort)

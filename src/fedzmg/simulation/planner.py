@@ -61,4 +61,4 @@ class RoundPlanner:
     @property
     def longest(self) -> int:
         """Steps of the longest stream that any client can have; estimated for a user's function."""
-        return self._work.most_steps(int(self._task.train.counts.max()))
+        return self._work.steps(int(self._task.train.counts.max()))
