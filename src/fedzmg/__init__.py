@@ -15,19 +15,9 @@ TYPE_CHECKING = False  # typing itself is not loaded before a command can answer
 if TYPE_CHECKING:
     from typing import Any
 
+    import fedzmg.testing as testing
     import fedzmg.trackers as trackers
-    from fedzmg import (
-        aggregators,
-        algorithms,
-        data,
-        diagnose,
-        draw,
-        metrics,
-        models,
-        optim,
-        tasks,
-        testing,
-    )
+    from fedzmg import aggregators, algorithms, data, diagnose, draw, metrics, models, optim, tasks
     from fedzmg.api import compare, register, tune
     from fedzmg.contract import Aggregator, Algorithm, ClientRule, ServerRule
     from fedzmg.errors import InputError
