@@ -3,7 +3,9 @@
 import dataclasses
 import inspect
 import re
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -28,24 +30,6 @@ class AggregatorInfo(NamedTuple):
     source: str  # authors and year
 
 
-_ROWS: dict[str, tuple[Aggregator, str, str]] = {
-    "mean": (Mean(), "weighted mean, the default; keeps no updates", "McMahan et al. 2017"),
-    "median": (Median(), "median of every parameter", "Yin et al. 2018"),
-    "trimmed_mean": (TrimmedMean(), "mean without the f smallest and f largest values",
-                     "Yin et al. 2018"),
-    "krum": (Krum(), "the update nearest to its n - f - 2 neighbours", "Blanchard et al. 2017"),
-    "multi_krum": (MultiKrum(), "mean of the n - f updates of lowest Krum score",
-                   "Blanchard et al. 2017"),
-    "bulyan": (Bulyan(), "winners of Krum, then values nearest to the median",
-               "El Mhamdi et al. 2018"),
-    "geometric_median": (GeometricMedian(), "smallest sum of distances (RFA)",
-                         "Pillutla et al. 2022"),
-    "centred_clipping": (CentredClipping(), "last aggregate plus clipped differences",
-                         "Karimireddy et al. 2021"),
-    "norm_bound": (NormBound(), "mean of updates with bounded norms", "Sun et al. 2019"),
-}  # fmt: skip
-
-
 def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, AggregatorInfo]:
     """Make an entry of an aggregator; its class gives the name: ``MyMean`` is ``my_mean``."""
     check_rule("aggregator", getattr(value, "aggregator", value), Aggregator)
@@ -56,10 +40,15 @@ def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, Aggregator
     return name or own, value
 
 
-_INFOS = {name: AggregatorInfo(*row) for name, row in _ROWS.items()}
+_TEXTS = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
+_CLASSES: tuple[type[Aggregator], ...] = (
+    Mean, Median, TrimmedMean, Krum, MultiKrum, Bulyan, GeometricMedian, CentredClipping, NormBound
+)  # fmt: skip
+_INFOS = [AggregatorInfo(kind(), **_TEXTS[kind.__name__]) for kind in _CLASSES]
 AGGREGATORS: Registry[AggregatorInfo] = Registry(
-    "aggregator", _INFOS, _entry, lambda old, new: old.aggregator == new.aggregator
-)
+    "aggregator", dict(_entry(info, "", None) for info in _INFOS), _entry,
+    lambda old, new: old.aggregator == new.aggregator,
+)  # fmt: skip
 
 
 def get(name: str) -> Aggregator:
