@@ -285,14 +285,11 @@ def _parts(block: Any, like: Iterable[Any]) -> list[Any]:
 
 def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: Tensor) -> None:
     """Run one step on buffers, in place."""
-    own = (state.numbers, state.context) if program.rule.own_loss else ()
+    known = (state.numbers, state.context) if program.rule.own_loss else ()
+    own = plan, time, *program.data.examples, *known
 
     def gradient(point: Tree) -> tuple[Tensor, Tree]:
-        return local.eager_gradient(
-            lambda p, _: code.loss(dict(p.items()), plan, time, *program.data.examples, *own),
-            point,
-            None,
-        )
+        return local.eager_gradient(lambda p, _: code.loss(dict(p.items()), *own), point, None)
 
     losses, grad = gradient(state.work.params)
     changed: tuple[State, ...] = ()
@@ -305,19 +302,15 @@ def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: T
             changed = (scratch,)
             with torch.enable_grad():
                 grad = gradient(point)[1]
-        known = state.numbers, state.context, state.work, grad, losses, plan.lengths, time
-        code.advance(*known, *changed)
+        now = state.numbers, state.context, state.work, grad, losses, plan.lengths, time
+        code.advance(*now, *changed)
         time.add_(1)
 
 
 def _code(program: Program, *, masked: bool) -> _Code:
     """Build the parts of a step."""
-    rule, objective, prepare, dtype = (
-        program.rule,
-        program.objective,
-        program.prepare,
-        program.dtype,
-    )
+    rule, objective = program.rule, program.objective
+    prepare, dtype = program.prepare, program.dtype
     keyed, losses_of = objective.model.needs_key, local.mapped_losses(program)
     dependent = objective.model.norms.dependent
 

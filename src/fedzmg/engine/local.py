@@ -228,15 +228,12 @@ class Program:
         """Put together what clients know; the last arguments are those of :meth:`facts`."""
         asked: Asked | tuple[()] = ()
         if others:
-            needs, (client, key, steps) = self.rule.needs, others
-            asked = Asked(
-                client=client if "client" in needs else (),
-                key=key if "key" in needs else (),
-                steps=steps if "steps" in needs else (),
-                label_counts=self.label_counts[client] if "label_counts" in needs else (),
-            )
-        known = broadcast.params, broadcast.shared, memory, broadcast.round
-        return ClientContext(*known, examples, asked)
+            needs = self.rule.needs
+            counts = self.label_counts[others[0]] if "label_counts" in needs else ()
+            known = zip(Asked._fields, (*others, counts), strict=True)
+            asked = Asked(*(value if name in needs else () for name, value in known))
+        sent = broadcast.params, broadcast.shared, memory, broadcast.round
+        return ClientContext(*sent, examples, asked)
 
 
 def mapped_losses(program: Program) -> Callable[..., tuple[Tensor, Tree]]:
