@@ -78,7 +78,8 @@ class Vectorized:
                 if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
                     raise torch.OutOfMemoryError(str(error)) from error
                 # An error of the model itself is raised once more, with client and step.
-                loop = Sequential(self.program, self._path)
+                path = ["compiled"] * self.compiled + ["cuda_graph"] * self.cuda_graph
+                loop = Sequential(self.program, "_".join(path) or "vectorized")
                 deque(loop.train(chosen, broadcast, row(memory, rows)), 0)
                 raise cannot_map(error) from error
             models = None
@@ -86,11 +87,6 @@ class Vectorized:
                 models = Models(flatten_rows(outcomes.upload.delta)[0], origin)
             computed = sum(self._widths(chosen))
             yield Chunk(order, list(range(len(order))), outcomes, computed, models)
-
-    @property
-    def _path(self) -> str:
-        parts = ["compiled"] * self.compiled + ["cuda_graph"] * self.cuda_graph
-        return "_".join(parts) or "vectorized"
 
     def _train_sorted(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State, subtract: bool
@@ -303,7 +299,4 @@ def compiled_step(program: Program) -> MappedStep:
 
         return local.full_step(rule, apply, gradient, context, params, scratch, active)
 
-    def mapped(numbers: Any, *args: Any) -> Any:
-        return map_rule(program.rule, one, numbers, *args)
-
-    return mapped
+    return lambda numbers, *args: map_rule(program.rule, one, numbers, *args)

@@ -134,9 +134,12 @@ class ServerSide(NamedTuple):
             delta = found.to(merged.deltas.dtype)
         cohort, sums = merger.cohort(self.population, stamp, keys, delta), merger.sums
         if isinstance(cohort.valid, Tensor):
-            rows = cohort.each, cohort.valid, cohort.clients
+            rows = {name: getattr(cohort, name) for name in ("each", "valid", "clients")}
             own = old.params, old.state, cohort._replace(each=(), valid=(), clients=())
-            params, state = _by_cohort(self.rule, _update, merger, rows, *own)
+            params, state = _by_cohort(
+                self.rule, lambda rule, r, p, s, c: rule.update(p, s, c._replace(**r)),
+                merger, rows, *own,
+            )  # fmt: skip
         else:
             # Every field costs the map a few microseconds: absent ones at the end are left out.
             known = cohort[:6] if isinstance(keys, tuple) else tuple(cohort)
@@ -157,11 +160,6 @@ class ServerSide(NamedTuple):
         lost = torch.where((sums.clients == 0) & uploaded, old.lost + 1, torch.zeros_like(old.lost))
         alive = old.alive & (lost < DIVERGED_AFTER)
         return Snapshot(params, state, alive, lost, old.traffic, merging)
-
-
-def _update(rule: Any, rows: Any, params: Tree, state: State, cohort: Cohort) -> Any:
-    each, valid, clients = rows
-    return rule.update(params, state, cohort._replace(each=each, valid=valid, clients=clients))
 
 
 def _by_cohort(

@@ -136,9 +136,7 @@ def _useless_uploads_change_nothing(case: Case) -> str:
     data = replace(base.train, offsets=offsets, names=(*base.train.names, "empty"))
     clean = replace(base, train=data, protocol=replace(base.protocol, cohort=8))
     others = ChangedPlanner(
-        clean,
-        case.algorithm,
-        lambda batches: [b for b in batches if len(b.stream) and b.client != 3],
+        clean, case.algorithm, lambda all_: [b for b in all_ if len(b.stream) and b.client != 3]
     )
     expected = run_of(case.simulation(problem=clean, planner=others)).snapshots[-1].params
     bad = with_inputs(clean, lambda x: x * torch.nan, 3)

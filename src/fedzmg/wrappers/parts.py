@@ -90,11 +90,8 @@ class PartsClient(Wrapper):
                 return tree
             return Tree({name: {**tree, **zeros}[name] for name in params})
 
-        def corrected(tree: Tree) -> Tree:
-            return filled(zeros, tree) if set(tree) == set(params) else tree
-
         if any(rule.corrects for rule in chain(self.inner)):
-            memory = map_trees(corrected, memory)
+            memory = map_trees(lambda t: filled(zeros, t) if set(t) == set(params) else t, memory)
         shared = map_trees(extended, context.shared)
         return context._replace(params=params, memory=memory, shared=shared)
 
@@ -158,11 +155,8 @@ class PartsClient(Wrapper):
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         trained, inside = self._trained(params), scratch[0] if self._waits else scratch
         upload, memory = self.inner.finish(self._inside(context), trained, inside, steps)
-
-        def without_personal(tree: Tree) -> Tree:
-            return pick(tree, self.split.shared) if set(tree) == set(trained) else tree
-
-        travels: Upload = map_trees(without_personal, upload)
+        shared, whole = self.split.shared, set(trained)  # without personal parameters
+        travels: Upload = map_trees(lambda t: pick(t, shared) if set(t) == whole else t, upload)
         if averaged := self.split.averaged:
             moves = pick(context.params, averaged) - pick(params, averaged)
             delta = {**moves, **travels.delta}

@@ -306,8 +306,7 @@ def _splits(programs: int, pixels: int, warps: int) -> int:
     # Programs run in waves of as many as a large GPU holds (a constant: bits depend on shapes
     # alone). Each costs its tiles and something for its start and for the sum over shares.
     wave, tiles, fixed = 132 * 8 // warps, triton.cdiv(pixels, 32), 8
-
-    def cost(shares: int) -> int:
-        return int(triton.cdiv(programs * shares, wave) * (triton.cdiv(tiles, shares) + fixed))
-
-    return min(range(1, max(1, tiles // fixed) + 1), key=cost)
+    return min(
+        range(1, max(1, tiles // fixed) + 1),
+        key=lambda n: triton.cdiv(programs * n, wave) * (triton.cdiv(tiles, n) + fixed),
+    )
