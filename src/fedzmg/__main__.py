@@ -29,8 +29,7 @@ def main() -> None:
 
 def _press(_: int, frame: FrameType | None) -> None:
     while frame is not None:
-        loading = frame.f_code.co_name == "<module>"
-        if loading and frame.f_globals.get("__name__") in FRAGILE:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") in FRAGILE:
             _say()
             os._exit(INTERRUPTED)
         frame = frame.f_back

@@ -268,9 +268,8 @@ class Algorithm:
 
     def options(self) -> dict[str, Any]:
         """Return every option by key, such as ``{"client.lr": 0.1, "weights": "examples"}``."""
-        fields = self.fields().items()
         own: dict[str, Any] = {"weights": self.weights, **self.parts.options()}
-        return own | {key: getattr(rule, f.name) for key, (rule, f) in fields}
+        return own | {key: getattr(rule, f.name) for key, (rule, f) in self.fields().items()}
 
     def fields(self) -> dict[str, tuple[Rule, dataclasses.Field[Any]]]:
         """Return the rule and the field of every option but the weights, outermost rules first."""

@@ -128,8 +128,7 @@ def evaluate(
     with torch.no_grad(), MappedLayers():
         # A copy: a prepare function may work in place.
         chunks = (row(examples, slice(i, i + chunk)) for i in range(0, examples.size, chunk))
-        parts = [each(*tree_map(torch.clone, some)) for some in chunks]
-        losses, found = zip(*parts, strict=True)
+        losses, found = zip(*(each(*tree_map(torch.clone, some)) for some in chunks), strict=True)
         if metric.pooled:
             score = torch.stack([metric.pooled_value(rows) for rows in torch.cat(found, 1)])
         else:

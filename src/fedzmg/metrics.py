@@ -79,8 +79,7 @@ def masked_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def right_positions(outputs: Tensor, targets: Tensor) -> Tensor:
     """Count right and valid positions of each example."""
     logits, labels = _class_columns(outputs, targets)
-    right = logits.argmax(-1) == labels
-    return torch.stack([right.sum(1), (labels >= 0).sum(1)], -1)
+    return torch.stack([(logits.argmax(-1) == labels).sum(1), (labels >= 0).sum(1)], -1)
 
 
 def in_top5(outputs: Tensor, targets: Tensor) -> Tensor:

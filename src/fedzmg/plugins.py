@@ -262,8 +262,7 @@ def written_in(value: Any) -> Origin | None:
     """Return the origin of the first class or function of a user in a thing, if it has a file."""
     algorithm = getattr(value, "algorithm", value)
     parts = [getattr(algorithm, side, None) for side in ("client", "server")]
-    kinds = [type(part) for part in parts if part is not None] or [value]
-    for kind in kinds:
+    for kind in [type(part) for part in parts if part is not None] or [value]:
         home = str(getattr(kind, "__module__", ""))
         file = getattr(sys.modules.get(home), "__file__", None)
         if file is not None and home.partition(".")[0] != "fedzmg" and Path(file).is_file():

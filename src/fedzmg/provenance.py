@@ -47,8 +47,7 @@ def _commit() -> dict[str, Any]:
 
     def git(*arguments: str) -> str:
         # Without this option, status locks the index, and a killed one leaves the lock behind.
-        options = "--no-optional-locks", "-C", str(Path(__file__).parent)
-        command = ["git", *options, *arguments]
+        command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         return done.stdout.strip()
 

@@ -101,8 +101,7 @@ class Bulyan(Aggregator):
         for done in range(0 if self.one_shot else len(exists) - 2 * bad):
             left = exists & ~chosen
             others = (left.sum() - bad - 2).clamp(min=1).minimum(left.sum() - 1)
-            masked = torch.where(left[None, :], squared, inf)
-            winner = lowest(krum_scores(masked, left, others), 1)
+            winner = lowest(krum_scores(torch.where(left[None, :], squared, inf), left, others), 1)
             chosen = chosen | (winner & (done < number))
         kept = (number - 2 * bad).clamp(min=1)
         ranks = torch.arange(len(exists), device=exists.device)[:, None]

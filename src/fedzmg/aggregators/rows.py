@@ -82,8 +82,7 @@ def squared_distances(rows: Rows) -> Tensor:
     exists = present(rows)
     products = rows.weights.new_zeros(2 * [len(exists)], dtype=torch.float64)
     for block in torch.split(rows.deltas, BLOCK, -1):
-        away = block.double() - middle(block, exists)
-        centred = torch.where(exists[:, None], away, 0.0)
+        centred = torch.where(exists[:, None], block.double() - middle(block, exists), 0.0)
         products = products + centred @ centred.T
     products = (products + products.T) / 2  # exactly symmetric: nearest pairs are exact ties
     squares = products.diagonal()

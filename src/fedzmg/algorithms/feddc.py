@@ -76,8 +76,7 @@ class FedDC(ClientRule):
         state = delta / self.lr / steps.clamp(min=1)
         if self.state == "recursive":
             state = own.state - context.shared / share + state
-        change = (state - own.state) * share
-        return Upload(delta, total=change), Drift(own.drift - delta, state)
+        return Upload(delta, total=(state - own.state) * share), Drift(own.drift - delta, state)
 
 
 @rule_class

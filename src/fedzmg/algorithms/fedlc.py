@@ -46,12 +46,10 @@ class CalibratedLogits(Wrapper):
 
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
         counts = context.label_counts
-        margins = self.tau * counts.clamp(min=1).to(batch.outputs.dtype) ** -0.25
-        scores = batch.outputs - margins
+        scores = batch.outputs - self.tau * counts.clamp(min=1).to(batch.outputs.dtype) ** -0.25
         if self.absent == "masked":
             scores = torch.where(counts > 0, scores, -torch.inf)
-        losses = cross_entropy(scores, batch.targets)
-        return super().loss(context, batch._replace(losses=losses))
+        return super().loss(context, batch._replace(losses=cross_entropy(scores, batch.targets)))
 
 
 ALGORITHMS = (Algorithm("fedlc", CalibratedLogits(SGD(lr=0.1)), Average()),)

@@ -40,8 +40,7 @@ class HeadFirst(StatefulWrapper, PartsAware):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         if not self.personal:
             raise InputError("FedRep needs personal parameters: set parts.personal, such as last:1")
-        epochs = torch.zeros_like(context.num_examples)
-        return epochs, self.inner.begin(context, full_pass)
+        return torch.zeros_like(context.num_examples), self.inner.begin(context, full_pass)
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         epochs, inside = scratch

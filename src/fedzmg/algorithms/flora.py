@@ -99,8 +99,7 @@ class MergeAdapters(StatefulWrapper):
 
     def wire(self, upload: Upload) -> State | int:
         # The zeros in place of the factors have their size.
-        weights = {adapter.weight for adapter in self.adapters}
-        sent = pick(upload.delta, set(upload.delta) - weights)
+        sent = pick(upload.delta, set(upload.delta) - {adapter.weight for adapter in self.adapters})
         return self.inner.wire(upload._replace(delta=sent))
 
 

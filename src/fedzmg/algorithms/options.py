@@ -108,12 +108,11 @@ def _spelled_out(algorithm: Algorithm, options: Mapping[str, Any]) -> Mapping[st
     value = options[ZERO_MEAN]
     if not isinstance(value, bool | None):
         raise InputError(f"{algorithm.name}, {ZERO_MEAN} = {value!r}: expected true or false")
-    rest = {name: v for name, v in options.items() if name != ZERO_MEAN}
     own = algorithm.options()
     if value is False and "client.project" in own:
         raise InputError(f"{algorithm.name}, {ZERO_MEAN} = False: set client.project=none")
     wanted = {"client.project": "all"} if value and "client.project" not in own else {}
-    return wanted | rest
+    return wanted | {name: v for name, v in options.items() if name != ZERO_MEAN}
 
 
 def _unknown(algorithm: Algorithm, key: str) -> InputError:

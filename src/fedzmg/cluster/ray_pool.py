@@ -53,8 +53,7 @@ class RayPool:
 
     def __init__(self, cluster: Any) -> None:
         self._cluster, self._ray = cluster, cluster.ray
-        actor = self._ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
-        self.board = RayBoard(actor)
+        self.board = RayBoard(self._ray.remote(num_cpus=0, max_restarts=-1)(Board).remote())
 
     def submit(
         self, function: Callable[..., Any], arguments: Sequence[Any], needs: Needs, memory: float

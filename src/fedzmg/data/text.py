@@ -26,8 +26,7 @@ def encode(text: Bytes, offsets: Ids, oov: Unknown = "last") -> tuple[Bytes, Ids
     if not follows.any():
         return table[text], offsets
     first = ~follows
-    before = np.concatenate([[0], np.cumsum(first)])
-    return table[text[first]], before[offsets]
+    return table[text[first]], np.concatenate([[0], np.cumsum(first)])[offsets]
 
 
 class Sequences(NamedTuple):

@@ -284,8 +284,7 @@ class Merger:
 
     def _places(self, table: list[list[int]]) -> Tensor:
         """Return the position of every entry in the flat table."""
-        ranked = np.argsort(table, axis=None)
-        return self._index(ranked[np.sort(table, axis=None) >= 0])
+        return self._index(np.argsort(table, axis=None)[np.sort(table, axis=None) >= 0])
 
     def _lined_up(self, parts: list[Tensor], table: Any) -> Tensor:
         """Order values by a table, entries on the last axis; NaN or false in padding."""
@@ -343,8 +342,7 @@ class Merger:
         # Batches are sorted by trial, so the trials of a chunk are neighbours.
         trials = slice(min(queues), max(queues) + 1)
         own = [queues.get(trial, []) for trial in range(trials.start, trials.stop)]
-        places = np.array([*zip_longest(*own, fillvalue=-1)], np.int64)
-        return trials, places.reshape(-1, len(own))
+        return trials, np.array([*zip_longest(*own, fillvalue=-1)], np.int64).reshape(-1, len(own))
 
     def cohort(
         self, population: int, round_: Tensor, key: Any = (), delta: Tensor | None = None

@@ -106,5 +106,4 @@ def ratios_to_median(norms: Tensor) -> Tensor:
     number = norms.isfinite().sum(-1, keepdim=True)
     middle = torch.cat([(number - 1).clamp(min=0) // 2, number // 2], -1)
     median = norms.sort(-1).values.gather(-1, middle).mean(-1, keepdim=True)
-    judged = (number >= FEWEST) & (median > 0)
-    return torch.where(judged, norms / median, norms * 0).amax(0)
+    return torch.where((number >= FEWEST) & (median > 0), norms / median, norms * 0).amax(0)

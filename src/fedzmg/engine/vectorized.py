@@ -85,8 +85,7 @@ class Vectorized:
             models = None
             if origin is not None:
                 models = Models(flatten_rows(outcomes.upload.delta)[0], origin)
-            computed = sum(self._widths(chosen))
-            yield Chunk(order, list(range(len(order))), outcomes, computed, models)
+            yield Chunk(order, list(range(len(order))), outcomes, sum(self._widths(chosen)), models)
 
     def _train_sorted(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State, subtract: bool
@@ -183,8 +182,7 @@ class Vectorized:
         return state.work
 
     def _widths(self, batches: list[ClientBatch]) -> list[int]:
-        few = self.compiled or self.cuda_graph
-        return step_widths(tuple(len(b.stream) for b in batches), few)
+        return step_widths(tuple(len(b.stream) for b in batches), self.compiled or self.cuda_graph)
 
     def _map(self, function: Callable[..., Any], numbers: dict[str, Tensor], *args: Any) -> Any:
         with torch.no_grad():
@@ -230,8 +228,7 @@ class Vectorized:
 @functools.lru_cache(256)  # mostly the same from round to round
 def step_widths(lengths: tuple[int, ...], few: bool) -> list[int]:
     """Count the clients at each step; with ``few``, round up to a small set of widths."""
-    steps = np.arange(max(lengths, default=0))
-    alive = (np.array(lengths)[:, None] > steps).sum(0).tolist()
+    alive = (np.array(lengths)[:, None] > np.arange(max(lengths, default=0))).sum(0).tolist()
     if not few:
         return [max(count, MIN_WIDTH) for count in alive]
     ladder = {max(MIN_WIDTH, -(-len(lengths) >> k)) for k in range(MAX_COMPILED_WIDTHS)}

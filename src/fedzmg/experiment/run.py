@@ -110,10 +110,8 @@ def run_pack(
             else:
                 # A crash between two checkpoints leaves runs at different rounds. Packing does not
                 # change a bit, so they continue in separate packs.
-                facts = job.facts or {}
                 names = "engine", "onednn", "parallel", "channels_last"
-                engine = (facts.get(name) for name in names)
-                groups[job.done, job.before, *engine].append(i)
+                groups[job.done, job.before, *map((job.facts or {}).get, names)].append(i)
         if not groups:
             progress.begin(label, rounds, rounds)
         for (done, *_), members in groups.items():

@@ -105,8 +105,7 @@ class RunDirectory:
 
     def clients(self, until: int | None = None) -> tuple[ClientMetrics, ...]:
         """Read evaluations of single clients in order of rounds, up to round ``until``."""
-        found = read_clients(self.path)
-        return tuple(one for one in found if until is None or one.round <= until)
+        return tuple(one for one in read_clients(self.path) if until is None or one.round <= until)
 
     def position(
         self, logged: Container[int] | None = None, until: int | None = None

@@ -117,8 +117,7 @@ def with_statistics(module: nn.Module, layout: Layout, policy: BatchNormPolicy) 
         norm, dot = norms.get(prefix), f"{prefix}." if prefix else ""
         for name in (f"{dot}{own}" for own in child._parameters):
             if name in layout:
-                known = ParamInfo("norm", (), BATCH_NORM)
-                found[name] = layout[name] if norm is None else known
+                found[name] = layout[name] if norm is None else ParamInfo("norm", (), BATCH_NORM)
         if norm is not None and norm.running_mean is not None and policy in ("average", "local"):
             own: dict[str, Role] = dict.fromkeys(("running_mean", "running_var"), "statistics")
             if norm.momentum is None:  # the share of a batch depends on their number

@@ -148,8 +148,7 @@ def listed(named: Iterable[tuple[str, str]]) -> str:
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, layer in named:
-        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
-        groups.setdefault((pattern, layer), []).append(name)
+        groups.setdefault((re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name), layer), []).append(name)
     found = ((p if len(names) > 1 else names[0], layer) for (p, layer), names in groups.items())
     return ", ".join(f"{name} ({layer})" for name, layer in found)
 

@@ -143,8 +143,7 @@ class Cell(nn.RNNCellBase):
             hx = (zeros, zeros) if lstm else zeros
         states: States = hx if lstm else (hx,)
         from_input = F.linear(input, self.weight_ih, self.bias_ih)
-        from_hidden = F.linear(states[0], self.weight_hh, self.bias_hh)
-        after = _NEXT[kind](from_input, from_hidden, *states)
+        after = _NEXT[kind](from_input, F.linear(states[0], self.weight_hh, self.bias_hh), *states)
         return after if lstm else after[0]
 
 

@@ -171,8 +171,7 @@ def finals(runs: Sequence[Run], rule: FinalRule = "full") -> dict[int, float]:
 def scored_table(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return the rounds that count, and a row of metrics per run; None where one has none."""
     curves = [run.scored for run in runs]
-    due = [run.due for run in runs if run.diverged is not None]
-    rounds = sorted(set().union(*curves, *due))
+    rounds = sorted(set().union(*curves, *(r.due for r in runs if r.diverged is not None)))
     return {"rounds": rounds, "runs": [[own.get(r) for r in rounds] for own in curves]}
 
 

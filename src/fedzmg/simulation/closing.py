@@ -48,8 +48,7 @@ class Closing:
         else:
             trials, *tables = planned
             bounds = trials.start, trials.stop
-            ended = self._replayed(bounds, *tables, *known, still=whole.outcomes)
-            after, numbers = copied(ended)
+            after, numbers = copied(self._replayed(bounds, *tables, *known, still=whole.outcomes))
         return after, numbers, sizes
 
     def _end_whole(

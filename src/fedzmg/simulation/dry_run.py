@@ -152,8 +152,7 @@ def _round(
         flat = torch.cat([leaf.reshape(*rows, 1, -1) for leaf in upload.delta.values()], -1)
         given = Rows(torch.cat([flat] * number, -2), torch.cat([weights] * number, -1))
         merged = _like(lambda args: (args[0].deltas[0], args[1]))
-        first = call(aggregator, "init", _state, upload.delta)
-        call(aggregator, "aggregate", merged, given, first)
+        call(aggregator, "aggregate", merged, given, call(aggregator, "init", _state, upload.delta))
     if theirs.own_weights:
         call(server, "weigh", _like(itemgetter(2)), state, count(0, 1), weights)
     # Averages are floating point numbers whatever was uploaded.

@@ -106,9 +106,8 @@ def _fine_tuned(
         # Training has no round 0, so batches differ from those of training.
         stream = local_stream(batching, chosen.seed, 0, client, 0, first, last - first)
         batches.append(ClientBatch(0, client, last - first, stream))
-    one = next(iter(models.values()))
     stamp = torch.zeros(1, dtype=torch.int64, device=simulation.device)
-    numbers = {"lr": one.new_full((1,), float(rate))}
+    numbers = {"lr": next(iter(models.values())).new_full((1,), float(rate))}
     broadcast = Broadcast(row(models, slice(0, 1)), (), numbers, stamp)
     engine = Sequential(program) if simulation.choice.path == "sequential" else Vectorized(program)
     tuned = models.map(torch.clone)
@@ -149,8 +148,7 @@ def _evaluate(
             rows = zip(torch.cat(found, 1), sizes, strict=True)
             values = torch.stack([metric.pooled_value(part[:size]) for part, size in rows])
         else:
-            sums = functools.reduce(torch.add, found).cpu()
-            values = metric.value(sums, torch.tensor(sizes))
+            values = metric.value(functools.reduce(torch.add, found).cpu(), torch.tensor(sizes))
     return values.cpu().numpy()
 
 

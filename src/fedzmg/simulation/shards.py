@@ -176,8 +176,7 @@ class ShardedMemory(MemoryStore):
     def of_trial(self, trial: int) -> dict[int, State]:
         found: dict[int, State] = {}
         for first, store in zip(self._borders, self._kept(), strict=False):
-            own = store.of_trial(trial)
-            found |= {int(first) + client: state for client, state in own.items()}
+            found |= {int(first) + client: s for client, s in store.of_trial(trial).items()}
         return found
 
     def put(self, trial: int, round_: int, memories: dict[int, State]) -> None:

@@ -91,8 +91,7 @@ class Task:
         if owners is not None and (owners.shape != (self.test.size,) or owners.max() >= clients):
             given = f"{len(owners)} owners of {self.test.size} test examples, of {clients} clients"
             raise InputError(f"{given}: give each example the number of one client")
-        everything = self.train.examples.size * protocol.epochs
-        if protocol.batch_size > max(FULL_BATCH, everything):
+        if protocol.batch_size > max(FULL_BATCH, self.train.examples.size * protocol.epochs):
             # Batches are padded to this size.
             there = f"but there are {self.train.examples.size:,} training examples"
             raise InputError(f"batch_size = {protocol.batch_size} {there}: choose a smaller one")

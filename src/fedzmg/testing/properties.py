@@ -106,16 +106,14 @@ def _resumed_equals_whole(case: Case) -> str:
         resumed = case.simulation(engine, restored=whole.kept)
         if resumed.round != 1:
             raise Violation(f"{engine}: the checkpoint after round 1 is of round {resumed.round}")
-        records = run_of(resumed, 1).records
         what = f"{engine}: a resumed and an uninterrupted training"
         rest = whole.records[1:], whole.snapshots[-1]
-        _equal_bits((records, resumed.snapshot), rest, what)
+        _equal_bits((run_of(resumed, 1).records, resumed.snapshot), rest, what)
     return "equal bits"
 
 
 def _equal_bits(one: tuple[Any, Any], two: tuple[Any, Any], what: str) -> None:
-    pairs = zip(leaves(one[1]), leaves(two[1]), strict=True)
-    if not all(torch.equal(a, b) for a, b in pairs):
+    if not all(torch.equal(a, b) for a, b in zip(leaves(one[1]), leaves(two[1]), strict=True)):
         gap, leaf = distance(one[1], two[1])
         raise Violation(f"{what} differ by {gap:.1e} in {leaf}")
     if one[0] != two[0]:

@@ -111,9 +111,8 @@ class PartsClient(Wrapper):
         return scratch, self._statistics(context.params), torch.zeros_like(context.round)
 
     def references(self, context: ClientContext) -> tuple[Tree, ...]:
-        models = self.inner.references(self._inside(context))
         own = filled(context.memory[0], context.params)
-        return tuple(filled(model, own) for model in models)
+        return tuple(filled(model, own) for model in self.inner.references(self._inside(context)))
 
     def loss(self, context: ClientContext, batch: BatchOutputs) -> Tensor:
         return self.inner.loss(self._inside(context), batch)

@@ -96,9 +96,8 @@ class GridSpec(Plan):
     def logged(self) -> list[int]:
         """Return the rounds that are evaluated: those of scores, and every so many."""
         ends = [*(end for end, _ in self.search.halving), self.rounds]
-        found = {end - i for end in ends for i in range(self.last)}
         further = range(1, self.rounds + 1, self.eval_every) if self.eval_every else ()
-        return sorted(found.union(further))
+        return sorted({end - i for end in ends for i in range(self.last)}.union(further))
 
     def orders(self) -> dict[str, list[str]]:
         # The order of axes numbers the trials.

@@ -29,9 +29,8 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None  # else torch's GPU 
 @contextlib.contextmanager
 def rounding(mode: Precision) -> Iterator[None]:
     """Set the rounding inside a ``with`` block."""
-    fast = mode != "float32"
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = mode != "float32"
     try:
         yield
     finally:

@@ -171,11 +171,10 @@ def seeds(result: StudyResult) -> Chart | None:
     finished = [s for s in result.ranked if all(map(math.isfinite, s.finals.values()))]
     if not finished:
         return None
-    labels = [score.label for score in finished]
     caption = "A dot is a run, the upright stroke their mean; best first."
     notes = [fmt.value_text(score.mean, metric) for score in finished]
     title = f"{result.study.name}: final {metric} of every seed"
-    chart, axes = _row_chart(title, caption, labels, notes)
+    chart, axes = _row_chart(title, caption, [score.label for score in finished], notes)
     for y, score in enumerate(finished):
         values = score.finals.values()
         own = style.COLOURS[result.scores.index(score) % len(style.COLOURS)]
