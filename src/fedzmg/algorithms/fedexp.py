@@ -43,11 +43,6 @@ def client_rate(rule: ClientRule, like: Tensor) -> Tensor:
     return torch.ones_like(like) * (1.0 if rate is None else rate)
 
 
-def first_rate(kept: Tensor, rate: Tensor) -> Tensor:
-    """Return the client learning rate of the first round; ``kept`` is 0 until then."""
-    return torch.where(kept > 0, kept, rate)
-
-
 @rule_class
 class WithNorm(PartsAware):
     """Any client rule; the server also sees the norm of its update and its learning rate."""
@@ -91,7 +86,7 @@ class Extrapolate(ServerRule):
 
     def update(self, params: Tree, state: Extrapolated, cohort: Cohort) -> tuple[Tree, State]:
         norm, rate = cohort.average
-        first = first_rate(state.rate, rate)
+        first = torch.where(state.rate > 0, state.rate, rate)
         eps = self.eps * (rate / first) ** 2
         if self.eps_scale == "cohort":
             eps = eps * cohort.size

@@ -119,9 +119,8 @@ class Muon(ClientRule):
         return Tree(moved), Moments(Tree(first), Tree(second), steps)
 
     def _orthogonal(self, momentum: Tensor, grad: Tensor) -> Tensor:
-        u = momentum
-        if self.form == "nesterov":
-            u = self.beta * momentum + (1 - self.beta) * grad
+        mixed = self.form == "nesterov"
+        u = self.beta * momentum + (1 - self.beta) * grad if mixed else momentum
         matrix = u.flatten(1)
         rows, columns = matrix.shape
         found = newton_schulz(matrix) if self.orthogonal == "newton_schulz" else polar(matrix)

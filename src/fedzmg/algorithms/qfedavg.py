@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedzmg.algorithms.fedavg import SGD
-from fedzmg.algorithms.fedexp import client_rate, first_rate, squared_norm
+from fedzmg.algorithms.fedexp import client_rate, squared_norm
 from fedzmg.algorithms.fedprox import LossFirst
 from fedzmg.contract import Algorithm, Number, ServerRule, choice, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, Result, Upload
@@ -83,7 +83,7 @@ class FairAverage(ServerRule):
 
     def update(self, params: Tree, state: Scales, cohort: Cohort) -> tuple[Tree, Scales]:
         damping, loss, rate = cohort.average
-        first = first_rate(state.rate, rate)
+        first = torch.where(state.rate > 0, state.rate, rate)
         return params - cohort.delta / (1 + damping / first), Scales(first, loss)
 
 

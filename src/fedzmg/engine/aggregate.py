@@ -300,7 +300,6 @@ class Merger:
         )
 
     def _weighed(self, table: list[list[int]], weights: Tensor) -> Tensor:
-        """Return the server's weights of all entries."""
         assert self._weigh is not None
         found = self._weigh(self._numbers(table), weights.nan_to_num(0.0))
         return found.double().flatten()[self._places(table)]

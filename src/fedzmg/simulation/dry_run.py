@@ -27,8 +27,6 @@ from fedzmg.wrappers.parts import travelling
 
 EXAMPLES, SIZE, POPULATION = 10, 3, 7  # examples of a client; clients of a cohort, and all
 _MODERATE = 1e4  # numbers up to this size must not give NaN; larger ones may
-
-
 _Check: TypeAlias = Callable[[Rule, str, Any, tuple[Any, ...]], Any]
 
 

@@ -17,8 +17,6 @@ from fedzmg.tasks.task import Task
 
 Observer = Callable[[RoundReport], None]
 Device = Literal["auto", "cpu", "cuda"]
-
-
 has_gpu = torch.cuda.is_available
 
 

@@ -213,7 +213,7 @@ class RunSpec(Experiment):
         algorithms.get(name)
         if name == self.algorithm:
             return self, []
-        left_out = list(flat(self._options()))
+        left_out = list(flat(self.model_dump(include=set(SIDES))))
         left_out += ["weights"] * (self.weights is not None)
         blank: dict[str, Any] = {"client": {}, "server": {}, "parts": {}, "weights": None}
         return self.model_copy(update={**blank, "algorithm": name}), left_out
@@ -221,13 +221,13 @@ class RunSpec(Experiment):
     def build_algorithm(self, task: Task | None = None) -> Algorithm:
         """Build the algorithm with the task's recommended hyper-parameters, then the user's."""
         known = tuned(self.task) if task is None else task.options
-        options: dict[str, Any] = {**known.get(self.algorithm, {}), **flat(self._options())}
+        options: dict[str, Any] = {
+            **known.get(self.algorithm, {}),
+            **flat(self.model_dump(include=set(SIDES))),
+        }
         if self.weights is not None:
             options["weights"] = self.weights
         return configure(algorithms.get(self.algorithm), options)
-
-    def _options(self) -> dict[str, dict[str, Value]]:
-        return {side: getattr(self, side) for side in SIDES}
 
     def build_protocol(self, task: Task) -> Protocol:
         return task.protocol.with_options(self.protocol)
