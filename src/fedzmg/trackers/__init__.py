@@ -166,8 +166,6 @@ def settings(simulation: Simulation, trial: Trial) -> dict[str, Any]:
 class TensorBoard:
     """Writes event files to ``tracking/tensorboard/RUN``."""
 
-    _writer: Any
-
     def start(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -187,10 +185,6 @@ class TensorBoard:
 
 class MLflow:
     """Writes ``tracking/mlflow/mlflow.db``, or to ``MLFLOW_TRACKING_URI`` if it is set."""
-
-    _client: Any
-    _id: str
-    _logged: dict[tuple[str, int], str]
 
     def start(self, run: TrackedRun) -> None:
         # MLflow reads this when it is imported.
@@ -238,8 +232,6 @@ class MLflow:
 
 class WeightsAndBiases:
     """Writes ``tracking/wandb``, offline unless ``WANDB_MODE`` is set."""
-
-    _run: Any
 
     def start(self, run: TrackedRun) -> None:
         # wandb reads this when it is imported.

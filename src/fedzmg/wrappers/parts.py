@@ -182,21 +182,18 @@ class PartsServer(ServerWrapper):
 
     split: Split = field(metadata={"derived": True})
 
-    def _shared(self, tree: Tree) -> Tree:
-        return pick(tree, self.split.shared)
-
     def init(self, params: Tree) -> State:
-        return self.inner.init(self._shared(params))
+        return self.inner.init(pick(params, self.split.shared))
 
     def send(self, params: Tree, state: State) -> Tree:
-        return filled(self.inner.send(self._shared(params), state), params)
+        return filled(self.inner.send(pick(params, self.split.shared), state), params)
 
     def update(self, params: Tree, state: State, cohort: Cohort) -> tuple[Tree, State]:
         averaged = pick(params, self.split.averaged)
         if averaged:
             averaged = averaged - pick(cohort.delta, averaged)
-            cohort = cohort._replace(delta=self._shared(cohort.delta))
-        moved, state = self.inner.update(self._shared(params), state, cohort)
+            cohort = cohort._replace(delta=pick(cohort.delta, self.split.shared))
+        moved, state = self.inner.update(pick(params, self.split.shared), state, cohort)
         # A small variance may round to less than nothing.
         known = {n: v.clamp(min=0) if n.endswith("running_var") else v for n, v in averaged.items()}
         known |= {n: known[n].round() for n in self.split.counts}

@@ -47,13 +47,6 @@ def of_clients(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def triton_patches() -> Any:
-    """Import our kernels, which need Triton."""
-    from fedzmg.models.kernels import triton_patches
-
-    return triton_patches
-
-
 def out_size(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Pair:
     """Return height and width of the outputs."""
     sizes = zip(x.shape[-2:], w.shape[-2:], stride, padding, strict=True)
@@ -90,7 +83,9 @@ class _Form:
         for first in range(0, max(1, self.batch), self.images_at_once):
             images = slice(first, first + self.images_at_once)
             if x.is_cuda:
-                yield images, triton_patches().cut(self, x[:, images]).expand(self.clients, -1, -1)
+                from fedzmg.models.kernels.triton_patches import cut
+
+                yield images, cut(self, x[:, images]).expand(self.clients, -1, -1)
                 continue
             some = x[:, images].permute(0, 2, 3, 4, 1)
             whole, inside = self.padded(some.shape[-1], some)
@@ -104,7 +99,9 @@ class _Form:
     def add(self, whole: Tensor, patches: Tensor) -> None:
         """Add patches to padded images, each where it was cut."""
         if whole.is_cuda:
-            triton_patches().add(self, whole, patches)
+            from fedzmg.models.kernels.triton_patches import add
+
+            add(self, whole, patches)
             return
         (tall, broad), (down, across), (high, wide) = self.taps, self.stride, self.out
         each = patches.reshape(self.clients, self.channels, tall, broad, high, wide, -1)
