@@ -255,7 +255,6 @@ def _flat_settings(settings: Any, algorithms: Collection[str]) -> dict[str, Any]
 def _shown(
     progress: Progress | bool, task: Task, packs: Mapping[str, int]
 ) -> AbstractContextManager[Progress | None]:
-    """Return the receiver of progress updates."""
     if progress is not True:
         return contextlib.nullcontext(progress or None)
     from fedzmg.terminal.live import Display

@@ -114,7 +114,6 @@ def listed(words: Iterable[str], last: str = "and") -> str:
 
 
 def _close(name: str, names: list[str]) -> list[str]:
-    """Return the names that were probably meant."""
     table, _, last = name.rpartition(".")
     same = {last, *(ours for ours, words in _OTHER_WORDS.items() if last in words.split())}
     # "cohort" means "protocol.cohort".

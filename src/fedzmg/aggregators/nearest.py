@@ -50,7 +50,6 @@ class _Krum(Aggregator):
         return 2 * self.byzantine + 3
 
     def _chosen(self, rows: Rows, number: Tensor | int) -> Tensor:
-        """Average the updates with the lowest scores."""
         exists = present(rows)
         others = exists.sum() - self.byzantine - int(self.neighbours[-1])
         scores = krum_scores(squared_distances(rows), exists, others.clamp(min=1))

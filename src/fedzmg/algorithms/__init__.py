@@ -67,7 +67,6 @@ def _same(old: AlgorithmInfo, new: AlgorithmInfo) -> bool:
 
 
 def _built_in() -> Iterator[tuple[str, AlgorithmInfo]]:
-    """Yield every algorithm of the package with its texts and costs."""
     catalog: dict[str, dict[str, Any]] = {}
     for path in (Path(folder, "catalog.toml") for folder in __path__):
         for family, rows in tomllib.loads(path.read_text(encoding="utf-8")).items():

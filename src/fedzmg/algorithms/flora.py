@@ -70,7 +70,6 @@ class MergeAdapters(StatefulWrapper):
         return replace(own, inner=parts.PartsClient(own.inner, split), adapters=found)
 
     def _fresh(self, context: ClientContext) -> Tree:
-        """Draw the client's own adapters."""
         first = Tree({adapter.a: context.params[adapter.a] for adapter in self.adapters})
         if not first:
             return first

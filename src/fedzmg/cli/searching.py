@@ -88,7 +88,6 @@ def _trained(
     spec: Any, task: Any, out: Path, on: str | None, track: str | None, as_json: bool,
     max_minutes: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train a grid, here or on a cluster, with its progress on the screen."""
     from fedzmg import trackers
     from fedzmg.experiment.grids.grid import run_grid
 
@@ -121,7 +120,6 @@ def _axis(text: str) -> tuple[str, list[float]]:
 
 
 def _compare_line(task: str, found: Tuned, given: list[str]) -> list[str]:
-    """Return the command that compares algorithms with the options that were found."""
     from fedzmg.algorithms import ALGORITHMS
     from fedzmg.experiment.grids.grid import chosen_options
     from fedzmg.plugins import options_for

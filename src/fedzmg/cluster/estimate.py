@@ -92,7 +92,6 @@ def _at_once(spec: Plan, packs: Mapping[Any, Sequence[int]]) -> int:
 
 
 def _packs(spec: Any, task: Task) -> dict[Any, list[int]]:
-    """Return the trials of every pack, by any key."""
     if isinstance(spec, GridSpec):
         alone = spec.search.halving
         numbers = {name: 1 if alone else number for name, number in spec.packs().items()}

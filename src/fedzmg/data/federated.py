@@ -60,7 +60,6 @@ def examples(x: Any, y: Any, *, what: str = "data") -> Examples:
 
 
 def _inputs(x: Any, what: str) -> Inputs:
-    """Read an array, or a dict of arrays and dicts."""
     if not isinstance(x, Mapping):
         return _tensor(x, what)
     if not x:

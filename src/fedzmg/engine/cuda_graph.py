@@ -284,7 +284,6 @@ def _parts(block: Any, like: Iterable[Any]) -> list[Any]:
 
 
 def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: Tensor) -> None:
-    """Run one step on buffers, in place."""
     known = (state.numbers, state.context) if program.rule.own_loss else ()
     own = plan, time, *program.data.examples, *known
 
@@ -308,7 +307,6 @@ def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: T
 
 
 def _code(program: Program, *, masked: bool) -> _Code:
-    """Build the parts of a step."""
     rule, objective = program.rule, program.objective
     prepare, dtype = program.prepare, program.dtype
     keyed, losses_of = objective.model.needs_key, local.mapped_losses(program)

@@ -85,7 +85,6 @@ class Sequential:
             yield Chunk(part, [*range(len(part))], all_, steps, models)
 
     def _train_part(self, clients: list[tuple[Any, ...]]) -> list[Outcome]:
-        """Train clients one after another, or in parallel."""
         if self.parallel == 1:
             return [self._train_one(*client) for client in clients]
         idle: SimpleQueue[Sequential] = SimpleQueue()

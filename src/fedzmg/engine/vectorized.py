@@ -166,7 +166,6 @@ class Vectorized:
         return tree_map(lambda *parts: torch.cat(parts), work, *reversed(done)) if done else work
 
     def _replay(self, batches: list[ClientBatch], state: ClientState) -> Work:
-        """Run the same steps from fixed buffers."""
         padded = pad([b.stream for b in batches])
         if self.graphs is None:
             self.graphs = StepGraphs(self.program, compiled=self.compiled)

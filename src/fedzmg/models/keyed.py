@@ -85,7 +85,6 @@ class KeyedFunctions(Draws, TorchFunctionMode):
 
     @contextlib.contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Seed the global generators, and restore them afterwards."""
         gpu = [torch.cuda.default_generators[self.key.get_device()]] if self.key.is_cuda else []
         generators, seed = [torch.default_generator, *gpu], int(self.key)
         # NumPy's old generator, from which models draw.
@@ -315,7 +314,6 @@ def _twin(function: Any) -> Callable[..., Any]:
 
 
 def _in_projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Any:
-    """Compute queries, keys and values."""
     if q is k is v:
         return [part.contiguous() for part in F.linear(q, w, b).chunk(3, -1)]
     biases: Any = [None] * 3 if b is None else b.chunk(3)

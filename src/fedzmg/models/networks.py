@@ -99,8 +99,6 @@ class _ResidualBlock(nn.Module):
 
 
 class _Mean(nn.Module):
-    """Average over all pixels."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((-2, -1))
 

@@ -254,7 +254,6 @@ class Simulation:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Build the engine again, without the buffers of the old one."""
         del self.engine
         self._replayed = Replayed(self._scores)
         torch.cuda.empty_cache()

@@ -166,7 +166,6 @@ class Display:
         return ", ".join(parts)
 
     def _summary(self) -> Iterator[str]:
-        """Describe best, median, divergence and stopping of a pack."""
         shown, trials, many = self._ranked(), self._trials, len(self._trials) > 1
         if many:
             yield f"{len(trials)} trials"

@@ -70,8 +70,6 @@ def bold(text: str) -> Text:
 
 
 class _Column(NamedTuple):
-    """Texts and widths of a column."""
-
     head: str
     cells: list[Text]
     is_text: bool

@@ -189,7 +189,6 @@ class Search(training.TrainingStorage):
         return self.path / "memory" / f"trial-{trial}"
 
     def _left(self, done: int) -> list[int]:
-        """Return the pack's trials that train after round ``done``."""
         stops = self._stops.now
         return [i for i in self._pack if i not in stops or stops[i].round > done]
 
