@@ -117,8 +117,7 @@ def verify(
     paths = [spec.parent for spec in files_below(root.resolve(), "spec.toml")[:runs]]
     if not paths:
         raise InputError(f"{root} holds no run (spec.toml): pass the directory of a run or study")
-    found: dict[Path, Verdict] = {}
-    tasks: dict[str, Task] = {}
+    found, tasks = dict[Path, Verdict](), dict[str, Task]()
     for first in paths:
         if first in found:
             continue

@@ -179,8 +179,7 @@ def by_client(given: Any, examples: Any = tuple | Mapping) -> dict[str, Any] | N
 
 def read_datasets(parts: Mapping[str, Any], what: str, collate: Collate | None) -> tuple[Any, ...]:
     """Load datasets of (input, target) pairs or dicts: inputs, targets, and names of parts."""
-    samples: list[Any] = []
-    names: list[str] = []
+    samples, names = list[Any](), list[str]()
     for name, part in parts.items():
         if isinstance(part, DataLoader):
             collate = collate or part.collate_fn
