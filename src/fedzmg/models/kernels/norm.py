@@ -65,13 +65,15 @@ def clients_batch_norm_back(
     )
 
 
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, real, weight, *_ = inputs
+    ctx.save_for_backward(x, real, weight, *output[1:3])
+
+
 def _backward(ctx: Any, signal: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     x, *rest = ctx.saved_tensors
     for_x, for_weight, for_bias = clients_batch_norm_back(x, signal, *rest)
     return for_x, None, for_weight, for_bias, None, None, None, None
 
 
-clients_batch_norm.register_autograd(
-    _backward,
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:3], *output[1:3]),
-)
+clients_batch_norm.register_autograd(_backward, setup_context=_setup_context)

@@ -84,6 +84,7 @@ def _backward_kernel(
     back_size, back_step, b0, b1, b2,
     AXIS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of images, weights and biases."""
     client = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     own, known, number = client * channels + channel, channel < channels, n0 * n1 * n2
