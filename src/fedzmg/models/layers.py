@@ -136,7 +136,8 @@ class Conv2d(nn.Conv2d):
                 return layers.conv2d(input, weight, bias, *form)
             with torch._C.DisableTorchFunction():
                 return layers.conv2d(input, weight, bias, *form)
-        input = input if compiling else layers.in_format(input)
+        if not compiling:
+            input, weight = layers.in_format(input), layers.in_format(weight)
         return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
 
 

@@ -263,6 +263,7 @@ class Simulation:
         began = timer() if self.device.type == "cuda" else None
         if began is not None:
             began.record()
+        # Plan and train; merge chunk by chunk, or all at once below.
         broadcast, memories, whole = self.broadcast(round_, before), Memories(), None
         if (sharded := merge_shards(self, round_, broadcast, before)) is not None:
             (sent, merger), batches = sharded, sharded[0]
@@ -280,12 +281,15 @@ class Simulation:
         if self.device.type == "cuda" and self.shards is None:
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
+        # Server.
         after, numbers, sizes = self._closing.close(round_, sent, broadcast, before, merger, whole)
+        # Evaluate.
         scores: list[Tensor] = []
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
             scores = list(self._evaluate(after.params, self._test, round_).T)
             # A loss that is not finite ends the trial.
             after = after._replace(alive=after.alive & scores[0].isfinite())
+        # Record.
         facts = RoundFacts(numbers, sizes, [after.alive, *scores], merger.clients, began)
         # Client memory is written only when all of the round has been computed.
         for (owners, kept), accepted in zip(memories, merger.accepted, strict=False):

@@ -67,13 +67,13 @@ def channels_last(enabled: bool) -> Iterator[None]:
         _FORMAT.channels_last = before
 
 
-def in_format(images: Tensor) -> Tensor:
-    """Return images in the memory format of the loop's convolutions; later layers keep it."""
-    if not _FORMAT.channels_last or images.ndim != 4 or not images.is_cpu or mapped():
-        return images
-    if images.shape[1] == 1:  # where the formats differ in strides alone
-        return images.squeeze(1)[..., None].permute(0, 3, 1, 2)
-    return images.contiguous(memory_format=torch.channels_last)
+def in_format(values: Tensor) -> Tensor:
+    """Return images or weights in the memory format of the loop; later layers keep it."""
+    if not _FORMAT.channels_last or values.ndim != 4 or not values.is_cpu or mapped():
+        return values
+    if values.shape[1] == 1:  # the formats differ in strides alone
+        return values.squeeze(1)[..., None].permute(0, 3, 1, 2)
+    return values.contiguous(memory_format=torch.channels_last)
 
 
 @contextlib.contextmanager
