@@ -7,6 +7,7 @@ import html
 import io
 import itertools
 import json
+import re
 import shutil
 import signal
 import sys
@@ -49,6 +50,14 @@ def test_bare_command_shows_first_steps(fedzmg: Any) -> None:
     assert (done.code, done.err) == (0, "")
     for words in ("fedzmg compare", "fedzmg list", "fedzmg --help"):
         assert words in done.out
+
+
+def test_words_of_other_tools_suggest_a_command_that_exists(fedzmg: Any) -> None:
+    for word in ("train", "simulate", "search", "plot"):
+        done = fedzmg(word, "digits")
+        [suggested] = re.findall(r"'(\w+)'\?$", done.err.strip())
+        assert done.code == 2
+        assert fedzmg(suggested, "--help").code == 0
 
 
 def test_compare_shows_table_figure_and_directory(tmp_path: Path, fedzmg: Any) -> None:

@@ -237,8 +237,8 @@ def choose_on_cpu(
         if max(tie, 1 / tie) > CLEAR_RATIO or timings.spent + each > budget:
             break
         loop, mapped = map(timings.time, ways)
-    way = ways[loop > speedup * mapped]
-    if way is ways[1] and can_compile(program.device):
+    way = ways[1] if loop > speedup * mapped else best
+    if way is not best and can_compile(program.device):
         part, steps = timings.parts[way.path], probe.steps * rounds_left
         saved = _compile_saves(program, part, mapped * len(part.batches), steps, way)
         if saved > 2 * CPU_COMPILE_SECONDS:

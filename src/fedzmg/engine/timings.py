@@ -21,8 +21,8 @@ class Way(NamedTuple):
     channels_last: bool = False
 
     def __str__(self) -> str:
-        kernels = " without oneDNN" if not self.onednn else " channels last"
-        return f"{self.path}{kernels * (self.channels_last or not self.onednn)}"
+        without = "" if self.onednn else " without oneDNN"
+        return f"{self.path}{without}{' channels last' * self.channels_last}"
 
 
 LOOP = Way("sequential", onednn=True)

@@ -6,7 +6,7 @@ from fedzmg.models.kernels.layers import (
     channels_last,
     onednn,
     threads,
-)  # fmt: skip
+)
 from fedzmg.models.kernels.precision import PRECISIONS, rounding
 
 __all__ = [
