@@ -143,7 +143,8 @@ def evaluate_by_owner(
     """Compute loss and metric of models on owners: ``positions`` of ``counts`` examples each."""
     each = _for_each_model(params, objective, metric, prepare, Tensor.double)
     owners = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-    sums, kept = list[Tensor](), list[Tensor]()
+    sums: list[Tensor] = []
+    kept: list[Tensor] = []
     with torch.no_grad(), MappedLayers():
         for first in range(0, len(positions), chunk):
             part = slice(first, first + chunk)

@@ -168,7 +168,8 @@ def _convert(name: str, files: Sequence[Path], base: Path, work: Path, report: P
     own = "{name} is not the official file: its SHA-256 is {sha256}"
     notes = [own.format(**one) for one in others]
     home, fresh = base / "sets" / name, work / f"data-{uuid.uuid4().hex[:12]}"
-    counts, fingerprints = dict[str, tuple[int | None, int]](), list[str]()
+    counts: dict[str, tuple[int | None, int]] = {}
+    fingerprints: list[str] = []
     try:
         form, splits = sources.choose(name, members)
         for split, paths in splits.items():

@@ -297,7 +297,8 @@ class RemotePlanner(EnginePlanner, Engine):
     ) -> Iterator[Chunk]:
         """Yield the answers in the order of the cohort; clients without one are left out."""
         remote, round_ = self._remote, int(broadcast.round[0])
-        planned, about = dict[int, list[ClientBatch]](), dict[int, dict[str, Any]]()
+        planned: dict[int, list[ClientBatch]] = {}
+        about: dict[int, dict[str, Any]] = {}
         for i, batch in enumerate(batches):
             if len(batch.stream):
                 planned.setdefault(batch.client, []).append(batch)

@@ -138,7 +138,8 @@ class Sequential:
             leaves(found)  # a product must not wait until the next step has changed its factors
             return found
 
-        out, statistics = list[Tree](), dict[str, Tensor]()
+        out: list[Tree] = []
+        statistics: dict[str, Tensor] = {}
         if place is None and (alone := self._places(sent.params, 1)) is not None:
             place = alone[2][0]
         if place is not None:

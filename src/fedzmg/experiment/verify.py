@@ -117,7 +117,8 @@ def verify(
     paths = [spec.parent for spec in files_below(root.resolve(), "spec.toml")[:runs]]
     if not paths:
         raise InputError(f"{root} holds no run (spec.toml): pass the directory of a run or study")
-    found, tasks = dict[Path, Verdict](), dict[str, Task]()
+    found: dict[Path, Verdict] = {}
+    tasks: dict[str, Task] = {}
     for first in paths:
         if first in found:
             continue

@@ -179,7 +179,8 @@ def by_client(given: Any, examples: Any = tuple | Mapping) -> dict[str, Any] | N
 
 def read_datasets(parts: Mapping[str, Any], what: str, collate: Collate | None) -> tuple[Any, ...]:
     """Load datasets of (input, target) pairs or dicts: inputs, targets, and names of parts."""
-    samples, names = list[Any](), list[str]()
+    samples: list[Any] = []
+    names: list[str] = []
     for name, part in parts.items():
         if isinstance(part, DataLoader):
             collate = collate or part.collate_fn

@@ -249,7 +249,8 @@ def named_algorithms(given: Any) -> tuple[dict[str, dict[str, Any]], dict[str, A
         pairs = [(_name(value), value, {}) for value in given]
     else:
         raise InputError(f"algorithms = {brief(given)}: expected names, {EXAMPLE}")
-    table, objects = dict[str, dict[str, Any]](), dict[str, Algorithm | AlgorithmInfo]()
+    table: dict[str, dict[str, Any]] = {}
+    objects: dict[str, Algorithm | AlgorithmInfo] = {}
     for name, base, options in pairs:
         if not name or not isinstance(name, str) or name in table:
             raise InputError(f"algorithms: {name!r}: expected names, each once")

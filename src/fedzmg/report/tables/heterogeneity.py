@@ -18,7 +18,8 @@ _VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "": "∅"}
 
 def side_by_side(reports: Sequence[Report]) -> Table:
     """Make a row per data set, each followed by the paper's numbers where it has some."""
-    rows, records = list[list[Cell]](), list[Record]()
+    rows = []
+    records: list[Record] = []
 
     def add(key: str, shown: str, clients: str, summary: Mapping[str, Any]) -> None:
         texts = [spread_text(m, summary[m]) if m in summary else None for m in NAMES]
@@ -43,7 +44,8 @@ def heterogeneity(report: Report, printed: Mapping[str, Any] | None = None) -> T
     """Make a row per measure: mean and deviation over clients, here and in the paper."""
     printed = printed or _printed(report)
     theirs = {} if printed is None else _summary(printed)
-    rows, records = list[list[Cell]](), list[Record]()
+    rows = []
+    records: list[Record] = []
     for measure, found in report.get("summary", {}).items():
         row = [Cell(NAMES.get(measure, measure)), Cell(spread_text(measure, found))]
         record: Record = {"measure": measure, "mean": found["mean"], "sd": found["sd"]}
@@ -67,7 +69,8 @@ def client_by_client(report: Report, printed: Mapping[str, Any] | None = None) -
     printed = printed or _printed(report)
     listed = [("here", client) for client in report.get("clients", [])[:SHOWN_CLIENTS]]
     listed += [("paper", client) for client in ([] if printed is None else printed["clients"])]
-    rows, records = list[list[Cell]](), list[Record]()
+    rows = []
+    records: list[Record] = []
     for source, client in listed:
         shown, values = str(client["client"]), {measure: client.get(measure) for measure in NAMES}
         row = [Cell(shown if source == "here" else f"paper: {shown}")]
