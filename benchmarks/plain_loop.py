@@ -177,7 +177,8 @@ def compare(
         (all up to the end of the first round), ``round_ms`` and ``cpu_ms`` (medians), ``speed`` and
         ``cpu_speed`` (median ratios to the loop's turns, above 1 is faster), and ``peak_share``,
         what the loop's products use of an H200's peak. Of engines also ``choosing_s``, its share of
-        the planned training, ``path``, ``onednn`` and ``reason``.
+        the planned training, ``total_speed`` (the loop's time for all of it over ours, the start
+        included), ``path``, ``onednn`` and ``reason``.
     """
     quiet = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     own = {"client_lr": lr} | ({"client_momentum": momentum} if momentum else {})
@@ -224,13 +225,15 @@ def compare(
                 times[path].append((spent[0] / each, spent[1] / each))
     with FlopCounterMode(display=False) as counter:
         rounds_of["plain"](plan.batches(2))
-    plain = np.array(times["plain"][1:])
+    plain, loop = np.array(times["plain"][1:]), found["plain"]
     for path, facts in found.items():
         own_times = np.array(times[path][1:])  # the first turn is a warm-up
         facts["round_ms"], facts["cpu_ms"] = (1e3 * np.median(own_times, 0)).tolist()
         facts["speed"], facts["cpu_speed"] = np.median(plain / own_times, 0).tolist()
         if path in engines:
             facts["choosing_share"] = facts["choosing_s"] / (rounds * facts["round_ms"] / 1e3)
+            totals = [f["first_s"] + (rounds - 1) * f["round_ms"] / 1e3 for f in (loop, facts)]
+            facts["total_speed"] = totals[0] / totals[1]
     operations = counter.get_total_flops() / found["plain"]["round_ms"] * 1e3
     found["plain"]["peak_share"] = operations / PEAK
     return found

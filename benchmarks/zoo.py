@@ -12,8 +12,9 @@ H200's peak that the loop uses; its precision is that of ours.
 
 All models, and the networks of the benchmarks' CPU table, with one and with two threads, side by
 side on cores of their own. Rows that miss a goal are marked: ``auto`` at least 0.97 of the loop's
-speed and choosing at most 5 % of 100 rounds, ``sequential`` at most 1.1 times the loop's time, on a
-CPU the first round at most 2 s after the loop's::
+speed, ``sequential`` at most 1.1 times the loop's time. On a CPU, choosing takes at most 5 % of 100
+rounds, and the first round ends at most 2 s after the loop's. On a GPU, where choosing compiles
+kernels, the 100 rounds with their start are not slower than the loop's, either::
 
     for n in 1 2; do taskset -c $((4 * n))-$((4 * n + n - 1)) python benchmarks/zoo.py --all \
         --device cpu --threads $n --turns 5 --out benchmarks/results/zoo-cpu-$n.json & done; wait
@@ -203,6 +204,31 @@ def graphs(nodes: int = 20, features: int = 8) -> Task:
     return task_of(GraphNet(features), x.astype(np.float32), y)
 
 
+class Mixture(nn.Module):
+    """Experts of which a gate chooses one for each example: nothing that can be mapped."""
+
+    def __init__(self, inputs: int, units: int = 64, experts: int = 4) -> None:
+        super().__init__()
+        self.gate, self.units = nn.Linear(inputs, experts), units
+        self.experts = nn.ModuleList([nn.Linear(inputs, units) for _ in range(experts)])
+        self.head = nn.Linear(units, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, chosen = self.gate(x).softmax(1).max(1)
+        hidden = x.new_zeros(len(x), self.units)
+        for i, expert in enumerate(self.experts):
+            if (mine := chosen == i).any():
+                hidden[mine] = weight[mine, None] * torch.relu(expert(x[mine]))
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+def vectors(model: nn.Module, inputs: int = 64) -> Task:
+    """Build a task of labelled vectors."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, inputs)).astype(np.float32)
+    return task_of(model, x, rng.integers(0, CLASSES, len(x)))
+
+
 def pixel_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute cross-entropy per image, averaged over pixels."""
     return F.cross_entropy(outputs, targets, reduction="none").flatten(1).mean(1)
@@ -287,6 +313,7 @@ ZOO: dict[str, tuple[str, Callable[[], Task]]] = {
     "u-net": ("torch", segmentation),
     "graph-net": ("torch", graphs),
     "autoencoder": ("torch", autoencoder),
+    "mixture": ("torch", lambda: vectors(Mixture(64))),
 }  # fmt: skip
 """Package and builder of each task."""
 
@@ -349,9 +376,12 @@ def missed(facts: dict[str, Any], device: torch.device) -> list[str]:
         path: facts[path]["speed"] for path in GOALS if path in facts
     }
     found = [f"{path} {s:.3f} < {GOALS[path]:.3f}" for path, s in speeds.items() if s < GOALS[path]]
-    if facts["choosing_share"] > MOST_CHOOSING:
-        found.append(f"choosing {facts['choosing_share']:.1%} of the training")
     later = facts["first_s"] - facts["plain"]["first_s"]
+    if device.type == "cuda":
+        if facts["total_speed"] < GOALS["auto"]:
+            found.append(f"whole training {facts['total_speed']:.3f} < {GOALS['auto']:.3f}")
+    elif facts["choosing_share"] > MOST_CHOOSING:
+        found.append(f"choosing {facts['choosing_share']:.1%} of the training")
     late = device.type == "cpu" and later > LATEST
     return [*found, f"first round {later:.1f} s later"] if late else found
 

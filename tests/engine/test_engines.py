@@ -567,10 +567,11 @@ def test_packed_equals_alone_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_auto_on_a_gpu_replays_graphs_and_falls_back_to_the_loop() -> None:
-    built = simulation("auto", rounds=2, device=GPU)
+def test_auto_on_a_gpu_replays_graphs_and_takes_the_loop_for_short_trainings() -> None:
+    built = simulation("auto", rounds=2000, device=GPU)
     assert (built.choice.path, built.chunk) == ("cuda_graph", None)
-    looped = simulation("auto", rounds=1, problem=undecided(), device=GPU)
+    assert simulation("auto", rounds=1, device=GPU).choice.path == "sequential"
+    looped = simulation("auto", rounds=2000, problem=undecided(), device=GPU)
     assert looped.choice.path == "sequential"
     assert "cannot be mapped" in looped.choice.reason
 

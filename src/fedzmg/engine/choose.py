@@ -2,7 +2,8 @@
 
 The path is measured on one trial's round. On a CPU several trials take the map in a tie, and on a
 GPU their number decides whether compiling pays. The choice is recorded with a run and kept when it
-resumes. On a CPU a short training takes the loop without measuring.
+resumes. A training that is too short takes the loop: on a CPU to measure paths, on a GPU to make a
+graph.
 """
 
 import math
@@ -46,6 +47,8 @@ FEWEST_STEPS = 16  # that the share of a training must allow; for fewer, no path
 
 CPU_COMPILE_SECONDS = 40.0  # time to compile a step on two cores (measured: 18 to 77 s)
 CPU_COMPILE_GAIN = 0.8  # share of a step's time for no clients that it saves (measured: 0.83, 1.0)
+GRAPH_SECONDS = 0.4  # time to make a CUDA graph (H200: 0.1 to 0.4 s)
+KERNEL_SECONDS = 10.0  # the same where kernels are compiled for the first time (H200: 2.5 to 9.7 s)
 COMPILE_SECONDS = 30.0  # time to compile a step for a GPU
 GRAPH_COMPILE_GAIN = 0.6  # share of a graph's time that compiling saves (H200: 0.65)
 PACKED_COST = 0.5  # cost of a packed trial relative to a lone one on a GPU (measured: 0.48)
@@ -130,8 +133,13 @@ class EnginePlanner:
             path = "compiled_cuda_graph" if path == "compiled" and on_gpu else path
             return EngineChoice(path, "asked for", path == "sequential" or ONEDNN_BY_DEFAULT)
         if on_gpu:
-            work = rounds_left * self.trainings * (1 + (trials - 1) * PACKED_COST)
-            return choose_on_gpu(program, probe(), work, self.chunk)
+            rounds, packed = rounds_left * self.trainings, 1 + (trials - 1) * PACKED_COST
+            own = probe()
+            seconds = loop_seconds(program, own, rounds * trials)
+            if seconds < (needed := preparing_seconds(program)):
+                times = f"{seconds:.1f} s of training by the loop"
+                return EngineChoice("sequential", f"{times}: a graph may take {needed:g} s to make")
+            return choose_on_gpu(program, own, rounds * packed, self.chunk)
         cores = choose_cores(program, own := probe(), rounds_left)
         with threads(cores.threads):
             found = choose_on_cpu(
@@ -257,6 +265,20 @@ def _compile_saves(program: Program, part: Probe, mapped: float, steps: int, way
     with_half = min(half.time(way) for _ in range(2)) * (clients // 2)
     grows = (mapped - with_half) / (clients - clients // 2)
     return CPU_COMPILE_GAIN * max(0.0, mapped - grows * clients) * steps
+
+
+def loop_seconds(program: Program, probe: Probe, rounds: int) -> float:
+    """Estimate the seconds of a training by the loop on a GPU from a few steps of one client."""
+    loop, short = Sequential(program, subtracts=False), probe.longest(1).first_steps(PROBE_STEPS)
+    seconds = min(pass_seconds(loop, short) for _ in range(TIMED_PASSES))
+    return seconds / max(short.client_steps, 1) * probe.client_steps * rounds
+
+
+def preparing_seconds(program: Program) -> float:
+    """Return the time that a graph takes to make, by what compiles kernels at their first use."""
+    layers = program.objective.model.module.modules()
+    with_kernels = any(isinstance(layer, nn.Conv2d | nn.RNNBase) for layer in layers)
+    return KERNEL_SECONDS if HAS_TRITON and with_kernels else GRAPH_SECONDS
 
 
 def choose_on_gpu(
