@@ -263,11 +263,16 @@ def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
     """Compute ``base + scale * other``; in the tensors of ``out``, if given."""
     if not out:
         return base + scale * other
-    alpha, [place] = float(scale), out
+    [place], own, rest = out, [*base._tensors.values()], [other[name] for name in base]
+    if isinstance(scale, Tensor) and not scale.is_cpu:  # ``float`` would wait for the device
+        rest, scale = list(torch._foreach_mul(rest, scale)), 1.0
     if place is base:
-        torch._foreach_add_([*base._tensors.values()], [other[name] for name in base], alpha=alpha)
-        return base
-    base.map(lambda *own: torch.add(*own[:2], alpha=alpha, out=own[2]), other, place)
+        torch._foreach_add_(own, rest, alpha=float(scale))
+    elif own[0].is_cpu:
+        base.map(lambda *t: torch.add(*t[:2], alpha=float(scale), out=t[2]), other, place)
+    else:
+        sums = torch._foreach_add(own, rest, alpha=float(scale))
+        torch._foreach_copy_([place[name] for name in base], sums)
     return place
 
 

@@ -48,7 +48,8 @@ FEWEST_STEPS = 16  # that the share of a training must allow; for fewer, no path
 CPU_COMPILE_SECONDS = 40.0  # time to compile a step on two cores (measured: 18 to 77 s)
 CPU_COMPILE_GAIN = 0.8  # share of a step's time for no clients that it saves (measured: 0.83, 1.0)
 GRAPH_SECONDS = 0.4  # time to make a CUDA graph (H200: 0.1 to 0.4 s)
-KERNEL_SECONDS = 10.0  # the same where kernels are compiled for the first time (H200: 2.5 to 9.7 s)
+CONVOLUTION_SECONDS = 0.6  # more for each shape of a convolution, whose kernels are compiled first
+RECURRENT_SECONDS = 3.0  # the same for each kind of a recurrent layer
 COMPILE_SECONDS = 30.0  # time to compile a step for a GPU
 GRAPH_COMPILE_GAIN = 0.6  # share of a graph's time that compiling saves (H200: 0.65)
 PACKED_COST = 0.5  # cost of a packed trial relative to a lone one on a GPU (measured: 0.48)
@@ -137,8 +138,8 @@ class EnginePlanner:
             own = probe()
             seconds = loop_seconds(program, own, rounds * trials)
             if seconds < (needed := preparing_seconds(program)):
-                times = f"{seconds:.1f} s of training by the loop"
-                return EngineChoice("sequential", f"{times}: a graph may take {needed:g} s to make")
+                times = f"{seconds:.1f} s of training by the loop, {needed:.1f} s to make a graph"
+                return EngineChoice("sequential", times)
             return choose_on_gpu(program, own, rounds * packed, self.chunk)
         cores = choose_cores(program, own := probe(), rounds_left)
         with threads(cores.threads):
@@ -275,10 +276,13 @@ def loop_seconds(program: Program, probe: Probe, rounds: int) -> float:
 
 
 def preparing_seconds(program: Program) -> float:
-    """Return the time that a graph takes to make, by what compiles kernels at their first use."""
-    layers = program.objective.model.module.modules()
-    with_kernels = any(isinstance(layer, nn.Conv2d | nn.RNNBase) for layer in layers)
-    return KERNEL_SECONDS if HAS_TRITON and with_kernels else GRAPH_SECONDS
+    """Estimate the time to make a graph where no kernels are compiled yet."""
+    layers, kernels = [*program.objective.model.module.modules()], 0.0
+    if HAS_TRITON:
+        shapes = {layer.weight.shape for layer in layers if isinstance(layer, nn.Conv2d)}
+        kinds = {type(layer) for layer in layers if isinstance(layer, nn.RNNBase)}
+        kernels = CONVOLUTION_SECONDS * len(shapes) + RECURRENT_SECONDS * len(kinds)
+    return GRAPH_SECONDS + kernels
 
 
 def choose_on_gpu(

@@ -170,9 +170,8 @@ class Sequential:
 
     def _places(self, params: Tree, number: int) -> Places | None:
         """Make memory for models of clients, if they are to be trained in place."""
-        program, types = self.program, {leaf.dtype for leaf in params.values()}
-        fit = program.device.type == "cpu" and len(types) == 1 and takes_out(program.rule)
-        return rows_like(params, number) if fit else None
+        one_type = len({leaf.dtype for leaf in params.values()}) == 1
+        return rows_like(params, number) if one_type and takes_out(self.program.rule) else None
 
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""

@@ -287,7 +287,7 @@ def mapped() -> bool:
 def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
     """Draw random bits ``[*keys, places]`` of batches with these keys, or compare with a number."""
     # Calling a custom operator takes torch a tenth of a millisecond.
-    draw = _draw if type(keys) is Tensor and keys.is_cpu and not mapped() else _draw_op
+    draw = _draw if type(keys) is Tensor and not mapped() else _draw_op
     found: Tensor = draw(keys, layer, call, places, below)
     return found
 
