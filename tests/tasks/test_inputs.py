@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -188,6 +187,8 @@ def padded(samples: list[Any]) -> Any:
 
 
 def hugging_face(rows: Any, kind: str) -> Any:
+    import datasets
+
     found = datasets.Dataset.from_dict({"label": Y[rows], "pixels": X[rows].astype(np.float32) * 2})
     made = {"iterable": found.to_iterable_dataset, "columns": lambda: zip(*columns, strict=True)}
     columns = found["pixels"], found["label"]

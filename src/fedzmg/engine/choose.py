@@ -48,8 +48,9 @@ FEWEST_STEPS = 16  # that the share of a training must allow; for fewer, no path
 CPU_COMPILE_SECONDS = 40.0  # time to compile a step on two cores (measured: 18 to 77 s)
 CPU_COMPILE_GAIN = 0.8  # share of a step's time for no clients that it saves (measured: 0.83, 1.0)
 GRAPH_SECONDS = 0.4  # time to make a CUDA graph (H200: 0.1 to 0.4 s)
-CONVOLUTION_SECONDS = 0.6  # more for each shape of a convolution, whose kernels are compiled first
-RECURRENT_SECONDS = 3.0  # the same for each kind of a recurrent layer
+CONVOLUTION_SECONDS = 0.6  # more to compile kernels for a shape of a convolution (H200: 0.3 to 0.9)
+CONVOLUTIONS_SECONDS = 10.0  # the same for all shapes at most: they share kernels (H200: 3 to 14 s)
+RECURRENT_SECONDS = 3.0  # the same for a kind of recurrent layers
 COMPILE_SECONDS = 30.0  # time to compile a step for a GPU
 GRAPH_COMPILE_GAIN = 0.6  # share of a graph's time that compiling saves (H200: 0.65)
 PACKED_COST = 0.5  # cost of a packed trial relative to a lone one on a GPU (measured: 0.48)
@@ -279,9 +280,10 @@ def preparing_seconds(program: Program) -> float:
     """Estimate the time to make a graph where no kernels are compiled yet."""
     layers, kernels = [*program.objective.model.module.modules()], 0.0
     if HAS_TRITON:
-        shapes = {layer.weight.shape for layer in layers if isinstance(layer, nn.Conv2d)}
+        plain = (m for m in layers if isinstance(m, nn.Conv2d) and m.groups == 1)
+        shapes = CONVOLUTION_SECONDS * len({layer.weight.shape for layer in plain})
         kinds = {type(layer) for layer in layers if isinstance(layer, nn.RNNBase)}
-        kernels = CONVOLUTION_SECONDS * len(shapes) + RECURRENT_SECONDS * len(kinds)
+        kernels = min(shapes, CONVOLUTIONS_SECONDS) + RECURRENT_SECONDS * len(kinds)
     return GRAPH_SECONDS + kernels
 
 

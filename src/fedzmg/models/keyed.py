@@ -124,12 +124,12 @@ def generator_states() -> dict[str, object]:
 
 
 def _drop(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
-    """Zero elements and scale the others; on a CPU a product is faster than a choice."""
+    """Zero elements and scale the others; uncompiled, a product is faster than a choice."""
     if x.is_cpu and x.dtype == torch.float32 and not mapped():  # NumPy starts faster than torch
         kept = (~zeroed.numpy()).astype(np.float32)
         kept *= 1 / (1 - p)
         return x * torch.from_numpy(kept)
-    if x.is_cpu:
+    if x.is_cpu or not mapped():
         return x * (~zeroed).to(x.dtype).mul_(1 / (1 - p))
     return torch.where(zeroed, 0.0, x / (1 - p))
 
