@@ -149,6 +149,20 @@ def cifar100_variants() -> None:
         print(f", last after round {rounds[behind].max()}" if behind.any() else "")
 
 
+def cifar100_named() -> None:
+    """Print what SCAFFOLD and FedCAda end above or below on the study's first three seeds."""
+    rounds, _ = curves("cifar100-study", "fedzmg")
+    of = {name: curves("cifar100-study", name, seeds=3)[1] for name in ALGORITHMS}
+    for name in ("smaller-client-rate", "fedzmg-adam"):
+        of[name] = curves("cifar100-variants-study", name, seeds=3)[1]
+    final = {name: values[:, rounds > 900].mean(1) for name, values in of.items()}
+    for name in ("scaffold", "fedcada"):
+        ends = curves("cifar100-named-study", name, seeds=3)[1][:, rounds > 900].mean(1)
+        print(f"  {name}, final:", *(f"{each:.2f}" for each in ends))
+        for other, others in final.items():
+            print(f"    minus {other}: {interval(ends - others)}")
+
+
 def mnist_by_writer() -> None:
     """Print the seed with which FedAdam collapsed, and the results without it."""
     rounds, adam = curves("mnist-by-writer-study", "fedadam")
@@ -226,6 +240,8 @@ def main() -> None:
     cifar100()
     print("CIFAR-100, variants of FedZMG")
     cifar100_variants()
+    print("CIFAR-100, SCAFFOLD and FedCAda")
+    cifar100_named()
     print("MNIST by writer")
     mnist_by_writer()
     print("Shakespeare by role, reduced protocol")
