@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ from fedzmg.engine.vectorized import Vectorized
 from fedzmg.models import FunctionalModel
 from fedzmg.models.initial import initial_params
 from fedzmg.models.kernels import MappedLayers, convolution, layers, onednn, threads
-from fedzmg.models.kernels.precision import same_bits
+from fedzmg.models.kernels.precision import HAS_TRITON, same_bits
 from fedzmg.simulation import Simulation, rounds
 from fedzmg.tree import Tree
 from golden_problems import Net, random_task
@@ -646,6 +647,22 @@ def test_a_probe_that_runs_out_of_memory_is_repeated_in_halves(
     if device == GPU:
         with pytest.raises(InputError, match="2 clients"):
             EnginePlanner().plan(program, built.probe, trials=1, rounds_left=1)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, whose cache is used")
+def test_compiled_kernels_are_loaded_sooner(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "GPU")
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3), nn.Flatten())
+    images = torch.zeros(6, 1, 7, 7), torch.zeros(6, dtype=torch.int64)
+    few = Task.from_arrays(model, *images, [0, 0, 1, 1, 2, 2], test=images, cohort=2)
+    built = simulation("sequential", problem=few)
+    known = built.program, built.probe()
+    assert choose.kernel_seconds(*known) == 2 * choose.CONVOLUTION_SECONDS
+    choose._has_made_graph(*known, now=True)
+    assert choose.kernel_seconds(*known) == choose.LOADING_SECONDS
 
 
 def test_buffers_that_did_not_fit_are_released_before_the_next_attempt(

@@ -32,7 +32,7 @@ from fedzmg.engine.timings import LOOP, PathName, Timings, Way, clearly_best
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import CannotMap, InputError, check_names
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, threads
-from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.models.kernels.precision import HAS_TRITON, cached_answer, crowd, precision
 from fedzmg.tree import num_bytes, row
 
 EngineName = Literal["auto", PathName]
@@ -51,6 +51,7 @@ GRAPH_SECONDS = 0.4  # time to make a CUDA graph (H200: 0.1 to 0.4 s)
 CONVOLUTION_SECONDS = 0.6  # more to compile kernels for a shape of a convolution (H200: 0.3 to 0.9)
 CONVOLUTIONS_SECONDS = 10.0  # the same for all shapes at most: they share kernels (H200: 3 to 14 s)
 RECURRENT_SECONDS = 3.0  # the same for a kind of recurrent layers
+LOADING_SECONDS = 1.0  # more to load kernels that are compiled
 COMPILE_SECONDS = 30.0  # time to compile a step for a GPU
 GRAPH_COMPILE_GAIN = 0.6  # share of a graph's time that compiling saves (H200: 0.65)
 PACKED_COST = 0.5  # cost of a packed trial relative to a lone one on a GPU (measured: 0.48)
@@ -138,7 +139,7 @@ class EnginePlanner:
             rounds, packed = rounds_left * self.trainings, 1 + (trials - 1) * PACKED_COST
             own = probe()
             seconds = loop_seconds(program, own, rounds * trials)
-            if seconds < (needed := preparing_seconds(program)):
+            if seconds < (needed := GRAPH_SECONDS + kernel_seconds(program, own)):
                 times = f"{seconds:.1f} s of training by the loop, {needed:.1f} s to make a graph"
                 return EngineChoice("sequential", times)
             return choose_on_gpu(program, own, rounds * packed, self.chunk)
@@ -276,15 +277,24 @@ def loop_seconds(program: Program, probe: Probe, rounds: int) -> float:
     return seconds / max(short.client_steps, 1) * probe.client_steps * rounds
 
 
-def preparing_seconds(program: Program) -> float:
-    """Estimate the time to make a graph where no kernels are compiled yet."""
-    layers, kernels = [*program.objective.model.module.modules()], 0.0
-    if HAS_TRITON:
-        plain = (m for m in layers if isinstance(m, nn.Conv2d) and m.groups == 1)
-        shapes = CONVOLUTION_SECONDS * len({layer.weight.shape for layer in plain})
-        kinds = {type(layer) for layer in layers if isinstance(layer, nn.RNNBase)}
-        kernels = min(shapes, CONVOLUTIONS_SECONDS) + RECURRENT_SECONDS * len(kinds)
-    return GRAPH_SECONDS + kernels
+def kernel_seconds(program: Program, probe: Probe) -> float:
+    """Estimate the time to compile the kernels of a graph, or to load them if that was done."""
+    layers = [*program.objective.model.module.modules()]
+    plain = (m for m in layers if isinstance(m, nn.Conv2d) and m.groups == 1)
+    shapes = CONVOLUTION_SECONDS * len({layer.weight.shape for layer in plain})
+    kinds = {type(layer) for layer in layers if isinstance(layer, nn.RNNBase)}
+    needed = min(shapes, CONVOLUTIONS_SECONDS) + RECURRENT_SECONDS * len(kinds)
+    if needed == 0 or not HAS_TRITON:
+        return 0.0
+    return min(needed, LOADING_SECONDS) if _has_made_graph(program, probe) else needed
+
+
+def _has_made_graph(program: Program, probe: Probe, *, now: bool = False) -> bool:
+    """Tell whether a graph of such a model was made on such a GPU before, or is ``now``."""
+    sizes = precision(), crowd(len(probe.batches)), probe.batches[0].stream.indices.shape[1]
+    shapes = [tuple(leaf.shape) for leaf in probe.broadcast.params.values()]
+    graph = f"graph on {torch.cuda.get_device_name(program.device)} {sizes} {shapes}"
+    return cached_answer(graph, lambda: ("made", True) if now else ("new", False)) == "made"
 
 
 def choose_on_gpu(
@@ -305,6 +315,8 @@ def choose_on_gpu(
                 return unmapped(error)
             return EngineChoice(slower, f"the step cannot be captured as a CUDA graph ({error})")
         seconds.append(min(passes[1:]))
+    if kernel_seconds(program, probe):
+        _has_made_graph(program, probe, now=True)
     times = f"mapped {1e3 * seconds[0]:.1f} ms, as a graph {1e3 * seconds[1]:.1f} ms"
     figures = f"{times} for {PROBE_STEPS} steps of a cohort"
     saved = GRAPH_COMPILE_GAIN * seconds[1] / PROBE_STEPS * probe.steps * work
