@@ -41,7 +41,6 @@ class OwnModel(NamedTuple):
         return self.params.map(lambda own, new: torch.where(self.exists > 0, own, new), params)
 
     def replaced(self, params: Tree) -> "OwnModel":
-        """Return the memory of this model."""
         return OwnModel(params, torch.ones_like(self.exists))
 
 

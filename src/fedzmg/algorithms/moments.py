@@ -82,7 +82,6 @@ class MomentServer(ServerRule):
         return no_moments(params)
 
     def moments(self, before: Moments, grad: Tree) -> Moments:
-        """Update the moments."""
         return adam_moments(before, grad, self.beta1, self.beta2)
 
 

@@ -19,6 +19,7 @@ import torch
 from fedzmg.cluster.worker import RemoteError
 from fedzmg.cluster.workers import LostWorker, Needs
 from fedzmg.errors import InputError
+from fedzmg.experiment.training import on_interrupt
 from fedzmg.simulation import resolve_device
 
 CGROUP = Path("/sys/fs/cgroup")  # has limits of a container, which other counts leave out
@@ -43,19 +44,6 @@ def free_memory() -> float:
         most, now = (float((CGROUP / f"memory.{n}").read_text()) for n in ("max", "current"))
         found = min(found, most - now)
     return found
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Let a process that is started here ignore Ctrl-C until it has imported what it needs."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class Processes:
@@ -95,7 +83,8 @@ class ProcessPool:
             # A server loads torch once; a copy of this process would share its threads' locks.
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["fedzmg.cluster.worker"])
-            with _without_interrupts():
+            # Workers ignore Ctrl-C until they have imported what they need.
+            with on_interrupt(signal.SIG_IGN):
                 forkserver.ensure_running()
         self._number, self._memory = number, free_memory()
         # A worker that is killed while it reads an Event would leave its lock behind.
@@ -150,7 +139,8 @@ class ProcessPool:
                 return
             self._waiting.popleft()
             process = self._context.Process(target=_serve, args=(there, self._stop, *arguments))
-            with _without_interrupts() if sys.platform != "linux" else contextlib.nullcontext():
+            ignored = on_interrupt(signal.SIG_IGN)
+            with contextlib.nullcontext() if sys.platform == "linux" else ignored:
                 process.start()
             there.close()
             self._running[pipe] = process, memory

@@ -282,7 +282,6 @@ class RemotePlanner(EnginePlanner, Engine):
         self.choice = EngineChoice("sequential", "clients train on their own devices")
 
     def build(self, program: Program) -> Engine:
-        """Return the exchange with the devices."""
         return self
 
     def memory(self, fresh: State, clients: int, places: Sequence[Path] | None) -> MemoryStore:

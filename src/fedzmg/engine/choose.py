@@ -158,7 +158,6 @@ class EnginePlanner:
         return replace(found, threads=number)
 
     def build(self, program: Program) -> Engine:
-        """Build the chosen engine."""
         path = self.choice.path
         if path == "sequential":
             return Sequential(program, subtracts=False, parallel=self.choice.parallel)

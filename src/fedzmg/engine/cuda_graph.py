@@ -327,7 +327,7 @@ def _code(program: Program, *, masked: bool) -> _Code:
             return losses_of(Tree(params), batch, *own)
 
     def next_point(numbers: Any, *own: Any) -> Any:
-        return map_rule(rule, local.next_point, numbers, *own)
+        return map_rule(rule, lambda one, *rest: one.next_point(*rest), numbers, *own)
 
     return _Code(losses, next_point, _advance(rule, masked=masked))
 

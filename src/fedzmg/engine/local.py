@@ -98,13 +98,6 @@ def client_loss(
     return (rule.loss(context, own) * batch.weights).sum(), Tree(moved)
 
 
-def next_point(
-    rule: ClientRule, context: ClientContext, params: Tree, scratch: State, grad: Tree
-) -> tuple[Tree, State]:
-    """Return the point of the next gradient of a batch."""
-    return rule.next_point(context, params, scratch, grad)
-
-
 def step(
     rule: ClientRule, context: ClientContext, params: Tree, scratch: State, grad: Tree,
     active: Tensor | None = None, before: State = None,
@@ -129,7 +122,7 @@ def full_step(
         return loss, *apply(step, context, params, scratch, grad, *active)
     state = scratch
     for _ in range(rule.gradients_per_step - 1):
-        point, state = apply(next_point, context, params, state, grad)
+        point, state = apply(lambda one, *own: one.next_point(*own), context, params, state, grad)
         grad = gradient(point)[1]
     mask = (*active, scratch) if active else ()
     return loss, *apply(step, context, params, state, grad, *mask)

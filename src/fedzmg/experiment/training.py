@@ -54,6 +54,19 @@ def deadline(minutes: float | None) -> float:
 
 
 @contextlib.contextmanager
+def on_interrupt(handler: Any) -> Iterator[None]:
+    """Handle Ctrl-C otherwise; only the main thread receives it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def deferred_interrupt(progress: Progress) -> Iterator[threading.Event]:
     """Defer Ctrl-C to the end of a round; a second Ctrl-C stops at once."""
     requested = threading.Event()
@@ -64,14 +77,8 @@ def deferred_interrupt(progress: Progress) -> Iterator[threading.Event]:
         requested.set()
         progress.say("stopping after this round; press Ctrl-C again to stop at once")
 
-    if threading.current_thread() is not threading.main_thread():  # which receives signals
+    with on_interrupt(ask):
         yield requested
-        return
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield requested
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def named_write_errors(path: Path | None) -> AbstractContextManager[None]:

@@ -33,7 +33,7 @@ from fedzmg.simulation.planner import RoundPlanner
 from fedzmg.simulation.program import build_program
 from fedzmg.simulation.records import RoundFacts
 from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
-from fedzmg.simulation.shards import Memories, Shards, merge_shards, open_memory, train_batches
+from fedzmg.simulation.shards import Memories, ShardedMemory, Shards, merge_shards, train_batches
 from fedzmg.simulation.trial import Trial, packed_rules
 from fedzmg.storage.client_metrics import ClientMetrics
 from fedzmg.tasks.task import Task
@@ -139,7 +139,7 @@ class Simulation:
         snapshot = Snapshot(params, state, none == 0, none, traffic, merging)
         fresh = self._clients.map(lambda rule, p: rule.init_memory(p), params)
         where = fresh, len(self.task.train), self._memory_places
-        memory = open_memory(self.shards, *where) if self.shards else self.engines.memory(*where)
+        memory = ShardedMemory(self.shards, *where) if self.shards else self.engines.memory(*where)
         if restored is None:
             for i in range(len(self.trials)):
                 memory.rewind(i, 0)

@@ -150,10 +150,13 @@ class ShardedMemory(MemoryStore):
     Shard ``i`` has the clients from ``borders[i]`` up to ``borders[i + 1]``.
     """
 
-    def __init__(self, fresh: State, borders: npt.NDArray[Any], stores: Sequence[Any]) -> None:
+    def __init__(
+        self, shards: Shards, fresh: State, clients: int, places: Sequence[Path] | None
+    ) -> None:
         super().__init__((), 0)
         self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
-        self._borders, self._stores = borders, stores
+        self._borders = shard_borders(clients, shards.count)
+        self._stores = shards.open(fresh, clients, places)
         if not self.is_empty:
             rows, _ = flatten_rows(self.fresh)
             self.kept_bytes = rows.shape[1] * rows.element_size()
@@ -203,11 +206,3 @@ class ShardedMemory(MemoryStore):
 
     def _kept(self) -> Sequence[Any]:
         return () if self.is_empty else self._stores
-
-
-def open_memory(
-    shards: Shards, fresh: State, clients: int, places: Sequence[Path] | None
-) -> MemoryStore:
-    """Open the client memory of a population in shards."""
-    borders = shard_borders(clients, shards.count)
-    return ShardedMemory(fresh, borders, shards.open(fresh, clients, places))

@@ -201,12 +201,10 @@ class OwnTask(Preset):
 
     @property
     def clients(self) -> int:
-        """Number of training clients."""
         return len(self.task.train)
 
     @property
     def protocol(self) -> Protocol:  # type: ignore[override]
-        """Protocol of the task."""
         return self.task.protocol
 
     def network(self) -> nn.Module:

@@ -77,7 +77,6 @@ class Strict(pydantic.BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a TOML file."""
         return cls.parse(read_toml(path, typed=True), path)
 
 
