@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from fedzmg import algorithms
+from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized, step_widths
 from fedzmg.errors import InputError, check_names
 from fedzmg.experiment.estimate import step_operations
 from fedzmg.models.kernels import PRECISIONS, rounding
@@ -97,6 +98,20 @@ def reset_host_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+def padding(simulation: Simulation) -> float:
+    """Relate the client steps that a round computes to those that were planned."""
+    engine, batches = simulation.engine, simulation.planner.batches(1)
+    lengths, computed = [len(batch.stream) for batch in batches], 0
+    if not isinstance(engine, Vectorized):
+        return 1.0
+    size = engine.chunk or len(lengths)
+    for first in range(0, len(lengths), size):
+        own = sorted(lengths[first : first + size], reverse=True)
+        own += own[-1:] * (MIN_WIDTH - len(own))
+        computed += sum(step_widths(tuple(own), engine.compiled or engine.cuda_graph))
+    return computed / max(sum(lengths), 1)
+
+
 NEVER = 10**9
 ON_CPU, ON_GPU = ["mlp"], ["cifar100", "emnist62", "shakespeare"]
 BLOCKS = 3
@@ -159,7 +174,7 @@ def time_rounds(
         "flops": flops, "bytes": moved, "matmul_share": flops / median / machine.flops,
         "floor_ms": 1e3 * floor, "over_floor": median / floor,
         "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else host_peak_mib(),
-        "padded_over_useful": simulation.padding(), "deterministic": simulation.deterministic,
+        "padded_over_useful": padding(simulation), "deterministic": simulation.deterministic,
         "outside_steps": 1 - statistics.median(spent) / median if spent else None,
     }  # fmt: skip
 

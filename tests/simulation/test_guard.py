@@ -117,7 +117,7 @@ def test_merge_reads_nothing_back(guard: bool, monkeypatch: pytest.MonkeyPatch) 
     upload = Upload(Tree({"w": torch.tensor(norms)[:, None]}), total=torch.ones(5))
     outcome = Outcome(upload, (), torch.ones(5, dtype=torch.int64), torch.ones(5))
     with NoRead():
-        merger.add(Chunk(list(range(5)), list(range(5)), outcome, 0))
+        merger.add(Chunk(list(range(5)), list(range(5)), outcome))
         merger.finish()
         cohort = merger.cohort(5, torch.ones(1))
     assert (merger.sums.clients.tolist(), merger.sums.dropped.tolist()) == (

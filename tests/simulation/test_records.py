@@ -71,7 +71,7 @@ def test_quantiles_of_losses_are_numpys_whatever_the_chunks(data: st.DataObject)
         sent = torch.tensor([[0.0 if accepted[i] else torch.nan] for i in own])
         loss = torch.tensor([losses[i] for i in own])
         outcome = Outcome(Upload(Tree({"w": sent})), (), torch.ones(len(own), dtype=int), loss)
-        merger.add(Chunk(list(part), list(range(len(own)))[::-1], outcome, 0))
+        merger.add(Chunk(list(part), list(range(len(own)))[::-1], outcome))
     merger.finish()
     table = merger.losses
     assert table.shape == (trials, cohort)

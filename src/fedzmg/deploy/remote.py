@@ -312,5 +312,4 @@ class RemotePlanner(EnginePlanner, Engine):
         if not rows:  # an empty cohort
             order = [0]
             rows = [tree_map(torch.zeros_like, remote.blueprint.up)._replace(memory=token)]
-        computed = sum(len(batches[i].stream) for i in order)
-        yield Chunk(order, list(range(len(order))), stack(rows), computed)
+        yield Chunk(order, list(range(len(order))), stack(rows))

@@ -88,7 +88,6 @@ class Merger:
         self._each: list[State] = []
         self._kept: list[_Uploads] = []
         self.accepted: list[Tensor] = []  # flags of the clients whose uploads count, chunk by chunk
-        self.computed = 0  # client steps, padding included
 
     def add(self, chunk: Chunk) -> None:
         """Merge a chunk, or keep it until all chunks are known.
@@ -96,7 +95,6 @@ class Merger:
         An upload with a value that is not finite, or a weight below zero, is dropped and counted.
         Nothing here waits for the device.
         """
-        self.computed += chunk.computed
         if self._add_models(chunk):
             self.upload = chunk.outcomes.upload
             return
@@ -105,7 +103,7 @@ class Merger:
 
     def begin_whole(self, chunk: Chunk) -> tuple[slice, Tables, Tensor]:
         """Make the tables of a chunk that is the whole cohort, and the table of :meth:`finish`."""
-        self.upload, self.computed = chunk.outcomes.upload, chunk.computed
+        self.upload = chunk.outcomes.upload
         trials, tables = self.tables(chunk)
         self._order += chunk.batches
         return trials, tables, _sent(self.line_up(), tables.rows.device)
@@ -196,7 +194,7 @@ class Merger:
 
     def part(self) -> MergedPart:
         """Return the sums so far, for the merger of the whole cohort."""
-        known = self._order, self._facts, self._each, self.accepted, self.computed
+        known = self._order, self._facts, self._each, self.accepted
         return MergedPart(self.sums, row(self.upload, slice(1)), *known)
 
     def add_part(self, part: MergedPart, first: int) -> None:
@@ -212,7 +210,6 @@ class Merger:
         self._facts += part.facts
         self._each += part.each
         self.accepted += part.accepted
-        self.computed += part.computed
 
     def line_up(self) -> list[list[int]]:
         """Line up the clients of every trial; return their entries, -1 is padding."""

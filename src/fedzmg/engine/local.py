@@ -267,7 +267,6 @@ class Chunk(NamedTuple):
     batches: list[int]  # positions in the round's list of client batches
     rows: list[int]
     outcomes: Outcome
-    computed: int  # client steps computed for it, padding included
     models: Models | None = None  # given if ``delta`` has models that are not yet subtracted
 
 

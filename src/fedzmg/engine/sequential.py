@@ -81,8 +81,7 @@ class Sequential:
                 models = Models(places[0][: len(part)], origin)
             elif origin is not None:
                 models = Models(tree.flatten_rows(all_.upload.delta)[0], origin)
-            steps = sum(len(batches[i].stream) for i in part)
-            yield Chunk(part, [*range(len(part))], all_, steps, models)
+            yield Chunk(part, [*range(len(part))], all_, models)
 
     def _train_part(self, clients: list[tuple[Any, ...]]) -> list[Outcome]:
         if self.parallel == 1:

@@ -38,7 +38,6 @@ class MergedPart(NamedTuple):
     facts: list[Tensor]
     each: list[State]
     accepted: list[Tensor]
-    computed: int
 
 
 def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, Tensor] | None:

@@ -85,7 +85,7 @@ class Vectorized:
             models = None
             if origin is not None:
                 models = Models(flatten_rows(outcomes.upload.delta)[0], origin)
-            yield Chunk(order, list(range(len(order))), outcomes, sum(self._widths(chosen)), models)
+            yield Chunk(order, list(range(len(order))), outcomes, models)
 
     def _train_sorted(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State, subtract: bool

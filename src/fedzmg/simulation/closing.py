@@ -56,7 +56,7 @@ class Closing:
     ) -> tuple[Snapshot, Tensor]:
         *known, outcomes = rest
         merger = self._side.merger([], known[-1])
-        merger.add_rows(Chunk([], [], outcomes, 0), slice(*bounds), tables)
+        merger.add_rows(Chunk([], [], outcomes), slice(*bounds), tables)
         merger.finish(table)
         return self._end(merger, *known)
 

@@ -104,7 +104,6 @@ class Simulation:
         self._silent: State = None  # state that servers share, if it has no tensors
         self.round = 0
         self.snapshot, self.memory = self._begin(restored)
-        self._computed, self._useful = 0, 0
         self.runs_ahead = device.type == "cuda" and self.memory.is_empty and shards is None
         """A GPU works on a round while the host reads the one before. A round that reads client
         memory has to wait for the end of the previous one, which changes it."""
@@ -296,8 +295,6 @@ class Simulation:
             self.memory.write(owners, round_, kept, accepted.tolist())
         if self.shards is not None:
             self.shards.keep(round_)
-        self._computed += merger.computed
-        self._useful += sum(len(batch.stream) for batch in batches)
         return _Launched(round_, after, facts)
 
     @property
@@ -343,10 +340,6 @@ class Simulation:
         whole = found.new_zeros((len(self.trials), 2))
         whole[active] = found
         return whole
-
-    def padding(self) -> float:
-        """Return client steps computed so far over those that were planned: 1.0 wastes nothing."""
-        return self._computed / max(self._useful, 1)
 
     def step_seconds(self) -> float | None:
         """Return the GPU time of local steps since the last call; None: it is not measured."""

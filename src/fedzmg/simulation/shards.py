@@ -109,9 +109,9 @@ class LocalShards:
 
 def on_device(part: MergedPart, device: torch.device) -> MergedPart:
     """Copy the tensors of a part to a device."""
-    known = part._replace(order=[], computed=0)
+    known = part._replace(order=[])
     moved: MergedPart = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), known)
-    return moved._replace(order=part.order, computed=part.computed)
+    return moved._replace(order=part.order)
 
 
 def merge_shards(
