@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -30,7 +31,7 @@ from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized, step_widths
 from fedzmg.errors import InputError, check_names
 from fedzmg.experiment.estimate import step_operations
 from fedzmg.models.kernels import PRECISIONS, rounding
-from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision
+from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision, timer
 from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
 from fedzmg.provenance import environment
 from fedzmg.report.tables.table import Table
@@ -98,6 +99,28 @@ def reset_host_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+@contextlib.contextmanager
+def steps_timed(simulation: Simulation) -> Iterator[list[tuple[torch.cuda.Event, ...]]]:
+    """Note the begin and the end of every replayed step on the device's own clock."""
+    spans: list[tuple[torch.cuda.Event, ...]] = []
+    engine = simulation.engine
+    graphs = engine.graphs if isinstance(engine, Vectorized) else None
+    if graphs is None or simulation.device.type != "cuda":
+        yield spans
+        return
+    replay = graphs.replay
+
+    def timed(clients: int, width: int) -> None:
+        span = timer(), timer()
+        span[0].record()
+        replay(clients, width)
+        span[1].record()
+        spans.append(span)
+
+    with mock.patch.object(graphs, "replay", timed):
+        yield spans
+
+
 def padding(simulation: Simulation) -> float:
     """Relate the client steps that a round computes to those that were planned."""
     engine, batches = simulation.engine, simulation.planner.batches(1)
@@ -134,7 +157,8 @@ def time_rounds(
         to merge it. ``matmul_share`` is that of the machine's peak; ``floor_ms`` is the longer of
         all operations and all bytes at its peaks. ``peak_mib`` is GPU memory, without a GPU that of
         the process. ``padded_over_useful`` relates steps computed to steps of clients;
-        ``outside_steps`` is a GPU's share of planning, merging and logging.
+        ``outside_steps`` is a GPU's share of everything but replayed steps: planning, merging,
+        logging, and waiting between steps.
     """
     task = replace(task, protocol=replace(task.protocol, eval_every=NEVER))
     on_gpu = device.type == "cuda"
@@ -153,15 +177,16 @@ def time_rounds(
     wait(device)
     cold = time.perf_counter() - began
     simulation.run_round()  # finishes deferred set-up
-    times, on_steps = [], []
     reports: list[RoundReport] = []
-    for _ in range(BLOCKS):
-        simulation.step_seconds()
-        times.append(seconds(lambda: reports.append(simulation.run_round()), device, rounds))
-        on_steps.append(simulation.step_seconds())
+    times = [
+        seconds(lambda: reports.append(simulation.run_round()), device, rounds)
+        for _ in range(BLOCKS)
+    ]
+    with steps_timed(simulation) as spans:
+        whole = seconds(simulation.run_round, device, rounds)
+    spent = sum(begin.elapsed_time(end) for begin, end in spans) / 1e3 / rounds
     median = statistics.median(times)
     done = sum(one.steps for report in reports for one in report.records) / len(reports)
-    spent = [each / rounds for each in on_steps if each is not None]
     clients, data = trials * task.protocol.cohort, num_bytes(task.train.examples)
     flops = done * step_operations(task)
     moved = 2 * clients * task.model_bytes + clients * data / len(task.train)
@@ -175,7 +200,7 @@ def time_rounds(
         "floor_ms": 1e3 * floor, "over_floor": median / floor,
         "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else host_peak_mib(),
         "padded_over_useful": padding(simulation), "deterministic": simulation.deterministic,
-        "outside_steps": 1 - statistics.median(spent) / median if spent else None,
+        "outside_steps": 1 - spent / whole if spans else None,
     }  # fmt: skip
 
 

@@ -8,8 +8,7 @@ stay where they are.
 
 import contextlib
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -24,7 +23,7 @@ from fedzmg.engine.local import Program, Work
 from fedzmg.engine.replay import capturing, copied, copy_all, unshared
 from fedzmg.messages import ClientContext
 from fedzmg.models.kernels import MappedLayers, convolution
-from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision, timer
+from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision
 from fedzmg.models.layout import warn_once
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Inputs, State, Tree, leaves, row, tree_map
@@ -144,7 +143,6 @@ class StepGraphs:
         self._program, self._compiled = program, compiled
         self._buffers: dict[int, _Buffers] = {}
         self._pool: Any = None
-        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=1024)
 
     def rows_for(self, clients: int) -> int:
         """Count the rows to compute for a number of clients.
@@ -193,27 +191,6 @@ class StepGraphs:
         """Run one step of the first ``width`` clients."""
         buffers = self._buffers[clients]
         buffers.steps[width, buffers.even]()
-
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Time the steps of a round on the device's own clock."""
-        if self._program.device.type != "cuda":
-            yield
-            return
-        span = timer(), timer()
-        span[0].record()
-        yield
-        span[1].record()
-        self._spans.append(span)
-
-    def seconds(self) -> float:
-        """Return the device time of steps since the last call; waits for the device."""
-        total = 0.0
-        while self._spans:
-            begin, end = self._spans.popleft()
-            end.synchronize()
-            total += begin.elapsed_time(end) / 1e3
-        return total
 
     def _allocate(self, padded: Padded, state: ClientState) -> _Buffers:
         clients, steps, batch = padded.indices.shape

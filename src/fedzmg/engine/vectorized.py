@@ -171,13 +171,12 @@ class Vectorized:
             self.graphs = StepGraphs(self.program, compiled=self.compiled)
         widths = self._widths(batches)
         state, plan = self.graphs.load(padded, state, sorted(set(widths)))
-        with self.graphs.timed():
-            for t, width in enumerate(widths):
-                self.graphs.replay(len(batches), width)
-                if self.program.rule.uses_epoch_end and padded.closes[:width, t].any():
-                    numbers, now, part = row((state.numbers, state.work, plan), slice(width))
-                    closed = self._close_epoch(batches[:width], numbers, now, part.ending(t))
-                    tree_map(lambda old, new: old.copy_(new), now, closed)
+        for t, width in enumerate(widths):
+            self.graphs.replay(len(batches), width)
+            if self.program.rule.uses_epoch_end and padded.closes[:width, t].any():
+                numbers, now, part = row((state.numbers, state.work, plan), slice(width))
+                closed = self._close_epoch(batches[:width], numbers, now, part.ending(t))
+                tree_map(lambda old, new: old.copy_(new), now, closed)
         return state.work
 
     def _widths(self, batches: list[ClientBatch]) -> list[int]:

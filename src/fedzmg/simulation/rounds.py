@@ -341,11 +341,6 @@ class Simulation:
         whole[active] = found
         return whole
 
-    def step_seconds(self) -> float | None:
-        """Return the GPU time of local steps since the last call; None: it is not measured."""
-        graphs = self.engine.graphs if isinstance(self.engine, Vectorized) else None
-        return None if graphs is None or self.device.type != "cuda" else graphs.seconds()
-
     def evaluate(self, examples: Examples | None = None) -> list[Evaluation]:
         """Compute loss and metric of every trial's model on the test examples, or on others."""
         data = self._test if examples is None else examples.to(self.device, self.dtype)
