@@ -184,12 +184,16 @@ def loss_and_metric(loss: Any, metric: Any, targets: Tensor) -> tuple[LossFuncti
     if torch_own and loss.kind == "bce" and (metric is None or metric in METRICS):
         remedy = "remove the sigmoid and pass nn.BCEWithLogitsLoss(), or a Metric of your own"
         raise InputError(f"loss {loss.__name__} takes probabilities, metrics take logits: {remedy}")
+    own = loss.__name__ if loss in LOSSES.values() else "cross_entropy"
+    usual = _USUAL.get(loss.kind if torch_own else own)
     if metric is None:
-        own = loss.__name__ if loss in LOSSES.values() else "cross_entropy"
-        name = loss.kind if torch_own else own
-        if name not in _USUAL:
+        if usual is None:
             raise InputError(f"loss {loss.__name__} has no usual metric: pass metric=")
-        metric = "pixel_accuracy" if torch_own and loss.axis and targets.ndim > 2 else _USUAL[name]
+        metric = "pixel_accuracy" if torch_own and loss.axis and targets.ndim > 2 else usual
+    errors = "mse", "rmse", "mae"
+    numbers = targets.is_floating_point() and bool(((targets - 0.5).abs() != 0.5).any())
+    if numbers and usual in errors and isinstance(metric, str) and metric not in errors:
+        raise InputError(f"metric {metric!r} needs targets of 0 and 1: use mse, rmse or mae")
     if loss is objective.next_token_cross_entropy and metric in ("perplexity", "token_accuracy"):
         own = f"next_token_{metric.removeprefix('token_')}"
         raise InputError(f"metric {metric!r} does not look at the next token: use {own!r}")

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedzmg import ACCURACY, Metric, Task, Trial, simulate, tasks
+from fedzmg import ACCURACY, InputError, Metric, Task, Trial, simulate, tasks
 from fedzmg.data.federated import Examples
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.simulation import Simulation
+from golden_problems import random_task
 
 
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -136,15 +137,32 @@ def test_a_loss_that_is_not_finite_freezes_the_model(name: str) -> None:
 
 def test_rounds_in_which_nobody_has_a_batch_are_no_divergence() -> None:
     """Nothing was sent, so nothing was lost; only three lost rounds in a row end a trial."""
-    protocol = {"batch_size": 9, "keep_partial": False}
-    small = replace(task(), protocol=task().protocol.with_options(protocol))
-    [history] = simulate(small, Trial.of("fedavg"), rounds=5, engine="vectorized")
-    assert [(r.clients, r.dropped, r.steps) for r in history.records] == [(0, 0, 0)] * 5
+    sizes = [9, *[2] * 20]
+    protocol = {"batch_size": 9, "keep_partial": False, "cohort": 1}
+    few = random_task(nn.Linear(3, 2), sizes, inputs=3, classes=2, **protocol)
+    [history] = simulate(few, Trial.of("fedavg"), rounds=8, engine="vectorized")
+    assert [(r.clients, r.dropped, r.steps) for r in history.records[:5]] == [(0, 0, 0)] * 5
     assert history.diverged is None
+    with pytest.raises(InputError, match="none trains"):
+        replace(few, protocol=few.protocol.with_options({"batch_size": 10}))
     everybody = replace(task(), train=replace(task().train, examples=_not_a_number(task())))
     [lost] = simulate(everybody, Trial.of("fedavg"), rounds=5, engine="vectorized")
     assert [(r.clients, r.dropped) for r in lost.records] == [(0, 3)] * 5
     assert lost.diverged == 3
+
+
+def test_a_test_example_without_an_output_is_named() -> None:
+    class Ratio(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / (x[:, :1] != 0)
+
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    spoilt = np.where(np.arange(12)[:, None] == 7, 0, x)
+    y, owner = np.arange(12) % 2, np.arange(12) % 3
+    few = Task.from_arrays(Ratio(3, 2), x, y, owner, test=(spoilt, y), cohort=3)
+    [history] = simulate(few, Trial.of("fedavg"), rounds=2)
+    assert history.diverged == 1
+    assert "test example 7" in history.why_diverged()
 
 
 def _not_a_number(whole: Task) -> Examples:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fedzmg import InputError, Task, Trial, simulate
+from fedzmg import InputError, Task, Trial, compare, simulate
 from fedzmg.engine.choose import EnginePlanner
 from fedzmg.models.layout import warn_once
 from fedzmg.simulation import Simulation
@@ -348,3 +348,28 @@ def test_several_inputs_train_as_one_tensor_does(engine: Any, device: str) -> No
         with pytest.raises(InputError, match="cannot read training data of ") as caught:
             Task.from_arrays(linear(), inner, Y, WHO, test=(inner, Y), cohort=2)
         assert "\n" not in str(caught.value)
+
+
+def test_keys_that_forward_does_not_take_and_numbers_for_classes_are_named() -> None:
+    ids = {"input_ids": X, "attention_mask": np.ones_like(X), "token_type_ids": X}
+    with pytest.raises(InputError, match="token_type_ids"):
+        Task.from_arrays(Masked(), ids, Y, WHO, test=(ids, Y), cohort=2)
+    floats = X.astype(np.float32)
+    for metric in ("f1", "accuracy"):
+        with pytest.raises(InputError, match="targets of 0 and 1"):
+            Task.from_arrays(
+                linear(), floats, floats[:, :3] / 7, WHO, test=(floats, floats[:, :3] / 7),
+                cohort=2, loss=nn.MSELoss(), metric=metric,
+            )  # fmt: skip
+
+
+def test_personal_models_are_evaluated_before_their_memory_ends() -> None:
+    x = X.astype(np.float32)
+    task = Task.from_arrays(
+        linear(), x, Y, WHO, test=(x, Y), test_clients=WHO, cohort=4, batch_size=6, fine_tune=1
+    )
+    [ditto] = simulate(task, Trial.of("ditto"), rounds=1)
+    found = ditto.client_metrics()
+    assert found.personal is not None
+    assert found.tuned is not None
+    assert "own models" in str(compare(task, ["ditto"], seeds=1, rounds=1, progress=False))

@@ -85,7 +85,9 @@ def diagnose(
     every: Annotated[
         int | None, opt("Rounds per measurement.", "a fifth of --along", min=1)
     ] = None,
-    lr: Annotated[float | None, opt("Client learning rate.", "the task's for fedavg")] = None,
+    lr: Annotated[
+        float | None, opt("Client learning rate.", "the task's tuned one for fedavg, or 0.05")
+    ] = None,
     seed: Annotated[int | None, opt("Seed of everything random.", "0, or the run's")] = None,
     set_: Annotated[Texts, setting("e.g. preset.centring=image, protocol.epochs=1.")] = None,
     device: Device = "auto",

@@ -235,8 +235,10 @@ def run(
         "metric": metric, "final": last.metric, "loss": last.loss, "diverged": diverged,
     }  # fmt: skip
     text = f"{metric} {last.metric:.4f}, loss {last.loss:.4f} after round {last.round}"
+    if history.clients and (own := history.clients[-1].personal) is not None:
+        text += f"; clients' own models: {metric} {own[own == own].mean():.4f} on average"
     if diverged is not None:
-        text = f"diverged in round {diverged}: try a smaller client.lr\n{text}"
+        text = f"diverged in round {diverged}: {history.why_diverged()}\n{text}"
     common.show(summary, lambda _: text, as_json, directory, run=directory)
 
 

@@ -157,6 +157,8 @@ class Packs:
                         progress.say(f"{job.label}: trained, {finished} of {len(jobs)}")
                         yield job
                     if pending and (requested.is_set() or time.monotonic() >= end):
+                        _stop(pool, list(pending))  # workers report the rounds that they keep
+                        self._relay(pool, progress)
                         begun = [one[:2] for one in self._rounds.values() if 0 < one[0] < one[1]]
                         done = min(begun, default=(0, jobs[0].rounds))
                         if requested.is_set():

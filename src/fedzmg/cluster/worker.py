@@ -21,7 +21,7 @@ import torch
 
 from fedzmg import plugins, trackers
 from fedzmg.cluster.workers import Board
-from fedzmg.errors import InputError, UserCodeError
+from fedzmg.errors import InputError, Interrupted, UserCodeError
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
 from fedzmg.experiment.grids.grid import choosing
@@ -116,7 +116,9 @@ def reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
             progress.post(None)
             if not progress.is_stopping(ORPHAN_SECONDS):
                 work(setup, progress, *arguments)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, Interrupted):
+                progress.post((stop.done, stop.rounds, None))
             return RemoteError(KeyboardInterrupt, "")
         except (InputError, PluginError) as error:
             kind = next(k for k in (PluginError, UserCodeError, InputError) if isinstance(error, k))

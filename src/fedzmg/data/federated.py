@@ -114,7 +114,9 @@ def number_clients(clients: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64
         ids = np.asarray(clients)
         present, owners = np.unique(ids, return_inverse=True)
     except (TypeError, ValueError):
-        raise InputError("client ids cannot be sorted: give numbers or strings") from None
+        missing = [i for i, one in enumerate(clients) if one is None or one != one]
+        where = f" (example {missing[0]} has none)" if missing else ""
+        raise InputError(f"client ids cannot be sorted{where}: give numbers or strings") from None
     if ids.ndim != 1 or len(ids) == 0:
         raise InputError(f"client ids have shape {ids.shape}: give one per example")
     for first in np.flatnonzero(ids != ids):

@@ -278,7 +278,6 @@ class RemotePlanner(EnginePlanner, Engine):
         self._remote = remote
 
     def plan(self, program: Program, *_: Any, **__: Any) -> None:
-        """Take the path that devices take."""
         self.choice = EngineChoice("sequential", "clients train on their own devices")
 
     def build(self, program: Program) -> Engine:

@@ -265,8 +265,7 @@ class Merger:
 
     def cohort_sizes(self) -> list[int]:
         """Return the number of clients of every trial."""
-        counts = Counter(batch.trial for batch in self._batches)
-        return [counts[trial] for trial in range(self._trials)]
+        return [*map(Counter(b.trial for b in self._batches).__getitem__, range(self._trials))]
 
     def _table(self, entries: Iterable[int]) -> list[list[int]]:
         """Line up entries by trial; -1 is padding."""

@@ -97,7 +97,6 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, program: Program, padded: Padded) -> "Plan":
-        """Copy a padded plan to the device."""
         plan = cls(*(torch.from_numpy(part).to(program.device) for part in padded))
         return plan._replace(weights=plan.weights.to(program.dtype))
 

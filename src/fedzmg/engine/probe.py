@@ -47,7 +47,6 @@ class Probe(NamedTuple):
 
     @property
     def client_steps(self) -> int:
-        """Steps of all clients together."""
         return sum(len(b.stream) for b in self.batches)
 
     @property

@@ -134,6 +134,9 @@ class StudyResult:
             "p": [f"{row.test.p:.3g}" if row.test else "" for row in rows],
             "diverged": [f"{row.diverged} of {row.runs}" if row.diverged else "" for row in rows],
         }
+        personal = [self._personal(row.label) for row in rows]
+        if any(personal):
+            columns["own models"] = [f"{statistics.fmean(p):.4f}" if p else "" for p in personal]
         words = ["final: mean over the last tenth of the rounds"]
         if any(row.test for row in rows):
             words.append(f"diff. and p: paired t-test of {study.reference} minus this one")
@@ -141,6 +144,10 @@ class StudyResult:
             words.append("diverged runs are left out of means and tests")
         text = [f"{study.name}, {self._over()}", "", fmt.aligned(columns), "", *words]
         return printable("\n".join(text))
+
+    def _personal(self, label: str) -> list[float]:
+        last = [run.clients[-1].personal for run in self.study.members[label] if run.clients]
+        return [float(own[own == own].mean()) for own in last if own is not None]
 
     def _over(self) -> str:
         seeds = len(self.study.seeds)

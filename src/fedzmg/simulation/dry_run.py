@@ -179,7 +179,9 @@ def _named_errors() -> Iterator[None]:
             raise
         if "random operation" in str(error):
             raise InputError(_randomness(place, "torch")) from error
-        raise InputError(f"{place}: {reason(error)}") from error
+        hint = "; return the values that the method promises, such as (params, scratch)"
+        hint = hint if "to unpack" in str(error) else ""
+        raise InputError(f"{place}: {reason(error)}{hint}") from error
 
 
 def _versions(args: Any) -> list[list[int]]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedzmg.data.federated import Examples
 from fedzmg.engine.choose import EngineChoice
-from fedzmg.evaluation import evaluate_by_owner
+from fedzmg.evaluation import CHUNK, evaluate_by_owner
 from fedzmg.models.batch_norm import forget_statistics
 from fedzmg.models.functional import module_to, real_view
 from fedzmg.models.layers import settle_spectral_norms
@@ -158,6 +158,17 @@ class History:
     def metrics(self) -> list[float]:
         """Metric after each evaluated round."""
         return [r.metric for r in self.records if r.metric is not None]
+
+    def why_diverged(self) -> str:
+        """Say what to change: the learning rate, unless a test example alone has no output."""
+        task, params = self.task, self.params.map(lambda leaf: leaf.cpu())
+        if all(bool(leaf.isfinite().all()) for leaf in params.values()):
+            for first in range(0, task.test.size, CHUNK):
+                x = task.prepared(task.test, slice(first, first + CHUNK))[1]
+                outputs = task.objective.outputs(params, x).flatten(1)
+                for i in (~outputs.isfinite().all(1)).nonzero().flatten().tolist():
+                    return f"the model's output for test example {first + i} is not finite"
+        return "try a smaller client.lr"
 
     def client_metrics(self) -> ClientMetrics:
         """Return the final model's metric on each client's own examples; evaluate it if needed."""

@@ -86,4 +86,8 @@ def simulate(
             own.append(record)
         if observer is not None:
             observer(report)
-    return simulation.histories(records)
+    histories = simulation.histories(records)
+    if simulation.program.rule.is_personal or task.protocol.fine_tune:
+        clients = simulation.evaluate_clients()  # whose memory ends here
+        histories = [replace(h, clients=(own,)) for h, own in zip(histories, clients, strict=True)]
+    return histories

@@ -31,12 +31,10 @@ def _entry(value: Any, name: str, _: ModuleType | None) -> tuple[str, Preset]:
     return name, OwnTask(name, value)
 
 
-def _same(old: Preset, new: Preset) -> bool:
-    return old is new or getattr(old, "source", old) is getattr(new, "source", new)
-
-
 _PRESETS = {name: _BY_NAME[own.pop("preset")](name, **own) for name, own in _TABLE.items()}
-TASKS: Registry[Preset] = Registry("task", _PRESETS, _entry, _same)
+TASKS: Registry[Preset] = Registry(
+    "task", _PRESETS, _entry, lambda a, b: getattr(a, "source", a) is getattr(b, "source", b)
+)
 
 
 def info(name: str) -> Preset:

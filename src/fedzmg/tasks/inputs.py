@@ -64,7 +64,7 @@ def default_prepare(read: Callable[..., Any], x: Inputs, dtype: torch.dtype) -> 
     alike = zip(*(own * (3 // len(own)) for own in known), strict=True)
     tries = product(*known) if len(known) <= 4 else alike
     for chosen in sorted(tries, key=lambda one: sum(map(list.index, known, one))):
-        prepare = chosen[0] if len(chosen) == 1 else partial(leaf_by_leaf, functions=chosen)
+        prepare = chosen[0] if x is tensors[0] else partial(leaf_by_leaf, functions=chosen)
         try:
             read(prepare(tree_map(torch.clone, row(x, slice(2))), dtype))
         except Exception as error:

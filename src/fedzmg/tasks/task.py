@@ -95,6 +95,10 @@ class Task:
             # Batches are padded to this size.
             there = f"but there are {self.train.examples.size:,} training examples"
             raise InputError(f"batch_size = {protocol.batch_size} {there}: choose a smaller one")
+        most = int(self.train.counts.max()) * (protocol.epochs if protocol.straddle else 1)
+        if not protocol.keep_partial and most < protocol.batch_size:
+            smaller = f"keep_partial = False drops batches of less than {protocol.batch_size}"
+            raise InputError(f"{smaller}, and no client has more than {most} examples: none trains")
         self.metric.check_level("threshold", protocol.threshold)
         parts = {"training": self.train.examples, "test": self.test, "tuning": self.tune}
         for what, data in parts.items():

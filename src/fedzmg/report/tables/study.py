@@ -41,7 +41,8 @@ def scores(result: StudyResult) -> Table:
 
     def moved(score: AlgorithmResult) -> Cell:
         mib = score.traffic["total"] / fmt.MIB
-        return Cell(f"{mib:,.1f}" + ("" if score.finals else " so far"), mib)
+        text = f"{mib:,.1f}" if mib >= 1 else f"{mib:.2g}"
+        return Cell(text + ("" if score.finals else " so far"), mib)
 
     def per_mib(value: float) -> str:
         share = fmt.is_share(metric)
@@ -56,7 +57,7 @@ def scores(result: StudyResult) -> Table:
         Column("", "rounds_each", lambda s: " ".join(str(r or "never") for r in s.arrivals_each)),
         Column("late stage" * has_late, "late_stage_mean", "late", shown),
         Column("MiB per run", "mib_per_run", moved),
-        Column(f"{metric} per MiB", "metric_per_mib", "per_mib", per_mib),
+        Column(f"{metric} per MiB" * study.higher_is_better, "metric_per_mib", "per_mib", per_mib),
         *(Column(n * has_failures, n, n) for n in ("diverged", "dropped", "unfinished")),
     ]
     parts = ["Final: mean over the last tenth of the rounds, ± standard deviation over seeds"]
