@@ -107,7 +107,8 @@ def claimed(
         if kept is not None and kept != spec:
             values = (plan.model_dump(exclude_none=True) for plan in (kept, spec))
             # An algorithm without settings of its own is an empty table, but it counts.
-            difference = first_difference(*(flat(one, keep_empty=True) for one in values))
+            full = ({k: v for k, v in one.items() if v != {}} for one in values)
+            difference = first_difference(*(flat(one, keep_empty=True) for one in full))
         elif kept is not None and kept.orders() != spec.orders():
             difference = first_difference(kept.orders(), spec.orders())
         if difference and grow and isinstance(spec, StudySpec) and isinstance(kept, StudySpec):
