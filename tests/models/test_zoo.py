@@ -14,6 +14,7 @@ from torch import nn
 
 from fedzmg import Task, Trial
 from fedzmg.engine.choose import EngineChoice
+from fedzmg.errors import CannotMap
 from fedzmg.models import FunctionalModel
 from fedzmg.simulation import Simulation
 from fedzmg.tree import Tree, row
@@ -56,9 +57,13 @@ def test_engines_agree(name: str) -> None:
     # and one pixel, as at the end of a ResNet on small images, would magnify rounding too much.
     task = replace(task, protocol=replace(task.protocol, cohort=2, batch_size=6))
     start = task.model.params()
+    looped = name == "mixture"  # whose experts read some of a batch
+    if looped:
+        with pytest.raises(CannotMap):
+            trained(task, "vectorized", torch.float64)
     for engine, dtype, limit in (
         ("auto", torch.float32, 1e-4),
-        ("vectorized", torch.float64, 1e-8),
+        ("auto" if looped else "vectorized", torch.float64, 1e-8),
     ):
         found, simulation = trained(task, engine, dtype)
         # With the same kernels: this BatchNorm magnifies even their rounding.
