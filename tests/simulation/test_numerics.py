@@ -151,18 +151,22 @@ def test_rounds_in_which_nobody_has_a_batch_are_no_divergence() -> None:
     assert lost.diverged == 3
 
 
-def test_a_test_example_without_an_output_is_named() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_test_example_without_an_output_is_named(dtype: torch.dtype) -> None:
     class Ratio(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) / (x[:, :1] != 0)
+            return (super().forward(x) / (x[:, :1] != 0))[:, 0]
 
     x = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-    spoilt = np.where(np.arange(12)[:, None] == 7, 0, x)
-    y, owner = np.arange(12) % 2, np.arange(12) % 3
-    few = Task.from_arrays(Ratio(3, 2), x, y, owner, test=(spoilt, y), cohort=3)
-    [history] = simulate(few, Trial.of("fedavg"), rounds=2)
-    assert history.diverged == 1
-    assert "test example 7" in history.why_diverged()
+    for spoilt, words in (([7], "test example 7 "), (range(12), "client.lr")):
+        test = np.where(np.isin(np.arange(12), spoilt)[:, None], 0, x)
+        few = Task.from_arrays(
+            Ratio(3, 1), x, x[:, 0], np.arange(12) % 3, test=(test, x[:, 0]), cohort=3,
+            loss="squared_error",
+        )  # fmt: skip
+        [history] = simulate(few, Trial.of("fedavg"), rounds=2, dtype=dtype)
+        assert history.diverged == 1
+        assert words in history.why_diverged()
 
 
 def _not_a_number(whole: Task) -> Examples:

@@ -354,6 +354,9 @@ def test_keys_that_forward_does_not_take_and_numbers_for_classes_are_named() -> 
     ids = {"input_ids": X, "attention_mask": np.ones_like(X), "token_type_ids": X}
     with pytest.raises(InputError, match="token_type_ids"):
         Task.from_arrays(Masked(), ids, Y, WHO, test=(ids, Y), cohort=2)
+    whole = Net(lambda m, x: m.head(m.embed(x["x"]).mean(1)), **embedded()._modules)
+    taken = {"x": X, "unused": X}  # by a model whose argument has the name of a key
+    Task.from_arrays(whole, taken, Y, WHO, test=(taken, Y), cohort=2)
     floats = X.astype(np.float32)
     for metric in ("f1", "accuracy"):
         with pytest.raises(InputError, match="targets of 0 and 1"):
@@ -369,7 +372,10 @@ def test_personal_models_are_evaluated_before_their_memory_ends() -> None:
         linear(), x, Y, WHO, test=(x, Y), test_clients=WHO, cohort=4, batch_size=6, fine_tune=1
     )
     [ditto] = simulate(task, Trial.of("ditto"), rounds=1)
-    found = ditto.client_metrics()
-    assert found.personal is not None
-    assert found.tuned is not None
-    assert "own models" in str(compare(task, ["ditto"], seeds=1, rounds=1, progress=False))
+    compared = compare(task, ["ditto"], seeds=1, rounds=1, progress=False)
+    [kept] = compared.study.members["ditto"]
+    found, there = ditto.client_metrics(), kept.clients[-1]
+    for own, other in ((found.personal, there.personal), (found.tuned, there.tuned)):
+        assert own is not None
+        np.testing.assert_array_equal(own, other)
+    assert f"{np.mean(there.personal):.4f}" in str(compared)

@@ -31,8 +31,6 @@ fedzmg --help shows all commands."""
 
 
 class _Commands(TyperGroup):
-    """All commands."""
-
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         meant = {"train": "run", "simulate": "run", "search": "grid", "plot": "report"}
         if args[0] in meant:

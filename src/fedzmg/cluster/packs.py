@@ -8,7 +8,7 @@ the rounds since the last checkpoint, and a lost driver loses nothing.
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -157,7 +157,7 @@ class Packs:
                         progress.say(f"{job.label}: trained, {finished} of {len(jobs)}")
                         yield job
                     if pending and (requested.is_set() or time.monotonic() >= end):
-                        _stop(pool, list(pending))  # workers report the rounds that they keep
+                        _stop(pool, pending)  # workers report the rounds that they keep
                         self._relay(pool, progress)
                         begun = [one[:2] for one in self._rounds.values() if 0 < one[0] < one[1]]
                         done = min(begun, default=(0, jobs[0].rounds))
@@ -165,7 +165,7 @@ class Packs:
                             raise Interrupted(*done)
                         raise training.TimeLimitReached(*done)
             finally:
-                _stop(pool, list(pending))
+                _stop(pool, pending)
                 self._relay(pool, progress)
 
     def _relay(self, pool: Pool, progress: Progress) -> None:
@@ -177,12 +177,13 @@ class Packs:
         progress.show_packs(self._rounds)
 
 
-def _stop(pool: Pool, pending: Collection[Any]) -> None:
+def _stop(pool: Pool, pending: dict[Any, Job]) -> None:
     """Let workers finish their round and write a checkpoint; a second Ctrl-C ends the wait."""
-    end = time.monotonic() + STOP_SECONDS
-    while pending and time.monotonic() < end:
+    end, left = time.monotonic() + STOP_SECONDS, set(pending)
+    pending.clear()
+    while left and time.monotonic() < end:
         pool.stop()
-        pending = set(pending).difference(pool.wait(list(pending), 1.0))
+        left -= set(pool.wait(list(left), 1.0))
 
 
 def split(packs: Mapping[T, Sequence[Any]], workers: int) -> list[tuple[T, list[Any]]]:

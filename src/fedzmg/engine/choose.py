@@ -289,7 +289,7 @@ def kernel_seconds(program: Program, probe: Probe) -> float:
 
 
 def _has_made_graph(program: Program, probe: Probe, *, now: bool = False) -> bool:
-    """Tell whether a graph of such a model was made on such a GPU before, or is ``now``."""
+    """Tell whether such a GPU has made a graph of such a model; ``now``: note that it has."""
     sizes = precision(), crowd(len(probe.batches)), probe.batches[0].stream.indices.shape[1]
     shapes = [tuple(leaf.shape) for leaf in probe.broadcast.params.values()]
     graph = f"graph on {torch.cuda.get_device_name(program.device)} {sizes} {shapes}"

@@ -55,7 +55,7 @@ def deadline(minutes: float | None) -> float:
 
 @contextlib.contextmanager
 def on_interrupt(handler: Any) -> Iterator[None]:
-    """Handle Ctrl-C otherwise; only the main thread receives it."""
+    """Handle Ctrl-C by ``handler``; only the main thread receives it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

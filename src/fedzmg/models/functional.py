@@ -62,7 +62,7 @@ class Call:
     def _call(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
         # A dict of tensors is passed as keywords, unless the module takes a dict.
         keywords = isinstance(x, dict) and ("**" in self._names or self._names.issuperset(x))
-        if isinstance(x, dict) and not keywords and not self._names.isdisjoint(x):
+        if isinstance(x, dict) and not keywords and len(self._names.intersection(x)) > 1:
             extra = ", ".join(sorted(set(x) - self._names))
             raise InputError(f"forward does not take {extra} of the inputs: leave it out")
         args, named = ((), x) if keywords else (x if isinstance(x, tuple) else (x,), {})

@@ -179,8 +179,7 @@ def _named_errors() -> Iterator[None]:
             raise
         if "random operation" in str(error):
             raise InputError(_randomness(place, "torch")) from error
-        hint = "; return the values that the method promises, such as (params, scratch)"
-        hint = hint if "to unpack" in str(error) else ""
+        hint = "; return all values, such as (params, scratch)" * ("to unpack" in str(error))
         raise InputError(f"{place}: {reason(error)}{hint}") from error
 
 
