@@ -348,9 +348,9 @@ def row(name: str, facts: dict[str, Any]) -> str:
     """Format a row of the table."""
     package = ZOO[name][0] if name in ZOO else "fedzmg"
     if facts["works"] != "yes":
-        return f"| {name} | {package} | {facts['works']}{' |' * 11}"
+        return f"| {name} | {package} | {facts['works']}{' |' * 12}"
     times = f"{facts['plain']['round_ms']:.0f} | {facts['round_ms']:.0f} | {facts['speed']:.3f}"
-    times += f" | {facts['cpu_speed']:.3f}"
+    times += f" | {facts['cpu_speed']:.3f} | {facts['total_speed']:.3f}"
     later = facts["first_s"] - facts["plain"]["first_s"]
     loops = "sequential", "plain without oneDNN", "plain channels last"
     speeds = [facts.get(path, {}).get("speed") for path in loops]
@@ -415,8 +415,8 @@ def main() -> None:
     kept["environment"] = {**environment(device), "command": command}
     print(
         "| model | package | parameters | path | loop, ms per round | fedzmg, ms | speed | by CPU "
-        "| `sequential` | first round later by, s | loop without oneDNN | loop channels last "
-        f"| loop's share of the peak |\n{'|---' * 13}|",
+        "| all rounds, start included | `sequential` | first round later by, s | loop without oneDNN | loop channels last "
+        f"| loop's share of the peak |\n{'|---' * 14}|",
         flush=True,
     )
     options = {name: getattr(arguments, name) for name in ("turns", "rounds", "seconds")}
