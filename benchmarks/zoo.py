@@ -415,7 +415,8 @@ def main() -> None:
     kept["environment"] = {**environment(device), "command": command}
     print(
         "| model | package | parameters | path | loop, ms per round | fedzmg, ms | speed | by CPU "
-        "| all rounds, start included | `sequential` | first round later by, s | loop without oneDNN | loop channels last "
+        "| all rounds, start included | `sequential` | first round later by, s "
+        "| loop without oneDNN | loop channels last "
         f"| loop's share of the peak |\n{'|---' * 14}|",
         flush=True,
     )
