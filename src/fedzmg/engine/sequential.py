@@ -72,8 +72,6 @@ class Sequential:
                 for i, b in zip(part, batches[first:], strict=False)
             ]  # fmt: skip
             outcomes = self._train_part(clients)
-            if places is not None:
-                outcomes = [o._replace(upload=Upload(Tree({}))) for o in outcomes]
             all_ = row(outcomes[0], None) if len(part) == 1 else stack(outcomes)
             models = None
             if places is not None and origin is not None:
@@ -116,7 +114,8 @@ class Sequential:
         self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State, subtract: bool,
         place: Tree | None,
     ) -> Outcome:  # fmt: skip
-        program, stream, parts = self.program, batch.stream, self._batches(batch.stream)
+        program, stream, given = self.program, batch.stream, place is not None
+        parts = self._batches(stream)
         facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
         context = program.context(sent, memory, *facts)
         full_pass: FullPass | tuple[()] = ()
@@ -164,13 +163,15 @@ class Sequential:
         for all_ in out:
             if work.params is not all_:  # there are statistics, or there was no step
                 all_.map(_moved_into, work.params)
-            work = work._replace(params=all_.map(Tensor.detach))
+            work = work._replace(params=Tree({}) if given else all_.map(Tensor.detach))
         return local.finish(rule, context, work, subtract=subtract)
 
     def _places(self, params: Tree, number: int) -> Places | None:
         """Make memory for models of clients, if they are to be trained in place."""
-        one_type = len({leaf.dtype for leaf in params.values()}) == 1
-        return rows_like(params, number) if one_type and takes_out(self.program.rule) else None
+        program, one_type = self.program, len({leaf.dtype for leaf in params.values()}) == 1
+        stays = program.device.type == "cpu" or not program.objective.model.relocates
+        fits = one_type and stays and takes_out(program.rule)
+        return rows_like(params, number) if fits else None
 
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
@@ -198,8 +199,7 @@ class Sequential:
 
 
 def _moved_into(place: Tensor, trained: Tensor) -> Tensor:
-    same = place.data_ptr() == trained.data_ptr()
-    return place if same else place.detach().copy_(trained)
+    return place if place.data_ptr() == trained.data_ptr() else place.detach().copy_(trained)
 
 
 def takes_out(rule: ClientRule) -> bool:
@@ -220,5 +220,4 @@ def common_origin(
     trials, types = {b.trial for b in batches}, {leaf.dtype for leaf in leaves(broadcast.params)}
     if len(trials) > 1 or len(types) > 1 or not all(map(plain, chain(rule))):
         return None
-    [trial] = trials
-    return tree.flat_parts(row(broadcast.params, trial))
+    return tree.flat_parts(row(broadcast.params, *trials))

@@ -121,6 +121,8 @@ class FunctionalModel:
         self.norms = NormLayers(self.module, batch_norm)
         self.renormalizes = any(getattr(m, "max_norm", None) for m in module.modules())
         """Passes change parameters in place: those of embeddings with ``max_norm``."""
+        # cuDNN moves the parameters of recurrent layers to other memory.
+        self.relocates = any(isinstance(m, nn.RNNBase) for m in module.modules())
         self._replaced: dict[str, Any] | None = None  # options of KeyedFunctions, if needed
         self.loop_reason = ""  # to train client by client; empty: clients can be mapped
         self._repeats = True  # a pass on the same examples gives the same outputs

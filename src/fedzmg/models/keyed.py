@@ -79,9 +79,8 @@ class KeyedFunctions(Draws, TorchFunctionMode):
     def begin(self, key: Tensor | None) -> AbstractContextManager[object]:
         """Return the context of one pass of the model."""
         self.calls, self.key = 0, NO_KEY if key is None else key
-        if self.seeds:
-            return self._seeded()
-        return self if self.always or mapped() else contextlib.nullcontext()
+        unseeded = self if self.always or mapped() else contextlib.nullcontext()
+        return self._seeded() if self.seeds else unseeded
 
     @contextlib.contextmanager
     def _seeded(self) -> Iterator[None]:
