@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from fedzmg.plain_text import plain
@@ -37,12 +37,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def noted(where: str) -> Iterator[None]:
+def noted(where: Callable[[], str]) -> Iterator[None]:
     """Note on any error, which may be one of the user's own code, where it was raised."""
     try:
         yield
     except Exception as error:
-        error.add_note(where)
+        error.add_note(where())
         raise
 
 

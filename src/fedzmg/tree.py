@@ -263,15 +263,17 @@ def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
     """Compute ``base + scale * other``; in the tensors of ``out``, if given."""
     if not out:
         return base + scale * other
-    [place], own, rest = out, [*base._tensors.values()], [other[name] for name in base]
+    [place], own, rest = out, [*base._tensors.values()], [*map(other._tensors.__getitem__, base)]
     if isinstance(scale, Tensor) and not scale.is_cpu:  # ``float`` would wait for the device
         rest, scale = list(torch._foreach_mul(rest, scale)), 1.0
+    alpha = float(scale)
     if place is base:
-        torch._foreach_add_(own, rest, alpha=float(scale))
+        torch._foreach_add_(own, rest, alpha=alpha)
     elif own[0].is_cpu:
-        base.map(lambda *t: torch.add(*t[:2], alpha=float(scale), out=t[2]), other, place)
+        for name, leaf, more in zip(base, own, rest, strict=True):
+            torch.add(leaf, more, alpha=alpha, out=place[name])
     else:
-        sums = torch._foreach_add(own, rest, alpha=float(scale))
+        sums = torch._foreach_add(own, rest, alpha=alpha)
         torch._foreach_copy_([place[name] for name in base], sums)
     return place
 

@@ -19,6 +19,7 @@ from fedzmg.messages import Asked, BatchOutputs, ClientContext, FullPass, FullPa
 from fedzmg.models.objective import Batch, Objective, PrepareFunction
 from fedzmg.tree import State, Tree, row, tree_map, vmap
 
+_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 T = TypeVar("T")
 BatchT = TypeVar("BatchT")
 
@@ -48,7 +49,9 @@ def eager_gradient(
     result = loss(tracked, batch)
     losses, moved = result if isinstance(result, tuple) else (result, Tree({}))
     total = losses.sum() if losses.ndim else losses
-    grads = torch.autograd.grad(total, list(tracked.values()), allow_unused=True)
+    # As torch.autograd.grad(..., allow_unused=True), whose checks take longer than a small layer.
+    ones = (torch.ones_like(total),)
+    grads = _backward((total,), ones, False, False, tuple(tracked.values()), True, False)
     found = dict(zip(params, grads, strict=True)) | dict(moved.items())
     unused = {name: torch.zeros_like(params[name]) for name, grad in found.items() if grad is None}
     return losses.detach(), Tree(found | unused)
@@ -144,7 +147,8 @@ def count(
 
 def move(work: Work, loss: Tensor, params: Tree, scratch: State) -> Work:
     """Replace the model after a step, for rules that need no tallies of an epoch."""
-    return work._replace(params=params, scratch=scratch, total_loss=work.total_loss + loss)
+    total = work.total_loss + loss
+    return Work(params, scratch, work.steps, work.loss, work.epoch_steps, total, work.active)
 
 
 def close_epoch(

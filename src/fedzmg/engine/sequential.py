@@ -75,7 +75,8 @@ class Sequential:
             all_ = row(outcomes[0], None) if len(part) == 1 else stack(outcomes)
             models = None
             if places is not None and origin is not None:
-                all_ = all_._replace(upload=Upload(row(places[1], slice(len(part)))))
+                all_models = places[1] if len(part) == most else row(places[1], slice(len(part)))
+                all_ = all_._replace(upload=Upload(all_models))
                 models = Models(places[0][: len(part)], origin)
             elif origin is not None:
                 models = Models(tree.flatten_rows(all_.upload.delta)[0], origin)
@@ -146,23 +147,24 @@ class Sequential:
                 names = program.objective.model.running
                 statistics = {n: out[0][n].detach().copy_(work.params[n]) for n in names}
             work = work._replace(scratch=unshared(work.scratch, context))
-        for t in range(len(stream)):
-            with noted(self._where(batch, f"local step {t + 1}")), torch.set_grad_enabled(not out):
+        t = 0
+        with noted(lambda: self._at(batch, f"local step {t + 1}")), torch.set_grad_enabled(not out):
+            for t in range(len(stream)):
                 gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
                 after = local.full_step(rule, apply, gradient, context, work.params, work.scratch)
-            work = (local.count if rule.uses_epoch_end else local.move)(work, *after)
-            if rule.uses_epoch_end and stream.closes[t]:
-                full = rule.full_pass == "epochs"
-                seen = self._full_pass(batch, work.params).loss if full else None
-                with torch.set_grad_enabled(not out):
+                work = (local.count if rule.uses_epoch_end else local.move)(work, *after)
+                if rule.uses_epoch_end and stream.closes[t]:
+                    full = rule.full_pass == "epochs"
+                    seen = self._full_pass(batch, work.params).loss if full else None
                     work = local.close_epoch(rule, work, torch.ones_like(work.active), seen)
-                if not bool(work.active):
-                    break
+                    if not bool(work.active):
+                        break
         if not rule.uses_epoch_end:
             work = work._replace(steps=work.steps + len(stream))
         for all_ in out:
-            if work.params is not all_:  # there are statistics, or there was no step
-                all_.map(_moved_into, work.params)
+            for name, trained in work.params.items():  # others are statistics, or all of no step
+                if trained.data_ptr() != all_[name].data_ptr():
+                    all_[name].detach().copy_(trained)
             work = work._replace(params=Tree({}) if given else all_.map(Tensor.detach))
         return local.finish(rule, context, work, subtract=subtract)
 
@@ -191,15 +193,11 @@ class Sequential:
         first = int(program.data.offsets[batch.client])
         stream = full_pass(program.full_pass_size, first, batch.examples)
         parts, timing = self._batches(stream, batch.examples), program.rule.full_pass
-        with noted(self._where(batch, "full pass")):
+        with noted(lambda: self._at(batch, "full pass")):
             return local.add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
 
-    def _where(self, batch: ClientBatch, what: str) -> str:
+    def _at(self, batch: ClientBatch, what: str) -> str:
         return f"client {self.program.data.names[batch.client]!r}, {what}, engine {self.path!r}"
-
-
-def _moved_into(place: Tensor, trained: Tensor) -> Tensor:
-    return place if place.data_ptr() == trained.data_ptr() else place.detach().copy_(trained)
 
 
 def takes_out(rule: ClientRule) -> bool:

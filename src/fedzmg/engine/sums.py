@@ -1,6 +1,7 @@
 """Sums over the clients of a cohort, and outliers among their uploads."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from math import isfinite, nan
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
     (rows, origin), clients = chunk.models, len(weights)
     order = sorted(range(clients), key=chunk.batches.__getitem__)
     counted = [i for i in order if weights[i] > 0]
-    ends = np.cumsum([len(part) for part in origin]).tolist()
+    ends = [*accumulate(map(len, origin))]
     models, sum_, begins = rows.numpy(), sums.averaged[0].numpy(), not bool(sums.clients.any())
     before = None if begins else sums.averaged.clone()
 
@@ -76,7 +77,7 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
     else:
         with ThreadPoolExecutor(number) as pool:
             found = list(pool.map(add, range(number)))
-    norms, losses = np.max(found, 0).tolist(), chunk.outcomes.loss.tolist()
+    norms, losses = np.maximum.reduce(found).tolist(), chunk.outcomes.loss.tolist()
     if not all(isfinite(norms[i]) for i in counted):
         sums.averaged.copy_(torch.zeros(()) if before is None else before)
         return None
@@ -84,7 +85,7 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
         sums.loss.add_(losses[i])
     sums.weight.add_(sum(weights))
     sums.clients.add_(len(counted))
-    sums.steps.add_(chunk.outcomes.steps[counted].sum())
+    sums.steps.add_(sum(map(chunk.outcomes.steps.tolist().__getitem__, counted)))
     facts = torch.tensor([losses[:clients], norms], dtype=torch.float64)
     counts = torch.tensor(weights) > 0
     return torch.where(counts, facts, nan), counts

@@ -68,18 +68,19 @@ class Call:
         args, named = ((), x) if keywords else (x if isinstance(x, tuple) else (x,), {})
         if torch.compiler.is_compiling():
             return _logits(functional_call(self.module, tensors, args, named))
-        slots = [(slot, tensor) for name, tensor in tensors.items() for slot in self._slots[name]]
-        before = [table[name] for (table, name), _ in slots]
+        before = []
         try:
-            for (table, name), tensor in slots:
-                table[name] = tensor
+            for name, tensor in tensors.items():
+                for table, own_name in self._slots[name]:
+                    before.append((table, own_name, table[own_name]))
+                    table[own_name] = tensor
             out = _logits(self.module(*args, **named))
             for name in self._changing:
                 table, own_name = self._slots[name][0]
                 tensors[name] = table[own_name]
         finally:
-            for ((table, name), _), tensor in zip(slots, before, strict=True):
-                table[name] = tensor
+            for table, own_name, tensor in before:
+                table[own_name] = tensor
         return out
 
 
@@ -209,7 +210,7 @@ class FunctionalModel:
         for name, kind in self._changing.items():
             if (leaf := inputs.get(name)) is not None:
                 inputs[name] = leaf.to(leaf.dtype if kind.is_floating_point else kind, copy=True)
-        if moved is not None:
+        if moved is not None and self.statistics:
             here = (name for name in self.statistics if name in inputs and name not in moved)
             moved |= {name: inputs[name].clone() for name in here}
             inputs |= moved

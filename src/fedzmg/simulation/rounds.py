@@ -311,7 +311,7 @@ class Simulation:
 
     def _evaluate(self, params: Tree, examples: Examples, round_: int) -> Tensor:
         """Compute loss and metric of every trial; zeros for stopped ones."""
-        what = "test" if examples is self._test else "other"
+        what = f"{examples.size} {'test' if examples is self._test else 'other'}"
         active = [i for i in range(len(self.trials)) if i not in self.stopped_trials]
         chosen = row(params, active) if self.stopped_trials else params
         while True:
@@ -319,7 +319,7 @@ class Simulation:
             some = (row(chosen, slice(i, i + size)) for i in range(0, len(active), size))
             try:
                 few = min(size, len(active)) <= FEW_MODELS and examples is self._test
-                with noted(f"evaluation of {examples.size} {what} examples after round {round_}"):
+                with noted(lambda: f"evaluation of {what} examples after round {round_}"):
                     if few and self._has_graphs:
                         parts = [self._replayed(chunk, s, still=examples).clone() for s in some]
                     else:
@@ -357,11 +357,11 @@ class Simulation:
 
     def evaluate_clients(self) -> list[ClientMetrics]:
         """Compute every trial's metrics on each client's own examples; see :class:`Watched`."""
-        watched = self._watched
+        watched, round_ = self._watched, self.round
         data = self._test if watched.part == "test" else self.program.data.examples
         with self.numerics(self.choice):
             params, goal = self.snapshot.params, self.program.objective
-            with noted(f"evaluation of clients on {watched.part} examples, round {self.round}"):
+            with noted(lambda: f"evaluation of clients on {watched.part} examples, round {round_}"):
                 found = measure(self.task, watched, params, data, goal, self.round)
                 own = own_metrics(self, watched, data)
         return [replace(one, **o) for one, o in zip(found, own, strict=True)]
