@@ -201,8 +201,7 @@ def _layer(
     left, sum_left = _left(energy, mean), float(_left(numbers["sum"], numbers["sum_mean"]))
     both = (energy, numbers["sum"]), (left, sum_left)
     return Layer(
-        *names, *shape, energy=_ratio(float(energy.sum()), float(every.sum())),
-        share=ClientSpread.of(shares),
+        *names, *shape, _ratio(float(energy.sum()), float(every.sum())), ClientSpread.of(shares),
         forbidden=_ratio(numbers["loss_mean"], numbers["loss"]),
         lost=_ratio(numbers["lost"], numbers["loss"]),
         distance=Pair(*(_distance(own, whole) for own, whole in both)),

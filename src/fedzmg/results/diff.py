@@ -143,9 +143,8 @@ def compare(left: Path, right: Path) -> Difference:
     return Difference(
         str(left), str(right), str(facts.get("metric", "metric")),
         higher_is_better=bool(facts.get("higher_is_better", True)),
-        changes=(*changes, *_changes(pairs)),
+        changes=(*changes, *_changes(pairs)), scores=tuple(_scores(pairs)),
         curves=tuple(compare_logs(a.name, a.rows, b.rows) for a, b in pairs),
-        scores=tuple(_scores(pairs)),
         only_left=tuple(unit.name for unit in only_left),
         only_right=tuple(unit.name for unit in only_right),
     )  # fmt: skip

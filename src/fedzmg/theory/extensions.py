@@ -30,15 +30,12 @@ def _restriction(_size: Size, found: Finding) -> None:
     shape = (len(problem.share), repetitions, problem.dims)
     noise, same_noise = descent.isotropic(101, *shape), descent.isotropic(101, *shape)
     worst = torch.zeros(())
-    for outer, inner in zip(
-        descent.descend(problem, start, rate, steps=steps, noise=noise, repetitions=repetitions),
-        descent.descend(
-            inside, torch.zeros(problem.dims - 1, dtype=REAL), rate, steps=steps,
-            repetitions=repetitions, projections=(descent.identity,),
-            noise=lambda: same_noise() @ basis,
-        ),
-        strict=True,
-    ):  # fmt: skip
+    free = descent.descend(problem, start, rate, steps=steps, noise=noise, repetitions=repetitions)
+    bound = descent.descend(
+        inside, torch.zeros(problem.dims - 1, dtype=REAL), rate, projections=(descent.identity,),
+        steps=steps, repetitions=repetitions, noise=lambda: same_noise() @ basis,
+    )  # fmt: skip
+    for outer, inner in zip(free, bound, strict=True):
         apart = outer.after[0] - start - inner.after[0] @ basis.mT
         worst = torch.maximum(worst, apart.abs().max())
     off = start + basis @ inside.optimum - problem.constrained_optimum(start)
