@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, ItemsView, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
@@ -83,6 +83,9 @@ class Tree(Mapping[str, Tensor]):
     def items(self) -> ItemsView[str, Tensor]:
         return self._tensors.items()
 
+    def values(self) -> ValuesView[Tensor]:
+        return self._tensors.values()
+
     def __repr__(self) -> str:
         shapes = ", ".join(f"{n}: {tuple(t.shape)}" for n, t in self._tensors.items())
         return f"Tree({shapes})"
@@ -94,10 +97,8 @@ class Tree(Mapping[str, Tensor]):
             if tensors.keys() != own.keys():
                 difference = sorted(tensors.keys() ^ own.keys())
                 raise ValueError(f"trees have different names: {', '.join(difference)}")
-        if len(rest) == 1:
-            [other] = rest
-            return Tree({name: function(leaf, other[name]) for name, leaf in own.items()})
-        return Tree({n: function(leaf, *[t[n] for t in rest]) for n, leaf in own.items()})
+        columns = [map(tensors.__getitem__, own) for tensors in rest]
+        return Tree(dict(zip(own, map(function, own.values(), *columns), strict=True)))
 
     def __add__(self, other: Tree | Scalar) -> Tree:
         if self._factor is not None and isinstance(other, Tree) and other._factor is None:
@@ -263,18 +264,18 @@ def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
     """Compute ``base + scale * other``; in the tensors of ``out``, if given."""
     if not out:
         return base + scale * other
-    [place], own, rest = out, [*base._tensors.values()], [*map(other._tensors.__getitem__, base)]
+    [place], own = out, [*base._tensors.values()]
+    rest, there = ([*map(tree._tensors.__getitem__, base)] for tree in (other, place))
     if isinstance(scale, Tensor) and not scale.is_cpu:  # ``float`` would wait for the device
         rest, scale = list(torch._foreach_mul(rest, scale)), 1.0
     alpha = float(scale)
     if place is base:
         torch._foreach_add_(own, rest, alpha=alpha)
     elif own[0].is_cpu:
-        for name, leaf, more in zip(base, own, rest, strict=True):
-            torch.add(leaf, more, alpha=alpha, out=place[name])
+        for leaf, more, to in zip(own, rest, there, strict=True):
+            torch.add(leaf, more, alpha=alpha, out=to)
     else:
-        sums = torch._foreach_add(own, rest, alpha=alpha)
-        torch._foreach_copy_([place[name] for name in base], sums)
+        torch._foreach_copy_(there, torch._foreach_add(own, rest, alpha=alpha))
     return place
 
 
