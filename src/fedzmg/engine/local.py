@@ -45,16 +45,17 @@ def eager_gradient(
     Clients share no parameter, so one backward pass of the summed loss gives every client's
     gradient. This avoids ``torch.func.grad``, whose eager overhead is larger than a small model.
     """
-    tracked = params.map(lambda t: t if t.requires_grad else t.detach().requires_grad_())
+    is_tracked = all(leaf.requires_grad for leaf in params.values())
+    tracked = params if is_tracked else params.map(lambda leaf: leaf.detach().requires_grad_())
     result = loss(tracked, batch)
     losses, moved = result if isinstance(result, tuple) else (result, Tree({}))
     total = losses.sum() if losses.ndim else losses
     # As torch.autograd.grad(..., allow_unused=True), whose checks take longer than a small layer.
     ones = (torch.ones_like(total),)
     grads = _backward((total,), ones, False, False, tuple(tracked.values()), True, False)
-    found = dict(zip(params, grads, strict=True)) | dict(moved.items())
-    unused = {name: torch.zeros_like(params[name]) for name, grad in found.items() if grad is None}
-    return losses.detach(), Tree(found | unused)
+    both = zip(params.items(), grads, strict=True)
+    found = {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in both}
+    return losses.detach(), Tree(found | moved._tensors if moved else found)
 
 
 def add_full_pass(

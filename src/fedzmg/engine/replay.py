@@ -113,8 +113,7 @@ def copy_all(targets: list[Tensor], values: list[Tensor]) -> None:
 
 def unshared(values: T, known: Any) -> T:
     """Copy tensors that share memory with ``known``, so writing there does not change them."""
-    given = leaves(known) if leaves(values) else []
-    places = {leaf.untyped_storage().data_ptr() for leaf in given}
+    places = {leaf.untyped_storage().data_ptr() for leaf in leaves(known)}
     return tree_map(
         lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in places else leaf, values
     )

@@ -119,10 +119,8 @@ class Sequential:
         parts = self._batches(stream)
         facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
         context = program.context(sent, memory, *facts)
-        full_pass: FullPass | tuple[()] = ()
-        if rule.full_pass != "never":
-            full_pass = self._full_pass(batch, rule.start(context))
-        work = local.start(rule, context, full_pass)
+        passed = () if rule.full_pass == "never" else self._full_pass(batch, rule.start(context))
+        work = local.start(rule, context, passed)
         if program.objective.model.renormalizes:  # not the server's own parameters
             work = work._replace(params=work.params.map(torch.clone))
 
@@ -137,16 +135,16 @@ class Sequential:
             leaves(found)  # a product must not wait until the next step has changed its factors
             return found
 
-        out: list[Tree] = []
         statistics: dict[str, Tensor] = {}
         if place is None and (alone := self._places(sent.params, 1)) is not None:
             place = alone[2][0]
-        if place is not None:
-            out = [place]
+        out = [] if place is None else [place]
+        if out:
             if rule.gradients_per_step == 1:  # only the first gradient of a batch moves them
                 names = program.objective.model.running
                 statistics = {n: out[0][n].detach().copy_(work.params[n]) for n in names}
-            work = work._replace(scratch=unshared(work.scratch, context))
+            if leaves(work.scratch):
+                work = work._replace(scratch=unshared(work.scratch, context))
         t = 0
         with noted(lambda: self._at(batch, f"local step {t + 1}")), torch.set_grad_enabled(not out):
             for t in range(len(stream)):
@@ -178,15 +176,15 @@ class Sequential:
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
         program, keyed = self.program, self.program.objective.model.needs_key
-        indices = torch.from_numpy(stream.indices).to(program.device)
+        indices = torch.from_numpy(stream.indices).to(program.device).unbind()
         kind: Any = {"dtype": program.dtype, "device": program.device}
         weights: dict[int, Tensor] = {}
         keys = torch.from_numpy(stream.keys).to(program.device) if keyed else ()
         for t, real in enumerate(stream.counts.tolist()):
-            x, y = program.batch_inputs(indices[t, :real])
+            x, y = program.batch_inputs(indices[t][:real])
             if real not in weights:
                 weights[real] = torch.full((real,), 1 / (divisor or real), **kind)
-            yield Batch(x, y, weights[real], row(keys, t))
+            yield Batch(x, y, weights[real], keys[t] if keyed else ())
 
     def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
         program, loss = self.program, next(iter(params.values())).new_zeros(())
@@ -218,4 +216,5 @@ def common_origin(
     trials, types = {b.trial for b in batches}, {leaf.dtype for leaf in leaves(broadcast.params)}
     if len(trials) > 1 or len(types) > 1 or not all(map(plain, chain(rule))):
         return None
-    return tree.flat_parts(row(broadcast.params, *trials))
+    alone = len(broadcast.round) == 1
+    return tree.flat_parts(broadcast.params if alone else row(broadcast.params, *trials))

@@ -51,7 +51,7 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
     order = sorted(range(clients), key=chunk.batches.__getitem__)
     counted = [i for i in order if weights[i] > 0]
     ends = [*accumulate(map(len, origin))]
-    models, sum_, begins = rows.numpy(), sums.averaged[0].numpy(), not bool(sums.clients.any())
+    models, sum_, begins = rows.numpy(), sums.averaged[0].numpy(), not any(sums.clients.tolist())
     before = None if begins else sums.averaged.clone()
 
     number = torch.get_num_threads() if len(origin) > FEW_PARTS else 1
@@ -86,9 +86,9 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
     sums.weight.add_(sum(weights))
     sums.clients.add_(len(counted))
     sums.steps.add_(sum(map(chunk.outcomes.steps.tolist().__getitem__, counted)))
-    facts = torch.tensor([losses[:clients], norms], dtype=torch.float64)
-    counts = torch.tensor(weights) > 0
-    return torch.where(counts, facts, nan), counts
+    counts = [weight > 0 for weight in weights]
+    facts = [[own[i] if c else nan for i, c in enumerate(counts)] for own in (losses, norms)]
+    return torch.tensor(facts, dtype=torch.float64), torch.tensor(counts)
 
 
 def largest(rows: Tensor) -> Tensor:

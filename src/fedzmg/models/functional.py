@@ -221,7 +221,7 @@ class FunctionalModel:
         outputs = call(inputs, x)
         if self._squeezed is not None:
             outputs = outputs.reshape(-1, *self._squeezed)
-        if moved is not None:
+        if moved is not None and self._changing:
             new = (name for name in self._changing if name in params)
             moved |= {name: inputs[name].detach().to(params[name].dtype) for name in new}
         return outputs
