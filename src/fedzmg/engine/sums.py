@@ -53,7 +53,6 @@ def add_models(sums: Sums, chunk: Chunk, weights: list[float]) -> tuple[Tensor, 
     ends = [*accumulate(map(len, origin))]
     models, sum_, begins = rows.numpy(), sums.averaged[0].numpy(), not any(sums.clients.tolist())
     before = None if begins else sums.averaged.clone()
-
     number = torch.get_num_threads() if len(origin) > FEW_PARTS else 1
 
     def add(share: int) -> list[float]:

@@ -84,7 +84,9 @@ class Objective:
             return model(*inputs).float()
 
     def _weighted(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return (self.loss(outputs, batch.y) * batch.weights).sum()
+        losses, weights = self.loss(outputs, batch.y), batch.weights
+        alone = losses.is_cpu and losses.dtype == weights.dtype and not mapped()
+        return losses.dot(weights) if alone else (losses * weights).sum()  # one operation, or two
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -159,11 +161,10 @@ class TorchLoss(nn.Module):
         super().__init__()
         self.__name__, self.__qualname__ = name, f"{name} {options}"
         self.kind, self.options = kind, options
-        self.each: Any = copy.deepcopy(loss)
+        self.each: Any = partial(loss, reduction="none")
         if isinstance(loss, nn.Module):
+            self.each = copy.deepcopy(loss)
             self.each.reduction = "none"
-        else:
-            self.each = partial(loss, reduction="none")
         shares = targets.is_floating_point() and targets.ndim > 1
         self.axis = 1 if kind in _CLASSES and not shares else None
         self.ignored: int = options.get("ignore_index", -100)
