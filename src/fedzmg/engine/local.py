@@ -53,9 +53,9 @@ def eager_gradient(
     # As torch.autograd.grad(..., allow_unused=True), whose checks take longer than a small layer.
     ones = (torch.ones_like(total),)
     grads = _backward((total,), ones, False, False, tuple(tracked.values()), True, False)
-    both = zip(params.items(), grads, strict=True)
-    found = {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in both}
-    return losses.detach(), Tree(found | moved._tensors if moved else found)
+    new, both = dict(moved.items()), zip(params.items(), grads, strict=True)
+    found = {n: torch.zeros_like(t) if g is None and n not in new else g for (n, t), g in both}
+    return losses.detach(), Tree(found | new)
 
 
 def add_full_pass(

@@ -222,8 +222,7 @@ class FunctionalModel:
         if self._squeezed is not None:
             outputs = outputs.reshape(-1, *self._squeezed)
         if moved is not None and self._changing:
-            new = (name for name in self._changing if name in params)
-            moved |= {name: inputs[name].detach().to(params[name].dtype) for name in new}
+            moved |= {n: inputs[n].detach().to(params[n]) for n in self._changing if n in params}
         return outputs
 
     def evaluate(self, params: Tree, x: Inputs, real: Maybe = ()) -> Tensor:

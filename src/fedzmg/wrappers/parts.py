@@ -49,7 +49,8 @@ def pick(tree: Tree, names: Iterable[str]) -> Tree:
 
 def filled(part: Tree, full: Tree) -> Tree:
     """Return a full tree with some of its tensors replaced."""
-    return Tree({name: part.get(name, leaf) for name, leaf in full.items()})
+    own = dict(part.items())
+    return Tree({name: own.get(name, leaf) for name, leaf in full.items()})
 
 
 @rule_class
