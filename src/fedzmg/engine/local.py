@@ -51,7 +51,7 @@ def eager_gradient(
     losses, moved = result if isinstance(result, tuple) else (result, Tree({}))
     total = losses.sum() if losses.ndim else losses
     # As torch.autograd.grad(..., allow_unused=True), whose checks take longer than a small layer.
-    ones = (torch.ones_like(total),)
+    ones = (torch.ones_like(total),)  # flags: keep and create graphs; allow unused; accumulate
     grads = _backward((total,), ones, False, False, tuple(tracked.values()), True, False)
     new, both = dict(moved.items()), zip(params.items(), grads, strict=True)
     found = {n: torch.zeros_like(t) if g is None and n not in new else g for (n, t), g in both}

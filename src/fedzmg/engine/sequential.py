@@ -75,8 +75,7 @@ class Sequential:
             all_ = row(outcomes[0], None) if len(part) == 1 else stack(outcomes)
             models = None
             if places is not None and origin is not None:
-                all_models = places[1] if len(part) == most else row(places[1], slice(len(part)))
-                all_ = all_._replace(upload=Upload(all_models))
+                all_ = all_._replace(upload=Upload(row(places[1], slice(len(part)))))
                 models = Models(places[0][: len(part)], origin)
             elif origin is not None:
                 models = Models(tree.flatten_rows(all_.upload.delta)[0], origin)
