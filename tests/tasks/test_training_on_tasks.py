@@ -110,3 +110,19 @@ def test_presets_learn_something_and_engines_agree(name: str, rounds: int, level
     assert history.metrics[-1] > level
     for key, leaf in ends[0].items():
         torch.testing.assert_close(leaf, ends[1][key], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_a_loss_of_any_type_gives_the_step_computed_by_hand(kind: torch.dtype, engine: Any) -> None:
+    x, y = np.array([[1.0], [2.0]], np.float32), np.zeros((2, 1), np.float32)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    task = Task.from_arrays(
+        model, x, y, [0, 0], test=(x, y), cohort=1, batch_size=2, init="given",
+        loss=lambda outputs, targets: ((outputs - targets) ** 2).to(kind).mean(1),
+    )  # fmt: skip
+    [history] = simulate(task, [Trial.of("fedavg", 0, client_lr=0.1)], rounds=1, engine=engine)
+    # Losses 1 and 4 have mean 2.5, the mean of 2 w x^2 is 5, and 1 - 0.1 * 5 = 0.5.
+    assert history.params["weight"].item() == pytest.approx(0.5)
+    assert history.records[0].train_loss == pytest.approx(2.5)
