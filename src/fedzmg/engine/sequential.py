@@ -21,7 +21,7 @@ from fedzmg.errors import noted
 from fedzmg.messages import FullPass, Upload
 from fedzmg.models.kernels import threads
 from fedzmg.models.objective import Batch
-from fedzmg.tree import State, Tree, leaves, num_bytes, row, rows_like, stack
+from fedzmg.tree import State, Tree, leaves, num_bytes, row, rows_like, stack, tree_map
 from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
 
@@ -55,7 +55,11 @@ class Sequential:
         size = parallel * max(1, fitting // parallel)
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
         origin = None if self.subtracts else common_origin(self.program.rule, batches, broadcast)
-        rules = {trial: bind(self.program.rule, b.numbers) for trial, b in own.items()}
+        # Steps on lists of tensors take numbers of the host.
+        known = Tensor.cpu if takes_out(self.program.rule) else Tensor.detach
+        rules = {
+            trial: bind(self.program.rule, tree_map(known, b.numbers)) for trial, b in own.items()
+        }
         places = None
         if origin is not None:
             together = max(fitting, min(TOGETHER, TOGETHER_BYTES // model))

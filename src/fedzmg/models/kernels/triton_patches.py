@@ -9,9 +9,11 @@ from torch import Tensor
 from fedzmg.models.kernels.precision import within_reach
 
 BLOCK = 1024  # values that one program computes
+# Sizes for which Triton compiles no kernel of their own: every layer has others.
+SIZES = ["high", "wide", "out_high", "out_wide", "tall", "broad", "down", "across", "rows", "columns"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _cut_kernel(
     x, out, size, batch, high, wide, out_high, out_wide, tall, broad, down, across, rows, columns,
     client_step, image_step, channel_step, row_step, column_step, BLOCK: tl.constexpr,
@@ -30,7 +32,7 @@ def _cut_kernel(
     tl.store(out + client * size + at, values, mask=at < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _add_kernel(
     patches, out, size, batch, high, wide, out_high, out_wide, tall, broad, down, across, rows,
     columns, beside, BLOCK: tl.constexpr,
