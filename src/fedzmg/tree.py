@@ -275,7 +275,8 @@ def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
         for leaf, more, to in zip(own, rest, there, strict=True):
             torch.add(leaf, more, alpha=alpha, out=to)
     else:
-        torch._foreach_copy_(there, torch._foreach_add(own, rest, alpha=alpha))
+        torch._foreach_copy_(there, own)
+        torch._foreach_add_(there, rest, alpha=alpha)
     return place
 
 

@@ -84,17 +84,21 @@ OWN = Algorithm("own", Telling(lr=0.1), Slower())
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("algorithm", [*NAMES, OWN], ids=lambda a: getattr(a, "name", a))
+@pytest.mark.parametrize(
+    ("algorithm", "engine"),
+    [*((name, "cuda_graph") for name in [*NAMES, OWN]), ("fedzmg", "sequential")],
+    ids=lambda a: getattr(a, "name", a),
+)
 def test_rounds_are_the_same_whether_replayed_or_called(
-    algorithm: str | Algorithm, device: str, monkeypatch: pytest.MonkeyPatch
+    algorithm: str | Algorithm, engine: Any, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(most: int) -> Simulation:
         """Models are evaluated one by one: each replay overwrites the result before."""
         monkeypatch.setattr(replay, "MOST_BYTES", most)
-        trials = [Trial.of(algorithm, seed) for seed in range(2)]
+        trials = [Trial.of(algorithm, seed) for seed in range(1 if loops else 2)]
         simulation = Simulation(
             task(), trials, rounds=6, device=torch.device(device), dtype=torch.float32,
-            engine="cuda_graph", deterministic=True,
+            engine=engine, deterministic=True,
         )  # fmt: skip
         simulation._evaluated_at_once = 1
         records.append([])
@@ -104,6 +108,8 @@ def test_rounds_are_the_same_whether_replayed_or_called(
         return simulation
 
     records: list[list[object]] = []
+    if loops := engine == "sequential":  # as on a GPU
+        monkeypatch.setattr(Simulation, "_replays", lambda *_: True)
     called, replayed = run(0), run(1 << 28)
     assert records[0] == records[1]
     for a, b in zip(leaves(called.snapshot), leaves(replayed.snapshot), strict=True):

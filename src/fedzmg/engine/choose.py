@@ -303,22 +303,20 @@ def choose_on_gpu(
 
     ``work`` counts the rounds of a single trial that would take as long as all that is left.
     """
-    short = probe.first_steps(PROBE_STEPS)
-    seconds: list[float] = []
+    short, seconds = probe.first_steps(PROBE_STEPS), 0.0
     for slower in get_args(PathName)[:2]:
-        engine = Vectorized(program, chunk=chunk, cuda_graph=slower == "vectorized")
-        try:
-            passes = [pass_seconds(engine, short) for _ in range(1 + TIMED_PASSES)]
+        graph = slower == "vectorized"
+        engine = Vectorized(program, chunk=chunk, cuda_graph=graph)
+        try:  # a first pass compiles kernels, that of a graph captures it
+            seconds = min([pass_seconds(engine, short) for _ in range(1 + TIMED_PASSES * graph)])
         except CannotMap as error:
-            if slower == "sequential":
+            if not graph:
                 return unmapped(error)
             return EngineChoice(slower, f"the step cannot be captured as a CUDA graph ({error})")
-        seconds.append(min(passes[1:]))
     if kernel_seconds(program, probe):
         _has_made_graph(program, probe, now=True)
-    times = f"mapped {1e3 * seconds[0]:.1f} ms, as a graph {1e3 * seconds[1]:.1f} ms"
-    figures = f"{times} for {PROBE_STEPS} steps of a cohort"
-    saved = GRAPH_COMPILE_GAIN * seconds[1] / PROBE_STEPS * probe.steps * work
+    figures = f"{1e3 * seconds:.1f} ms for {PROBE_STEPS} steps of a cohort as a graph"
+    saved = GRAPH_COMPILE_GAIN * seconds / PROBE_STEPS * probe.steps * work
     if saved > COMPILE_SECONDS and can_compile(program.device):
         from torch._inductor.async_compile import AsyncCompile
 

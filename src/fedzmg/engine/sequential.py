@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
@@ -60,7 +60,7 @@ class Sequential:
         rules = {
             trial: bind(self.program.rule, tree_map(known, b.numbers)) for trial, b in own.items()
         }
-        places = None
+        places, facts = None, torch.tensor(self.program.facts(batches), device=self.program.device)
         if origin is not None:
             together = max(fitting, min(TOGETHER, TOGETHER_BYTES // model))
             most = min(parallel * max(1, together // parallel), len(batches))
@@ -71,8 +71,8 @@ class Sequential:
         for first in range(0, len(batches), size):
             part = list(range(first, min(first + size, len(batches))))
             clients = [
-                (rules[b.trial], b, own[b.trial], row(memory, i), origin is None,
-                 places and places[2][i - first])
+                (rules[b.trial], b, own[b.trial], row(memory, i), facts[:, i].unbind(),
+                 origin is None, places and places[2][i - first])
                 for i, b in zip(part, batches[first:], strict=False)
             ]  # fmt: skip
             outcomes = self._train_part(clients)
@@ -115,12 +115,11 @@ class Sequential:
         return [Sequential(program, self.path, self.subtracts) for program in made]
 
     def _train_one(
-        self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State, subtract: bool,
-        place: Tree | None,
+        self, rule: ClientRule, batch: ClientBatch, sent: Broadcast, memory: State,
+        facts: Sequence[Tensor], subtract: bool, place: Tree | None,
     ) -> Outcome:  # fmt: skip
         program, stream, given = self.program, batch.stream, place is not None
         parts = self._batches(stream)
-        facts = [torch.tensor(own, device=program.device) for (own,) in program.facts([batch])]
         context = program.context(sent, memory, *facts)
         passed = () if rule.full_pass == "never" else self._full_pass(batch, rule.start(context))
         work = local.start(rule, context, passed)

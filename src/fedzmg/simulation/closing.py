@@ -9,7 +9,7 @@ from torch import Tensor
 from fedzmg.contract import ClientRule
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger, Tables
-from fedzmg.engine.local import Broadcast, Chunk
+from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome
 from fedzmg.engine.replay import Replayed, copied
 from fedzmg.simulation.records import EXAMPLE_COUNT, Message, RoundFacts, message_size
 from fedzmg.simulation.server import ServerSide, Snapshot
@@ -47,16 +47,20 @@ class Closing:
             after, numbers = self._end(merger, *known)
         else:
             trials, *tables = planned
-            bounds = trials.start, trials.stop
-            after, numbers = copied(self._replayed(bounds, *tables, *known, still=whole.outcomes))
+            bounds, (rows, origin) = (trials.start, trials.stop), whole.models or ((), ())
+            upload, _, *tallies = whole.outcomes
+            own = *tables, origin, *tallies, *known
+            after, numbers = copied(self._replayed(bounds, *own, still=(upload, rows)))
         return after, numbers, sizes
 
     def _end_whole(
-        self, bounds: tuple[int, int], tables: Tables, table: Tensor, *rest: Any
-    ) -> tuple[Snapshot, Tensor]:
-        *known, outcomes = rest
-        merger = self._side.merger([], known[-1])
-        merger.add_rows(Chunk([], [], outcomes), slice(*bounds), tables)
+        self, bounds: tuple[int, int], tables: Tables, table: Tensor, origin: list[Tensor],
+        steps: Tensor, loss: Tensor, *rest: Any,
+    ) -> tuple[Snapshot, Tensor]:  # fmt: skip
+        *known, (upload, rows) = rest
+        merger, models = self._side.merger([], known[-1]), Models(rows, origin) if origin else None
+        chunk = Chunk([], [], Outcome(upload, (), steps, loss), models)
+        merger.add_rows(chunk, slice(*bounds), tables)
         merger.finish(table)
         return self._end(merger, *known)
 

@@ -33,7 +33,7 @@ from fedzmg.simulation.planner import RoundPlanner
 from fedzmg.simulation.program import build_program
 from fedzmg.simulation.records import RoundFacts
 from fedzmg.simulation.server import Checkpoint, ServerSide, Snapshot, restored_snapshot
-from fedzmg.simulation.shards import Memories, ShardedMemory, Shards, merge_shards, train_batches
+from fedzmg.simulation.shards import Memories, ShardedMemory, Shards, merge_chunks, merge_shards
 from fedzmg.simulation.trial import Trial, packed_rules
 from fedzmg.storage.client_metrics import ClientMetrics
 from fedzmg.tasks.task import Task
@@ -272,11 +272,15 @@ class Simulation:
             batches = sent or [self.planner.absent()]
             memory = self.read_memory([(b.trial, b.client) for b in batches])
             merger = self.server_side.merger(batches, before)
+            chunks = self.engine.train(batches, broadcast, memory)
             if self._replays(len(batches)):
-                [whole] = self.engine.train(batches, broadcast, memory)
-            else:
-                training = self.engine, merger, batches, broadcast, memory, self.memory
-                memories = train_batches(*training)
+                first = next(chunks)
+                if len(first.batches) == len(batches) and (self._has_graphs or first.models):
+                    whole = first
+                else:
+                    merger.add(first)
+            if whole is None:
+                memories = merge_chunks(chunks, merger, batches, memory, self.memory)
         if self.device.type == "cuda" and self.shards is None:
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
@@ -302,8 +306,9 @@ class Simulation:
         return isinstance(self.engine, Vectorized) and self.engine.cuda_graph
 
     def _replays(self, clients: int) -> bool:
-        """Tell whether merging and the server step are replayed: all clients train at once."""
-        whole = self._has_graphs and clients <= (self.chunk or clients) and self.memory.is_empty
+        """Tell whether merging and the server step are replayed if all clients are one chunk."""
+        whole = clients <= (self.chunk or clients) and self.memory.is_empty
+        whole &= self._has_graphs or self.device.type == "cuda"
         # Tables suffice for merging if no stage needs single uploads.
         side, rule = self.server_side, self.server_side.rule.rule
         special = side.guard or side.aggregator or rule.own_weights or "client" in rule.needs

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.client_memory import SHARDS, MemoryStore, shard_folder
-from fedzmg.engine.local import Broadcast, Engine
+from fedzmg.engine.local import Broadcast, Chunk
 from fedzmg.engine.sums import MergedPart
 from fedzmg.simulation.server import Snapshot
 from fedzmg.tree import State, flatten_rows, leaves, row, tree_map
@@ -94,7 +94,8 @@ class LocalShards:
         store = self.stores[shard]
         memory = tree_map(lambda leaf: leaf.to(simulation.device), store.read(owners))
         merger = simulation.server_side.merger(batches, simulation.snapshot)
-        kept = train_batches(simulation.engine, merger, batches, broadcast, memory, store)
+        chunks = simulation.engine.train(batches, broadcast, memory)
+        kept = merge_chunks(chunks, merger, batches, memory, store)
         own = [([(trial, client - first) for trial, client in who], state) for who, state in kept]
         self._kept[shard] = own, merger.accepted
         light = [batch._replace(stream=range(len(batch.stream))) for batch in batches]  # type: ignore[arg-type]
@@ -130,13 +131,13 @@ def merge_shards(
     return batches, merger
 
 
-def train_batches(
-    engine: Engine, merger: Merger, batches: list[ClientBatch], broadcast: Broadcast, memory: State,
+def merge_chunks(
+    chunks: Iterator[Chunk], merger: Merger, batches: list[ClientBatch], memory: State,
     store: MemoryStore,
 ) -> Memories:  # fmt: skip
     """Train clients and merge their uploads; return their memories, not yet in their store."""
     memories = Memories()
-    for chunk in engine.train(batches, broadcast, memory):
+    for chunk in chunks:
         merger.add(chunk)
         if leaves(memory):
             owners = [(batches[i].trial, batches[i].client) for i in chunk.batches]

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+SIZES = ["batch", "channels", "n0", "n1"]  # Triton compiles no kernel for each
+
 
 @triton.jit
 def _tile(
@@ -27,7 +29,7 @@ def _tile(
     return values.to(tl.float32), kept, place, inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _forward_kernel(
     x, real, weight, bias, old_mean, old_var, out, means, scales, new_mean, new_var,
     momentum, eps, batch, channels, n0, n1, n2, size, step, s0, s1, s2,
@@ -77,7 +79,7 @@ def _forward_kernel(
     tl.store(new_var + own, v + share * (unbiased - v), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _backward_kernel(
     x, signal, real, weight, means, scales, for_x, for_weight, for_bias,
     batch, channels, n0, n1, n2, size, step, s0, s1, s2,

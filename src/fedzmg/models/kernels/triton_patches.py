@@ -9,8 +9,9 @@ from torch import Tensor
 from fedzmg.models.kernels.precision import within_reach
 
 BLOCK = 1024  # values that one program computes
-# Sizes for which Triton compiles no kernel of their own: every layer has others.
-SIZES = ["high", "wide", "out_high", "out_wide", "tall", "broad", "down", "across", "rows", "columns"]
+# Triton compiles no kernel for each of these, which differ between layers.
+SIZES = ["high", "wide", "out_high", "out_wide", "tall", "broad", "down", "across", "rows",
+         "columns"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
