@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Engine, Program
@@ -32,6 +33,7 @@ from fedzmg.engine.timings import LOOP, PathName, Timings, Way, clearly_best
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import CannotMap, InputError, check_names
 from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, threads
+from fedzmg.models.kernels.convolution import MAX_CHANNELS
 from fedzmg.models.kernels.precision import HAS_TRITON, cached_answer, crowd, precision
 from fedzmg.tree import num_bytes, row
 
@@ -48,9 +50,8 @@ FEWEST_STEPS = 16  # that the share of a training must allow; for fewer, no path
 CPU_COMPILE_SECONDS = 40.0  # time to compile a step on two cores (measured: 18 to 77 s)
 CPU_COMPILE_GAIN = 0.8  # share of a step's time for no clients that it saves (measured: 0.83, 1.0)
 GRAPH_SECONDS = 0.4  # time to make a CUDA graph (H200: 0.1 to 0.4 s)
-CONVOLUTION_SECONDS = 0.6  # more to compile kernels for a shape of a convolution (H200: 0.3 to 0.9)
-CONVOLUTIONS_SECONDS = 10.0  # the same for all shapes at most: they share kernels (H200: 3 to 14 s)
-RECURRENT_SECONDS = 3.0  # the same for a kind of recurrent layers
+KERNELS_SECONDS = 2.5  # more to compile kernels for a kind of layer (H200: 1.5 to 3.5 s)
+CONVOLUTION_SECONDS = 0.6  # the same for a shape of a convolution that may have its own
 LOADING_SECONDS = 1.0  # more to load kernels that are compiled
 COMPILE_SECONDS = 30.0  # time to compile a step for a GPU
 GRAPH_COMPILE_GAIN = 0.6  # share of a graph's time that compiling saves (H200: 0.65)
@@ -279,10 +280,11 @@ def loop_seconds(program: Program, probe: Probe, rounds: int) -> float:
 def kernel_seconds(program: Program, probe: Probe) -> float:
     """Estimate the time to compile the kernels of a graph, or to load them if that was done."""
     layers = [*program.objective.model.module.modules()]
-    plain = (m for m in layers if isinstance(m, nn.Conv2d) and m.groups == 1)
-    shapes = CONVOLUTION_SECONDS * len({layer.weight.shape for layer in plain})
-    kinds = {type(layer) for layer in layers if isinstance(layer, nn.RNNBase)}
-    needed = min(shapes, CONVOLUTIONS_SECONDS) + RECURRENT_SECONDS * len(kinds)
+    kinds = {type(m) for m in layers if isinstance(m, nn.Conv2d | nn.RNNBase | _BatchNorm)}
+    plain = (m for m in layers if isinstance(m, nn.Conv2d) and max(m.stride) == m.groups == 1)
+    shapes = {m.weight.shape for m in plain if max(m.kernel_size) > 1}
+    own = [shape for shape in shapes if max(shape[:2]) <= MAX_CHANNELS]
+    needed = KERNELS_SECONDS * len(kinds) + CONVOLUTION_SECONDS * len(own)
     if needed == 0 or not HAS_TRITON:
         return 0.0
     return min(needed, LOADING_SECONDS) if _has_made_graph(program, probe) else needed

@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SIZES = ["batch", "channels", "n0", "n1"]  # Triton compiles no kernel for each
+# Triton compiles no kernel for each of these, which differ between layers.
+SIZES = ["batch", "channels", "n0", "n1", "n2", "size", "step", "s0", "s1", "s2",
+         "back_size", "back_step", "b0", "b1", "b2"]  # fmt: skip
 
 
 @triton.jit

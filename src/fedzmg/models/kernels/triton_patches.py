@@ -11,7 +11,7 @@ from fedzmg.models.kernels.precision import within_reach
 BLOCK = 1024  # values that one program computes
 # Triton compiles no kernel for each of these, which differ between layers.
 SIZES = ["high", "wide", "out_high", "out_wide", "tall", "broad", "down", "across", "rows",
-         "columns"]  # fmt: skip
+         "columns", "client_step", "channel_step", "row_step", "column_step", "beside"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
