@@ -306,15 +306,13 @@ def choose_on_gpu(
     ``work`` counts the rounds of a single trial that would take as long as all that is left.
     """
     short, seconds = probe.first_steps(PROBE_STEPS), 0.0
-    for slower in get_args(PathName)[:2]:
-        graph = slower == "vectorized"
+    for graph in (False, True):
         engine = Vectorized(program, chunk=chunk, cuda_graph=graph)
         try:  # a first pass compiles kernels, that of a graph captures it
             seconds = min([pass_seconds(engine, short) for _ in range(1 + TIMED_PASSES * graph)])
         except CannotMap as error:
-            if not graph:
-                return unmapped(error)
-            return EngineChoice(slower, f"the step cannot be captured as a CUDA graph ({error})")
+            reason = f"the step cannot be captured as a CUDA graph ({error})"
+            return EngineChoice("vectorized", reason) if graph else unmapped(error)
     if kernel_seconds(program, probe):
         _has_made_graph(program, probe, now=True)
     figures = f"{1e3 * seconds:.1f} ms for {PROBE_STEPS} steps of a cohort as a graph"

@@ -76,10 +76,7 @@ def pass_seconds(engine: Engine, probe: Probe) -> float:
 
 
 def choose_cores(program: Program, probe: Probe, rounds_left: int) -> Cores:
-    """Time the loop with all threads, with one, and with clients in parallel, by the wall clock.
-
-    On a busy machine, threads that wait for other work make a step much slower.
-    """
+    """Time the loop with all threads, with one, and with clients in parallel, by the wall clock."""
     every, planned = torch.get_num_threads(), rounds_left * probe.client_steps
     model = num_bytes(probe.broadcast.params) // len(probe.broadcast.round)
     # A warm-up and a pass of each way in a third of the share; the training may take as many times

@@ -45,6 +45,7 @@ class Sequential:
     parallel: int = 1
     # Memory of merged models is kept: getting it from the system every round takes long.
     kept: list[Places | None] = field(default_factory=list, repr=False, compare=False)
+    _weights: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def train(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
@@ -54,13 +55,13 @@ class Sequential:
         fitting, parallel = CHUNK_BYTES // model, self.parallel
         size = parallel * max(1, fitting // parallel)
         own = {trial: row(broadcast, trial) for trial in {b.trial for b in batches}}
-        origin = None if self.subtracts else common_origin(self.program.rule, batches, broadcast)
+        rule, places = self.program.rule, None
+        origin = None if self.subtracts else common_origin(rule, batches, broadcast)
         # Steps on lists of tensors take numbers of the host.
-        known = Tensor.cpu if takes_out(self.program.rule) else Tensor.detach
-        rules = {
-            trial: bind(self.program.rule, tree_map(known, b.numbers)) for trial, b in own.items()
-        }
-        places, facts = None, torch.tensor(self.program.facts(batches), device=self.program.device)
+        numbers = tree_map(_on_host if takes_out(rule) else Tensor.detach, broadcast.numbers)
+        rules = {trial: bind(rule, row(numbers, trial)) for trial in own}
+        facts = torch.tensor([*self.program.facts(batches), [len(b.stream) for b in batches]])
+        facts = facts.to(self.program.device, non_blocking=True)
         if origin is not None:
             together = max(fitting, min(TOGETHER, TOGETHER_BYTES // model))
             most = min(parallel * max(1, together // parallel), len(batches))
@@ -120,7 +121,7 @@ class Sequential:
     ) -> Outcome:  # fmt: skip
         program, stream, given = self.program, batch.stream, place is not None
         parts = self._batches(stream)
-        context = program.context(sent, memory, *facts)
+        context = program.context(sent, memory, *facts[:-1])
         passed = () if rule.full_pass == "never" else self._full_pass(batch, rule.start(context))
         work = local.start(rule, context, passed)
         if program.objective.model.renormalizes:  # not the server's own parameters
@@ -160,7 +161,7 @@ class Sequential:
                     if not bool(work.active):
                         break
         if not rule.uses_epoch_end:
-            work = work._replace(steps=work.steps + len(stream))
+            work = work._replace(steps=facts[-1])
         for all_ in out:
             for name, trained in work.params.items():  # others are statistics, or all of no step
                 if trained.data_ptr() != all_[name].data_ptr():
@@ -178,15 +179,14 @@ class Sequential:
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""
         program, keyed = self.program, self.program.objective.model.needs_key
-        indices = torch.from_numpy(stream.indices).to(program.device).unbind()
+        indices = torch.from_numpy(stream.indices).to(program.device, non_blocking=True).unbind()
         kind: Any = {"dtype": program.dtype, "device": program.device}
-        weights: dict[int, Tensor] = {}
-        keys = torch.from_numpy(stream.keys).to(program.device) if keyed else ()
+        keys = torch.from_numpy(stream.keys).to(program.device, non_blocking=True) if keyed else ()
         for t, real in enumerate(stream.counts.tolist()):
             x, y = program.batch_inputs(indices[t][:real])
-            if real not in weights:
-                weights[real] = torch.full((real,), 1 / (divisor or real), **kind)
-            yield Batch(x, y, weights[real], keys[t] if keyed else ())
+            if (sizes := (real, divisor)) not in self._weights:
+                self._weights[sizes] = torch.full((real,), 1 / (divisor or real), **kind)
+            yield Batch(x, y, self._weights[sizes], keys[t] if keyed else ())
 
     def _full_pass(self, batch: ClientBatch, params: Tree) -> FullPass:
         program, loss = self.program, next(iter(params.values())).new_zeros(())
@@ -198,6 +198,11 @@ class Sequential:
 
     def _at(self, batch: ClientBatch, what: str) -> str:
         return f"client {self.program.data.names[batch.client]!r}, {what}, engine {self.path!r}"
+
+
+@functools.lru_cache(8)
+def _on_host(number: Tensor) -> Tensor:
+    return number.cpu()
 
 
 def takes_out(rule: ClientRule) -> bool:

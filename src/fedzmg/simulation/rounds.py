@@ -279,8 +279,7 @@ class Simulation:
                     whole = first
                 else:
                     merger.add(first)
-            if whole is None:
-                memories = merge_chunks(chunks, merger, batches, memory, self.memory)
+            memories = merge_chunks(chunks, merger, batches, memory, self.memory)
         if self.device.type == "cuda" and self.shards is None:
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
@@ -307,12 +306,11 @@ class Simulation:
 
     def _replays(self, clients: int) -> bool:
         """Tell whether merging and the server step are replayed if all clients are one chunk."""
-        whole = clients <= (self.chunk or clients) and self.memory.is_empty
-        whole &= self._has_graphs or self.device.type == "cuda"
+        gpu = self._has_graphs or self.device.type == "cuda"
         # Tables suffice for merging if no stage needs single uploads.
         side, rule = self.server_side, self.server_side.rule.rule
         special = side.guard or side.aggregator or rule.own_weights or "client" in rule.needs
-        return whole and not special
+        return gpu and self.memory.is_empty and clients <= (self.chunk or clients) and not special
 
     def _evaluate(self, params: Tree, examples: Examples, round_: int) -> Tensor:
         """Compute loss and metric of every trial; zeros for stopped ones."""

@@ -117,10 +117,7 @@ def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> l
 
 
 def log_rows(path: Path, *keys: str, remedy: str = RESTORE) -> dict[Any, dict[str, Any]]:
-    """Read a log by one number of a line or several; a later line supersedes an earlier one.
-
-    Words for numbers that are not finite become numbers.
-    """
+    """Read a log by one number of a line or several; later lines win, words become numbers."""
 
     def parse(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         key = tuple(int(row[name]) for name in keys)

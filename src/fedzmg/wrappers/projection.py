@@ -59,14 +59,12 @@ def projected_axes(
     axes: dict[str, tuple[int, ...]] = {}
     for name, info in layout.items():
         chosen = {
-            "all": True,
-            "no_embedding": info.role != "embedding",
-            "conv_only": "Conv" in info.layer,
-            "dense_only": "Linear" in info.layer,
+            "all": True, "no_embedding": info.role != "embedding",
+            "conv_only": "Conv" in info.layer, "dense_only": "Linear" in info.layer,
             "first_layer": owner(name) in layers[:1],
             "all_but_first": owner(name) not in layers[:1],
             "all_but_last": owner(name) not in layers[-1:],
-        }
+        }  # fmt: skip
         over = info.input_axes
         if info.role == "embedding" and embedding_axis == "dim":
             over = (1,)

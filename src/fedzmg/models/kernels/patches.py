@@ -178,10 +178,7 @@ clients_patches.register_autograd(_backward, setup_context=_setup_context)
 
 
 class _OnCPU(Function):
-    """The same of torch's own operations: it can be transformed, and differentiated twice.
-
-    The first call of a registered operator takes two seconds, too.
-    """
+    """The same, transformed and differentiated twice; first calls of operators take two seconds."""
 
     forward, setup_context = staticmethod(_convolve), staticmethod(_setup_context)
     backward = staticmethod(_backward)

@@ -175,13 +175,11 @@ def _tuned(kernel: Any, *tiles: tuple[int, int, int, int], **more: int) -> Any:
         for pixels, size, warps, stages in tiles
     ]
     chosen = configs[:1] if isinstance(kernel, InterpretedFunction) else configs
-    tune = triton.autotune(chosen, key=_SHAPE, do_bench=_bench, cache_results=True)
+    tune = triton.autotune(
+        chosen, key=_SHAPE, cache_results=True,  # Triton's own timing takes 0.1 s for each
+        do_bench=lambda call, quantiles: [min(milliseconds(call))] * len(quantiles),
+    )  # fmt: skip
     return tune(kernel)
-
-
-def _bench(call: Any, quantiles: Any) -> list[float]:
-    """Time a few calls; Triton's own way takes a tenth of a second for each."""
-    return [min(milliseconds(call))] * len(quantiles)
 
 
 def _launch(tuned: Any, grid: Any, *args: Any, **constants: Any) -> None:
@@ -228,10 +226,7 @@ def convolve(
     x: Tensor, w: Tensor, padding: tuple[int, int], precision: str, *, turned: bool = False,
     launch: Callable[..., None] = _launch,
 ) -> Tensor:  # fmt: skip
-    """Convolve channels-last images to ``[clients, batch, FILTERS, ...]`` of the same layout.
-
-    They are no view: models may change them in place.
-    """
+    """Convolve channels-last images to ``[clients, batch, FILTERS, ...]``, which is no view."""
     clients, batch, height, width, channels = x.shape
     tap_rows, tap_columns = w.shape[-2:]
     rows, columns = padding

@@ -146,10 +146,7 @@ def _strides(x: Tensor, axes: list[int]) -> list[int]:
 def forward(
     x: Tensor, real: Tensor, own: list[Tensor], momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return outputs, means, scales and moved running statistics.
-
-    ``own`` are weights, biases and running statistics, ``[clients, channels]``.
-    """
+    """Return outputs, means, scales and moved statistics; ``own``: weights, biases, statistics."""
     axes, tile, grid = _form(x)
     mean, scale = (torch.empty_like(own[0], dtype=torch.float32) for _ in range(2))
     found = torch.empty_like(x), mean, scale, torch.empty_like(own[2]), torch.empty_like(own[3])
