@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedzmg.tree import (
     Tree,
+    add_scaled,
     flatten_rows,
     leaves,
     named_leaves,
@@ -261,3 +262,20 @@ def test_num_bytes() -> None:
     )
     assert num_bytes(value) == 6 * 4 + 5 * 8 + 8 + 7
     assert num_bytes(()) == 0
+
+
+class OnLists(Tensor):
+    """A tensor that takes the path of a GPU, where a tree is one list."""
+
+    is_cpu = False
+
+
+@pytest.mark.parametrize("kind", [Tensor, OnLists])
+@pytest.mark.parametrize("scale", [0.9, torch.tensor(0.9)])
+@pytest.mark.parametrize("where", range(3))
+def test_scaled_sums_may_overwrite_what_they_add(kind: Any, scale: Any, where: int) -> None:
+    trees = [Tree({name: torch.randn(3).as_subclass(kind) for name in "ab"}) for _ in range(3)]
+    base, other = (tree.map(torch.clone) for tree in trees[:2])
+    assert add_scaled(trees[0], scale, trees[1], trees[where]) is trees[where]
+    for name, leaf in (base + 0.9 * other).items():
+        torch.testing.assert_close(trees[where][name], leaf)

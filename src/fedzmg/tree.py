@@ -274,6 +274,8 @@ def add_scaled(base: Tree, scale: Scalar, other: Tree, *out: Tree) -> Tree:
     elif own[0].is_cpu:
         for leaf, more, to in zip(own, rest, there, strict=True):
             torch.add(leaf, more, alpha=alpha, out=to)
+    elif place is other:
+        torch._foreach_copy_(there, torch._foreach_add(own, rest, alpha=alpha))
     else:
         torch._foreach_copy_(there, own)
         torch._foreach_add_(there, rest, alpha=alpha)

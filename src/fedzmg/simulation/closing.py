@@ -39,8 +39,7 @@ class Closing:
         planned = None if whole is None else merger.begin_whole(whole)
         sizes = self._sizes(sent, broadcast, merger)
         totals = torch.tensor([[m.arrays + m.scalars for m in both] for both in sizes])
-        device = broadcast.round.device
-        totals = totals.to(device, non_blocking=True)
+        totals = totals.to(device := broadcast.round.device, non_blocking=True)
         known = self._side.keys(round_, device), totals, broadcast.round, before
         if whole is None or planned is None:
             merger.finish()
