@@ -214,23 +214,32 @@ def shakespeare_by_role() -> None:
 def shakespeare_by_role_search() -> None:
     """Print the finalists of the search of 300 rounds, and when FedAvg passes FedZMG."""
     chosen: dict[str, Curves] = {}
-    for name in ("fedzmg", "fedzmg-no-embedding", "fedavg", "fedadam"):
-        log = log_bytes(RESULTS / "shakespeare-by-role-halving-grid" / name / "metrics.jsonl")
-        trials: dict[tuple[float, float], list[tuple[int, float]]] = {}
+    finalists: dict[tuple[str, float], Curves] = {}
+    grid = "shakespeare-by-role-{}-grid"
+    for name in ("fedzmg", "fedzmg-no-embedding", "fedavg", "fedadam", "fedavg-momentum"):
+        of = RESULTS / grid.format("momentum" if name == "fedavg-momentum" else "halving")
+        log = log_bytes(of / name / "metrics.jsonl")
+        trials: dict[tuple[float, float], dict[int, float]] = {}  # later lines of a log win
         for line in map(json.loads, log.splitlines()):
             pair = line["client.lr"], line["server.lr"]
-            trials.setdefault(pair, []).append((line["round"], 100 * line["metric"]))
+            trials.setdefault(pair, {})[line["round"]] = 100 * line["metric"]
         for pair, points in trials.items():
-            rounds, values = np.array(points).T
+            rounds, values = np.array(sorted(points.items())).T
             if rounds[-1] < 300:
                 continue
+            finalists[name, pair[0]] = np.stack([rounds, values])
             best, last = values.argmax(), values[rounds > 290].mean()
             print(f"  {name:20}{pair[0]:.3g}, {pair[1]:.3g}: best {values[best]:.2f} %", end="")
             print(f" at {rounds[best]:.0f}; last ten rounds {last:.3f} %")
             if name not in chosen or last > chosen[name][1][rounds > 290].mean():
-                chosen[name] = np.stack([rounds, values])
+                chosen[name] = finalists[name, pair[0]]
     behind = chosen["fedavg"][1] <= chosen["fedzmg"][1]
     print(f"  fedavg is behind fedzmg until round {chosen['fedavg'][0][behind].max():.0f}")
+    for lr in (10**-1, 10**-0.5):
+        gain = finalists["fedzmg", lr][1] - finalists["fedavg-momentum", lr][1]
+        print(
+            f"  fedzmg minus fedavg-momentum at {lr:.3g}, 1: {gain.min():+.2f} to {gain.max():+.2f}"
+        )
 
 
 def paper() -> None:
