@@ -188,12 +188,9 @@ def finish(
 
 @dataclass(frozen=True)
 class Program:
-    """Everything about local training that does not change from round to round.
+    """Everything about local training that does not change from round to round."""
 
-    ``rule`` carries the structure; its numbers arrive per trial, as tensors.
-    """
-
-    rule: ClientRule
+    rule: ClientRule  # its structure: its numbers arrive per trial, as tensors
     objective: Objective
     data: FederatedData
     prepare: PrepareFunction

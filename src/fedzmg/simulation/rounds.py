@@ -17,6 +17,7 @@ from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast
 from fedzmg.engine.probe import Probe
 from fedzmg.engine.replay import Replayed
+from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import noted
 from fedzmg.evaluation import Evaluation, evaluate
@@ -274,8 +275,9 @@ class Simulation:
             merger = self.server_side.merger(batches, before)
             chunks = self.engine.train(batches, broadcast, memory)
             if self._replays(len(batches)):
-                first = next(chunks)
-                if len(first.batches) == len(batches) and (self._has_graphs or first.models):
+                first = next(chunks)  # a graph merges uploads that stay in their places
+                stays = isinstance(self.engine, Sequential) and any(self.engine.kept)
+                if (stays or self._has_graphs) and len(first.batches) == len(batches):
                     whole = first
                 else:
                     merger.add(first)
