@@ -264,6 +264,21 @@ def test_a_loss_of_torch_is_its_mean_over_examples(loss: Any, kind: str, metric:
         assert loss_and_metric(loss, None, y)[1].name == metric
 
 
+@pytest.mark.parametrize("shape", [(4,), (4, 4)])
+def test_metrics_read_what_losses_of_torch_read(shape: tuple[int, ...]) -> None:
+    """Classes on axis 1, as many as positions, and labels that are ignored."""
+    outputs = torch.randn(12, 4, *shape, generator=GEN)
+    y = torch.randint(0, 4, (12, *shape), generator=GEN)
+    y[:, 0] = 9
+    loss = nn.CrossEntropyLoss(ignore_index=9)
+    share = (outputs.argmax(1) == y)[y != 9].double().mean()
+    for metric, expected in ((None, share), ("perplexity", loss(outputs, y).exp())):
+        found = loss_and_metric(loss, metric, y)[1]
+        rows = found.function(outputs, y)
+        value = rows.mean() if found.finish is None else found.finish(rows.double().sum(0))
+        torch.testing.assert_close(value.double(), expected.double(), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize(
     ("loss", "y", "message"),
     [

@@ -1,6 +1,7 @@
 """Ready-made metrics of logits, classes last (axis 1 of images); negative targets are ignored."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,10 +51,6 @@ def _macro(counts: Tensor, score: Callable[..., Tensor]) -> Tensor:
 
 def _f1(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
     return 2 * true / (2 * true + false + missed).clamp(min=1)
-
-
-def _iou(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
-    return true / (true + false + missed).clamp(min=1)
 
 
 def ratio(sums: Tensor) -> Tensor:
@@ -156,7 +153,7 @@ METRICS: dict[str, Metric] = {"masked_accuracy": MASKED_ACCURACY} | {
         Metric("f1", confusion, finish=partial(_macro, score=_f1)),
         Metric("f1_micro", confusion, finish=lambda c: _f1(*(n.sum(-1) for n in c.chunk(3, -1)))),
         Metric("dice", confusion, finish=partial(_macro, score=_f1)),
-        Metric("iou", confusion, finish=partial(_macro, score=_iou)),
+        Metric("iou", confusion, finish=partial(_macro, score=lambda *c: _f1(*c) / (2 - _f1(*c)))),
         Metric("auc", scores, finish=area_under_curve, pooled=True),
         Metric("perplexity", token_losses, False, perplexity),
         Metric("next_token_perplexity", _shifted(token_losses), False, perplexity),
@@ -189,7 +186,9 @@ def loss_and_metric(loss: Any, metric: Any, targets: Tensor) -> tuple[LossFuncti
     if metric is None:
         if usual is None:
             raise InputError(f"loss {loss.__name__} has no usual metric: pass metric=")
-        metric = "pixel_accuracy" if torch_own and loss.axis and targets.ndim > 2 else usual
+        metric = usual
+        if torch_own and loss.axis and targets.ndim > 1:
+            metric = "pixel_accuracy" if targets.ndim > 2 else "token_accuracy"
     errors = "mse", "rmse", "mae"
     numbers = targets.is_floating_point() and bool(((targets - 0.5).abs() != 0.5).any())
     if numbers and usual in errors and isinstance(metric, str) and metric not in errors:
@@ -197,4 +196,15 @@ def loss_and_metric(loss: Any, metric: Any, targets: Tensor) -> tuple[LossFuncti
     if loss is objective.next_token_cross_entropy and metric in ("perplexity", "token_accuracy"):
         own = f"next_token_{metric.removeprefix('token_')}"
         raise InputError(f"metric {metric!r} does not look at the next token: use {own!r}")
-    return loss, METRICS[metric] if isinstance(metric, str) else metric
+    if isinstance(metric, str):
+        metric = METRICS[metric]
+        if torch_own and loss.axis and targets.ndim > 1:
+            metric = replace(metric, function=partial(_of_positions, metric.function, loss.ignored))
+    return loss, metric
+
+
+def _of_positions(function: Any, ignored: int, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Call a function of ours on what torch's losses take: classes on axis 1, a label to ignore."""
+    outputs = outputs.movedim(1, -1) if outputs.ndim == 3 else outputs
+    found: Tensor = function(outputs, targets.masked_fill(targets == ignored, -1))
+    return found

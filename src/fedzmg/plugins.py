@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from fedzmg.errors import InputError, check_text, unknown
+from fedzmg.errors import InputError, UserCodeError, check_text, unknown
 
 T = TypeVar("T")
 
@@ -70,7 +70,8 @@ def user_code(what: str, file: str = "") -> Iterator[None]:
     except InputError as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         where = f"{what}, line {lines[-1]}" if lines else what
-        raise InputError(f"{where}: {error}") from error
+        own = isinstance(error, UserCodeError)  # its cause is shown
+        raise type(error)(f"{where}: {error}") from (error.__cause__ if own else error)
     except SystemExit:
         remedy = 'put that part under if __name__ == "__main__"'
         raise InputError(f"{what} ends the program: {remedy}") from None

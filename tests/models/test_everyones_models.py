@@ -223,6 +223,11 @@ def test_compiled_as_mapped(name: str) -> None:
         torch.testing.assert_close(leaf, found[1][key], rtol=0, atol=1e-6)
 
 
+def bounded(m: Any, x: Tensor) -> Tensor:
+    m.first.weight.data.clamp_(-0.2, 0.2)
+    return m.last(m.first(x))
+
+
 def unsure(m: Any, x: Tensor) -> Tensor:
     hidden = m.first(x)
     return m.last(hidden if hidden.sum() > 0 else -hidden)
@@ -243,6 +248,7 @@ LOOPED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "max-norm": lambda: (
         nn.Sequential(nn.Embedding(11, 4, max_norm=0.7), nn.Flatten(), nn.Linear(24, 3)), TEXT
     ),
+    "bounded": lambda: (dense(bounded), VECTORS),
     "functional-batch-norm": lambda: (
         dense(lambda m, x: m.last(F.batch_norm(m.first(x), None, None, training=True))), VECTORS
     ),
@@ -293,6 +299,17 @@ def test_a_model_that_does_not_map_trains_as_by_hand(name: str) -> None:
     with pytest.raises(CannotMap) as caught:
         trained(task, "vectorized")
     assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_couples_examples_is_not_mapped() -> None:
+    def coupled(outputs: Tensor, targets: Tensor) -> Tensor:
+        near = (outputs @ outputs.T).logsumexp(1)
+        return near - (outputs * (targets == targets[:1])[:, None]).sum(1)
+
+    loops = federation(dense(lambda m, x: m.last(m.first(x))), VECTORS, loss=coupled)
+    assert "the loss of an example" in loops.model.loop_reason
+    with pytest.raises(CannotMap, match="the loss of an example"):
+        trained(loops, "vectorized")
 
 
 def test_complex_numbers_train_as_by_hand() -> None:

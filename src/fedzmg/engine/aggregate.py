@@ -325,10 +325,7 @@ class Merger:
         self.accepted.append(merged)
 
     def _schedule(self, batches: list[int]) -> tuple[slice, Ids]:
-        """Order the clients of a chunk as the cohort, trials side by side.
-
-        Returns the trials, and the entry that each adds at each step; -1: none.
-        """
+        """Order clients as the cohort; return trials, and each one's entry by step; -1: none."""
         queues: dict[int, list[int]] = {}
         for i in sorted(range(len(batches)), key=batches.__getitem__):
             queue = queues.setdefault(self._batches[batches[i]].trial, [])
@@ -342,10 +339,7 @@ class Merger:
     def cohort(
         self, population: int, round_: Tensor, key: Any = (), delta: Tensor | None = None
     ) -> Cohort:
-        """Average and total every trial, once; a trial that lost every upload gets zeros.
-
-        ``delta`` has flat updates of an aggregator in place of the average.
-        """
+        """Average (or take ``delta``, an aggregator's) and total every trial; no upload: zeros."""
         assert self._forms is not None
         sums = self.sums
         if delta is None:

@@ -135,10 +135,7 @@ def full_step(
 def count(
     work: Work, loss: Tensor, params: Tree, scratch: State, active: Tensor | None = None
 ) -> Work:
-    """Count a step in the tallies of active clients.
-
-    Tallies are the same for one client and for many, so they stay outside of the map.
-    """
+    """Count a step in the tallies of active clients, which stay outside of the map."""
     one = torch.ones_like(work.steps) if active is None else active.to(work.steps.dtype)
     part = loss if active is None else torch.where(active, loss, torch.zeros_like(loss))
     steps, epoch_steps = work.steps + one, work.epoch_steps + one

@@ -120,8 +120,7 @@ class FunctionalModel:
         self.source, self.module = _copied(module), _copied(module)
         self.layer_keys = swap_layers(self.module)
         self.norms = NormLayers(self.module, batch_norm)
-        self.renormalizes = any(getattr(m, "max_norm", None) for m in module.modules())
-        """Passes change parameters in place: those of embeddings with ``max_norm``."""
+        self.renormalizes = False  # passes change parameters in place, such as ``max_norm``
         # cuDNN moves the parameters of recurrent layers to other memory.
         self.relocates = any(isinstance(m, nn.RNNBase) for m in module.modules())
         self._replaced: dict[str, Any] | None = None  # options of KeyedFunctions, if needed
@@ -261,7 +260,7 @@ class FunctionalModel:
     def try_out(self, params: Tree, x: Inputs) -> Tensor:
         """Compute outputs with dropout off, and learn on a few examples how to train the model."""
         self.layer_keys = tuple(name for name in self.layer_keys if name != FUNCTIONS_KEY)
-        self.loop_reason = "max_norm changes an embedding in place" if self.renormalizes else ""
+        self.loop_reason = ""
         if any(getattr(m, "scale_grad_by_freq", False) for m in self.module.modules()):
             self.loop_reason = "scale_grad_by_freq counts the padding of a batch"
         seeded = (KeyedFunctions(len(self.layer_keys), seeds=True) for _ in range(2))
@@ -313,8 +312,24 @@ class FunctionalModel:
         if draws:
             self.layer_keys += (FUNCTIONS_KEY,)
         self._prepare_calls()
+        large = params.map(lambda leaf: 100 * leaf)  # beyond bounds of weights
+        with contextlib.suppress(Exception), torch.no_grad():
+            self.twin().train(large, x, torch.tensor(0) if self.needs_key else ())
+        if any(not torch.equal(large[n], 100 * params[n]) for n in {*large} - {*self.statistics}):
+            self.renormalizes = True
+            self.loop_reason = self.loop_reason or "a pass changes parameters in place"
         self.loop_reason = self.norms.unmapped or self.loop_reason
         return outputs
+
+    def try_loss(self, loss: Any, params: Tree, x: Inputs, y: Tensor) -> None:
+        """Train client by client if the loss of an example depends on others, such as padding."""
+        coupled = False
+        with torch.no_grad(), contextlib.suppress(Exception):  # training says where
+            losses = loss(outputs := self.evaluate(params, x), y)
+            coupled = True  # if it cannot read a single example
+            coupled = depends_on_batch(losses, loss(*row((outputs, y), slice(1))), len(y))
+        if coupled:
+            self.loop_reason = "the loss of an example depends on the other examples of its batch"
 
     def _add_buffers(self, names: Iterable[str]) -> None:
         """Put buffers that change in training into the tree, beside their module's parameters."""

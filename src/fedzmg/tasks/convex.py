@@ -62,12 +62,7 @@ def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs[..., 1] - logsigmoid(targets * outputs[..., 0])
 
 
-def squared_distance(outputs: Tensor, _targets: Tensor) -> Tensor:
-    """Return ``|w - target|^2``, the same for every example."""
-    return outputs[..., 2]
-
-
-DISTANCE = Metric("squared distance", squared_distance, higher_is_better=False)
+DISTANCE = Metric("squared distance", lambda outputs, _: outputs[..., 2], higher_is_better=False)
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,8 @@ class Task:
             inputs.warn_of_probabilities(self.model.module, outputs, self.loss)
             with _named("the loss fails on the model's outputs"):
                 check_values("loss", self.loss(outputs, y), len(y))
+            if what == "training":
+                self.model.try_loss(self.loss, *self.prepared(data, slice(16)))
             with _named(f"the metric {self.metric.name} fails on the model's outputs"):
                 self.metric.check_values(self.metric.function(outputs, y), len(y))
         self.parts.split(self.model.layout)

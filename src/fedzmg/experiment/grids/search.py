@@ -263,10 +263,7 @@ def unfinished_packs(spec: GridSpec, name: str, path: Path, task: Task) -> dict[
 
 
 def absorb_pack(directory: Path, pack: Path) -> None:
-    """Move the logs and facts of a pack to those of its algorithm.
-
-    After a crash in between it is repeated: later lines of a log win.
-    """
+    """Move a pack's logs and facts to its algorithm's; again after a crash: later lines win."""
     facts, plan = run_directory.read_manifest(pack), directory.parent / "grid.toml"
     changes = ("pack_changes", "chunk_changes")
     if not (directory / "manifest.json").exists():

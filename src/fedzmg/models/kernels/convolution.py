@@ -131,29 +131,12 @@ def _fastest(
         return outside.submit(fastest).result()
 
 
-def by_kernels(
-    x: Tensor, w: Tensor, _stride: list[int], padding: list[int], rounding: str
-) -> Tensor:
-    """Convolve with our own kernels."""
-    return clients_conv2d(_kernel_layout(x), w, *padding, rounding, False)  # type: ignore[no-any-return]
-
-
 def by_groups(x: Tensor, w: Tensor, stride: list[int], padding: list[int], *_: object) -> Tensor:
     """Convolve as torch does: clients as groups of one wide convolution."""
     clients, batch = x.shape[:2]
     wide = x.transpose(0, 1).reshape(batch, -1, *x.shape[3:])
     out = F.conv2d(wide, w.flatten(0, 1), None, stride, padding, groups=clients)
     return out.reshape(batch, clients, -1, *out.shape[2:]).transpose(0, 1)
-
-
-def by_patches(x: Tensor, w: Tensor, stride: list[int], padding: list[int], *_: object) -> Tensor:
-    """Convolve as products of matrices."""
-    return patches.of_clients(x, w, stride, padding).permute(0, 4, 1, 2, 3)
-
-
-_WAYS: dict[str, Callable[..., Tensor]] = {
-    "kernels": by_kernels, "grouped": by_groups, "patches": by_patches
-}  # fmt: skip
 
 
 def _kernel_layout(x: Tensor) -> Tensor:
@@ -219,3 +202,9 @@ def _backward(ctx: Any, signal: Tensor) -> tuple[Tensor | None, ...]:
 
 
 clients_conv2d.register_autograd(_backward, setup_context=_setup_context)
+
+_WAYS: dict[str, Callable[..., Tensor]] = {  # our kernels, torch's convolution, matrix products
+    "kernels": lambda x, w, _, *own: clients_conv2d(_kernel_layout(x), w, *own[0], own[1], False),
+    "grouped": by_groups,
+    "patches": lambda x, w, *form: patches.of_clients(x, w, *form[:2]).permute(0, 4, 1, 2, 3),
+}
