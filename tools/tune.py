@@ -75,14 +75,14 @@ GRIDS: dict[str, dict[str, dict[str, str]]] = {
         }
     },
     "shakespeare-by-role": {
-        "shakespeare-by-role-reduced-grid": {n: n for n in ("fedzmg", "fedavg", "fedadam")}
+        "shakespeare-by-role-halving-grid": {n: n for n in ("fedzmg", "fedavg", "fedadam")},
+        "shakespeare-by-role-momentum-grid": {"fedavg:momentum": "fedavg:momentum"},
     },
 }
 """Kept grids on a preset's own task and protocol: by algorithm, its row in the grid."""
 STUDIES = {
     "cifar100": "cifar100-study",
     "mnist-by-writer": "mnist-by-writer-halving-study",
-    "shakespeare-by-role": "shakespeare-by-role-reduced-study",
 }
 """Longer runs with the pairs that the grids chose."""
 
@@ -143,14 +143,15 @@ def kept_tunings() -> dict[str, dict[str, Any]]:
             remark = border(found["best"], dict(zip(found["best"], columns, strict=False)))
             out[path.stem][name] = _row(found["best"], path, remark)
     for task, grids in GRIDS.items():
-        study = json.loads((ROOT / "results" / STUDIES[task] / "study.json").read_text())
+        longer = STUDIES.get(task)
+        study = json.loads((ROOT / "results" / longer / "study.json").read_text()) if longer else {}
         out[task] = {}
         for directory, names in grids.items():
             path = ROOT / "results" / directory
             rows = json.loads((path / "grid.json").read_text())["algorithms"]
             for name, key in names.items():
                 best = rows[key]["best"]["options"]
-                remarks = border(best, rows[key]["axes"]), broken(study, name)
+                remarks = [border(best, rows[key]["axes"]), broken(study, name) if study else ""]
                 out[task][name] = _row(best, path, "; ".join(filter(None, remarks)))
     return out
 
