@@ -260,9 +260,8 @@ class FunctionalModel:
     def try_out(self, params: Tree, x: Inputs) -> Tensor:
         """Compute outputs with dropout off, and learn on a few examples how to train the model."""
         self.layer_keys = tuple(name for name in self.layer_keys if name != FUNCTIONS_KEY)
-        self.loop_reason = ""
-        if any(getattr(m, "scale_grad_by_freq", False) for m in self.module.modules()):
-            self.loop_reason = "scale_grad_by_freq counts the padding of a batch"
+        counts = any(getattr(m, "scale_grad_by_freq", False) for m in self.module.modules())
+        self.loop_reason = "scale_grad_by_freq counts the padding of a batch" if counts else ""
         seeded = (KeyedFunctions(len(self.layer_keys), seeds=True) for _ in range(2))
         self._training.functions, self._evaluating.functions = modes = tuple(seeded)
         sources, one = [*self._training.keyed, modes[0]], row(x, slice(1))
@@ -316,8 +315,8 @@ class FunctionalModel:
         with contextlib.suppress(Exception), torch.no_grad():
             self.twin().train(large, x, torch.tensor(0) if self.needs_key else ())
         if any(not torch.equal(large[n], 100 * params[n]) for n in {*large} - {*self.statistics}):
-            self.renormalizes = True
-            self.loop_reason = self.loop_reason or "a pass changes parameters in place"
+            self.renormalizes, why = True, "a pass changes parameters in place"
+            self.loop_reason = self.loop_reason or why
         self.loop_reason = self.norms.unmapped or self.loop_reason
         return outputs
 

@@ -83,7 +83,7 @@ class GridSpec(Plan):
         rungs = self.search.halving
         pairs = itertools.pairwise([[self.last - 1, MOST_TRIALS], *rungs, [self.rounds, 1]])
         if rungs and not all(r < s and k >= max(m, 1) for (r, k), (s, m) in pairs):
-            wanted = f"rising rounds from {self.last} to {self.rounds - 1} and falling numbers"
+            wanted = f"rising rounds, {self.last} (last) to {self.rounds - 1}, and falling numbers"
             raise InputError(f"search.halving = {brief(rungs)}: expected {wanted} of points")
         if rungs and self.together:
             raise InputError("search.halving compares all points: leave out together")
