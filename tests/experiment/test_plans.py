@@ -94,7 +94,7 @@ def test_usual_grid_is_the_papers() -> None:
         ({"stop": {"divergd": True}}, "'stop.divergd'.*'stop.diverged'"),
         ({"stop": {"diverged": 1}}, "stop.diverged = 1: expected true or false"),
         *(
-            ({"search": {"halving": wrong}}, "from 10 to 49")
+            ({"search": {"halving": wrong}}, r"10 \(last\) to 49")
             for wrong in ([[20, 4], [15, 2]], [[50, 2]], [[9, 2]], [[20, 2], [30, 4]], [[20, 0]])
         ),
         ({"search": {"halving": [[20]]}}, r"halving\[0\]"),

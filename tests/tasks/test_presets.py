@@ -291,8 +291,9 @@ def test_tuned_options_are_the_best_of_kept_searches() -> None:
     }
     assert found["cifar100"]["fedzmg"]["options"] == {"client.lr": 0.01, "server.lr": 1.0}
     remarks = {name: row["remark"] for name, row in found["shakespeare-by-role"].items()}
-    assert all("border" in remark for remark in remarks.values())
-    assert "3 of 3" in remarks["fedadam"]
+    assert [name for name, remark in remarks.items() if "border" not in remark] == [
+        "fedavg:momentum"
+    ]
     for task, rows in found.items():
         for name, row in rows.items():
             algorithms.get(name).with_options(row["options"])
@@ -311,7 +312,7 @@ def test_tuned_options_are_the_best_of_kept_searches() -> None:
         ("emnist62", ["fedzmg"], None, ["fedzmg: .*emnist62"]),
         ("cifar100", ["fedzmg", "fedavg:momentum"], None, []),
         ("digits-personal", ["fedper", "ditto"], None, ["digits-personal: .* on digits$"]),
-        ("shakespeare-by-role", ["fedadam"], None, ["fedadam .*border.*client.lr.*3 of 3"]),
+        ("shakespeare-by-role", ["fedadam"], None, ["fedadam .*border.*client.lr"]),
     ],
 )
 def test_untuned_and_doubtful_learning_rates_are_noted(
