@@ -206,5 +206,4 @@ def loss_and_metric(loss: Any, metric: Any, targets: Tensor) -> tuple[LossFuncti
 def _of_positions(function: Any, ignored: int, outputs: Tensor, targets: Tensor) -> Tensor:
     """Call a function of ours on what torch's losses take: classes on axis 1, a label to ignore."""
     outputs = outputs.movedim(1, -1) if outputs.ndim == 3 else outputs
-    found: Tensor = function(outputs, targets.masked_fill(targets == ignored, -1))
-    return found
+    return function(outputs, targets.masked_fill(targets == ignored, -1))  # type: ignore[no-any-return]

@@ -170,10 +170,7 @@ def full_pass(size: int, first: int, count: int) -> Stream:
 
 @lru_cache(4096)
 def _cuts(batching: Batching, count: int) -> tuple[Ids, npt.NDArray[np.bool_], Ids]:
-    """Return what all clients of one size share: real examples and ends of epochs by step.
-
-    The last array has the examples in order, an epoch per row.
-    """
+    """Return, for a size: real examples, ends of epochs by step, and examples in order."""
     size, epochs = batching.size, batching.epochs
     runs = 1 if batching.straddle else epochs
     length, steps = epochs * count // runs, batching.steps(count) // runs

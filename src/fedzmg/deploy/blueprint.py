@@ -31,10 +31,7 @@ class Down(NamedTuple):
 
 
 def partition(task: Task, client: int, population: int) -> Task:
-    """Return a task whose training data are those of one client alone.
-
-    A task with the data of one client is that client's, whatever its number.
-    """
+    """Return a task with the data of one client; data of a single client are that one's anyway."""
     place = client if len(task.train) > 1 else 0
     first, last = (int(o) for o in task.train.offsets[place : place + 2])
     offsets = np.where(np.arange(population + 1) > client, last - first, 0)

@@ -283,8 +283,8 @@ def kernel_seconds(program: Program, probe: Probe) -> float:
     kinds = {type(m) for m in layers if isinstance(m, nn.Conv2d | nn.RNNBase | _BatchNorm)}
     plain = (m for m in layers if isinstance(m, nn.Conv2d) and max(m.stride) == m.groups == 1)
     shapes = {m.weight.shape for m in plain if max(m.kernel_size) > 1}
-    own = [shape for shape in shapes if max(shape[:2]) <= MAX_CHANNELS]
-    needed = KERNELS_SECONDS * len(kinds) + CONVOLUTION_SECONDS * len(own)
+    own = sum(max(shape[:2]) <= MAX_CHANNELS for shape in shapes)
+    needed = KERNELS_SECONDS * len(kinds) + CONVOLUTION_SECONDS * own
     if needed == 0 or not HAS_TRITON:
         return 0.0
     return min(needed, LOADING_SECONDS) if _has_made_graph(program, probe) else needed

@@ -1,13 +1,15 @@
 """Behaviour of a module on a few examples, which decides how it can be trained."""
 
+import contextlib
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedzmg.tree import leaves
+from fedzmg.tree import Tree, leaves, row
 
 
 def depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
@@ -23,6 +25,25 @@ def depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
         if not torch.allclose(one, lone, rtol=0, atol=atol, equal_nan=True):
             return True
     return False
+
+
+def couples(loss: Callable[..., Tensor], outputs: Any, y: Tensor) -> bool:
+    """Tell whether the loss of an example depends on the others of its batch; outputs repeat."""
+    coupled = False
+    with torch.no_grad(), contextlib.suppress(Exception):  # training says where
+        many = row(outputs, torch.arange(len(y)) % len(leaves(outputs)[0]))
+        losses = loss(many, y)
+        coupled = True  # if it cannot read a single example
+        coupled = depends_on_batch(losses, loss(*row((many, y), slice(1))), len(y))
+    return coupled
+
+
+def changes_in_place(train: Callable[[Tree], Any], params: Tree) -> bool:
+    """Tell whether a pass changes parameters, tried with some beyond the usual bounds."""
+    large = params.map(lambda leaf: 100 * leaf)
+    with torch.no_grad(), contextlib.suppress(Exception):
+        train(large)
+    return any(not torch.equal(large[name], 100 * leaf) for name, leaf in params.items())
 
 
 def are_equal(outputs: Any, others: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError
 from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
-from fedzmg.models.behaviour import are_equal, depends_on_batch, shares_hooks
+from fedzmg.models.behaviour import are_equal, changes_in_place, depends_on_batch, shares_hooks
 from fedzmg.models.keyed import NO_KEY, KeyedFunctions
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import Known, layout_of
@@ -311,24 +311,12 @@ class FunctionalModel:
         if draws:
             self.layer_keys += (FUNCTIONS_KEY,)
         self._prepare_calls()
-        large = params.map(lambda leaf: 100 * leaf)  # beyond bounds of weights
-        with contextlib.suppress(Exception), torch.no_grad():
-            self.twin().train(large, x, torch.tensor(0) if self.needs_key else ())
-        if any(not torch.equal(large[n], 100 * params[n]) for n in {*large} - {*self.statistics}):
-            self.renormalizes, why = True, "a pass changes parameters in place"
-            self.loop_reason = self.loop_reason or why
+        key = torch.tensor(0) if self.needs_key else ()
+        if changes_in_place(lambda large: self.twin().train(large, x, key), params):
+            self.renormalizes = True
+            self.loop_reason = self.loop_reason or "a pass changes parameters in place"
         self.loop_reason = self.norms.unmapped or self.loop_reason
         return outputs
-
-    def try_loss(self, loss: Any, params: Tree, x: Inputs, y: Tensor) -> None:
-        """Train client by client if the loss of an example depends on others, such as padding."""
-        coupled = False
-        with torch.no_grad(), contextlib.suppress(Exception):  # training says where
-            losses = loss(outputs := self.evaluate(params, x), y)
-            coupled = True  # if it cannot read a single example
-            coupled = depends_on_batch(losses, loss(*row((outputs, y), slice(1))), len(y))
-        if coupled:
-            self.loop_reason = "the loss of an example depends on the other examples of its batch"
 
     def _add_buffers(self, names: Iterable[str]) -> None:
         """Put buffers that change in training into the tree, beside their module's parameters."""

@@ -131,10 +131,7 @@ class ZeroMeanSGD(Optimizer):
             self._step_supports_amp_scaling = True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load state and options, also those of ``torch.optim.SGD`` without dampening.
-
-        Input axes belong to the model: a state with other axes is rejected.
-        """
+        """Load state and options, also of torch's SGD without dampening; same axes only."""
         groups, entries = [], {key for each in state_dict["state"].values() for key in each}
         for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=True):
             if entries - {"momentum_buffer"} or "momentum" not in saved:

@@ -21,6 +21,7 @@ from fedzmg.errors import InputError, UserCodeError, check_text, unknown
 from fedzmg.evaluation import ACCURACY, CHUNK, LARGEST_OUTPUTS, Metric, check_values
 from fedzmg.metrics import loss_and_metric
 from fedzmg.models.batch_norm import BatchNormPolicy, norms_of
+from fedzmg.models.behaviour import couples
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme, given_values
 from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cross_entropy
@@ -113,8 +114,9 @@ class Task:
             inputs.warn_of_probabilities(self.model.module, outputs, self.loss)
             with _named("the loss fails on the model's outputs"):
                 check_values("loss", self.loss(outputs, y), len(y))
-            if what == "training":
-                self.model.try_loss(self.loss, *self.prepared(data, slice(16)))
+            several = what == "training" and self.prepared(data, slice(16))[2]
+            if isinstance(several, Tensor) and couples(self.loss, outputs, several):
+                self.model.loop_reason = "the loss of an example depends on others of its batch"
             with _named(f"the metric {self.metric.name} fails on the model's outputs"):
                 self.metric.check_values(self.metric.function(outputs, y), len(y))
         self.parts.split(self.model.layout)
