@@ -34,6 +34,9 @@ RATES = [float(f"{10 ** (i / 2):.4g}") for i in range(-6, 3)]
 ADAPTIVE_SERVERS = ("adam", "yogi", "adagrad", "adadb", "ams")
 ADAPTIVE_CLIENTS = ("fedlion", "fedcada", "fedmuon", "fedgbo:adam", "fedgbo:rmsprop")
 FIELD = [
+    "local-gc",
+    "global-gc",
+    "gc-fed",
     "mimelite",
     "fedadam:reddi",
     "fedyogi:reddi",
@@ -52,7 +55,6 @@ GRIDS: dict[str, dict[str, dict[str, str]]] = {
             n: n for n in ("fedzmg", "fedavg", "fedadam", "fedavg:momentum", "fedzmg-adam")
         },
         "ablation-hybrids-grid": {"fedzmg-adam:projected": "fedzmg-adam:projected"},
-        "ablation-centralization-grid": {n: n for n in ("local-gc", "global-gc", "gc-fed")},
         "zero-mean-grid": {
             n: n
             for n in (
