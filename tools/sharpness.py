@@ -2,6 +2,7 @@
 
     python tools/sharpness.py digits --rounds 50 --every 10
     python tools/sharpness.py cifar100 --rounds 500 --every 50 --device cuda
+    python tools/sharpness.py cifar100 --table      # what is kept; no training
 
 FedZMG trains with all weights projected and with none, at the same client learning rate, momentum
 and decay, with the seeds 20 to 22. After some rounds three numbers are taken from each arm's own
@@ -27,7 +28,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +162,30 @@ def verdict(found: Mapping[str, Mapping[str, Any]], name: str) -> str:
     return f"{word} (smaller in {less}, larger in {more} of {len(rounds)} rounds for all seeds)"
 
 
+def show(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print verdicts and ranges of kept numbers, after the first round."""
+
+    def each(arm: str, name: str) -> list[float]:
+        rounds = [r for r in found[arm][str(SEEDS[0])] if r != "1"]
+        return [found[arm][str(seed)][r][name] for r in rounds for seed in SEEDS]
+
+    def spread(values: Sequence[float]) -> str:
+        return f"{min(values):.3g} to {max(values):.3g}"
+
+    for name in found["with"][str(SEEDS[0])]["1"]:
+        with_, without = each("with", name), each("without", name)
+        ratios = [a / b for a, b in zip(with_, without, strict=True)]
+        first, later = ratios[: len(SEEDS)], ratios[len(SEEDS) :]
+        print(f"with the projection, {name}: {verdict(found, name)}")
+        print(f"  {spread(with_)}, without {spread(without)}")
+        print(f"  with over without: first {spread(first)}, later {spread(later)}")
+    for arm in ARMS:
+        both = zip(each(arm, "eigenvalue within"), each(arm, "eigenvalue"), strict=True)
+        shares = [inside / whole for inside, whole in both]
+        middle = float(np.median(shares))
+        print(f"{arm}: eigenvalue within over whole {spread(shares)}, median {middle:.2f}")
+
+
 def main() -> None:
     """Measure both arms, print the verdicts and keep the numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -170,19 +197,26 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=50, help="of each of them, at most")
     parser.add_argument("--drifting", type=int, default=20, help="clients that train locally")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--table", action="store_true", help="print what is kept")
     arguments = parser.parse_args()
+    path = ROOT / "results" / f"{arguments.task}-sharpness.json"
+    if arguments.table:
+        show(json.loads(path.read_text()))
+        return
+    del arguments.table
     if min(arguments.rounds, arguments.every, arguments.clients, arguments.drifting - 1) < 1:
         parser.error("rounds, every and clients must be at least 1, drifting at least 2")
     try:
         task = tasks.get(arguments.task)
     except InputError as error:
         parser.error(str(error))
-    path = ROOT / "results" / f"{arguments.task}-sharpness.json"
     old = json.loads(path.read_text()) if path.is_file() else None
     if old is None or old["environment"]["options"] != vars(arguments):
         old = {arm: {str(seed): {} for seed in SEEDS} for arm in ARMS}
     found: dict[str, Numbers] = {arm: old[arm] for arm in ARMS}
-    facts = {**environment(resolve_device(arguments.device)), "options": vars(arguments)}
+    command = shlex.join(["python", *sys.argv])
+    machine = environment(resolve_device(arguments.device))
+    facts = {**machine, "command": command, "options": vars(arguments)}
     verdicts: dict[str, str] = {}
 
     def save() -> None:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,13 +110,16 @@ def search(name: str, tuning: tasks.Task, rounds: int | None, last: int, device:
     runs = [0.0 if h.diverged is not None else float(np.mean(h.metrics[-last:])) for h in histories]
     scores = np.reshape(runs, (len(pairs), len(SEEDS))).mean(axis=1).tolist()
     best = int(np.argmax(scores))
+    facts = environment(resolve_device(device))
     return {
         "best": pairs[best],
         "score": round(scores[best], 4),
         "seeds": list(SEEDS),
         "rounds": rounds or tuning.protocol.rounds,
-        "machine": f"{environment(resolve_device(device))['machine']}, torch "
-        f"{torch.__version__.split('+')[0]}",
+        "machine": f"{facts['machine']}, torch {torch.__version__.split('+')[0]}",
+        "commit": facts["commit"],
+        "dirty": facts["dirty"],
+        "command": shlex.join(["python", *sys.argv]),
         "grid": [[*p.values(), round(s, 4)] for p, s in zip(pairs, scores, strict=True)],
     }
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -44,6 +46,7 @@ from fedzmg.diagnose.diagnosis import centred, excerpt
 from fedzmg.errors import InputError
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.networks import CharGRU, digits_cnn, mlp
+from fedzmg.provenance import provenance
 from fedzmg.simulation import Trial, simulate
 from fedzmg.storage.files import write_atomic
 from fedzmg.tasks import Task
@@ -302,6 +305,7 @@ def validate(case: Case, known: Mapping[str, Any]) -> dict[str, Any]:
         "verdict": found.verdict.summary,
         "arms": arms,
         "rounds": case.rounds,
+        "made by": {**provenance(), "command": shlex.join(["python", *sys.argv])},
         "cpu seconds": round(known.get("cpu seconds", 0.0) + time.process_time() - began, 1),
     }
 
