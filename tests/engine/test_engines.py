@@ -300,7 +300,7 @@ def test_several_trials_take_the_map_in_a_tie(passes: Any, monkeypatch: pytest.M
 def test_a_model_that_cannot_be_copied_trains_one_client_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tried = []
+    built, tried = simulation("sequential"), []
 
     def fails(model: FunctionalModel) -> None:
         tried.append(model)
@@ -308,7 +308,6 @@ def test_a_model_that_cannot_be_copied_trains_one_client_at_a_time(
 
     monkeypatch.setattr(FunctionalModel, "twin", fails)
     monkeypatch.setattr(probing, "SHORT_STEP", 0.0)
-    built = simulation("sequential")
     with threads(2):
         assert choose.choose_cores(built.program, built.probe(), 1000).parallel == 1
     assert tried
@@ -367,7 +366,7 @@ def test_models_that_share_or_keep_state_do_not_train_in_parallel() -> None:
     hooked, drawn = nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))
     seen: list[Tensor] = []
     hooked.register_forward_hook(lambda *args: seen.append(args[2]))
-    for module, safe in ((hooked, False), (Counts(6, 3), False), (drawn, True), (Coupled(), False)):
+    for module, safe in ((hooked, False), (Counts(6, 3), False), (drawn, True), (Coupled(), True)):
         problem = random_task(module, [4, 4], inputs=6, classes=3, cohort=2, batch_size=4)
         assert simulation("sequential", problem=problem).program.objective.model.thread_safe == safe
 

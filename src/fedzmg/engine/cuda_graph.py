@@ -22,6 +22,7 @@ from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
 from fedzmg.engine.replay import capturing, copied, copy_all, unshared
 from fedzmg.messages import ClientContext
+from fedzmg.models.gradients import eager_gradient
 from fedzmg.models.kernels import MappedLayers, convolution
 from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision
 from fedzmg.models.layout import warn_once
@@ -264,7 +265,7 @@ def _step(program: Program, code: _Code, state: ClientState, plan: Plan, time: T
     own = plan, time, *program.data.examples, *known
 
     def gradient(point: Tree) -> tuple[Tensor, Tree]:
-        return local.eager_gradient(lambda p, _: code.loss(dict(p.items()), *own), point, None)
+        return eager_gradient(lambda p, _: code.loss(dict(p.items()), *own), point, None)
 
     losses, grad = gradient(state.work.params)
     changed: tuple[State, ...] = ()

@@ -16,10 +16,10 @@ from fedzmg.contract import ClientRule, map_rule
 from fedzmg.data.federated import Examples, FederatedData
 from fedzmg.data.plan import ClientBatch
 from fedzmg.messages import Asked, BatchOutputs, ClientContext, FullPass, FullPassTiming, Upload
+from fedzmg.models.gradients import eager_gradient
 from fedzmg.models.objective import Batch, Objective, PrepareFunction
 from fedzmg.tree import State, Tree, row, tree_map, vmap
 
-_backward: Any = torch.autograd.Variable._execution_engine.run_backward
 T = TypeVar("T")
 BatchT = TypeVar("BatchT")
 
@@ -36,31 +36,9 @@ class Work(NamedTuple):
     active: Tensor
 
 
-def eager_gradient(
-    loss: Callable[[Tree, BatchT], Tensor | tuple[Tensor, Tree]], params: Tree, batch: BatchT
-) -> tuple[Tensor, Tree]:
-    """Compute losses (one per mapped client) and each one's gradient for its own parameters.
-
-    A loss may come with running statistics after the batch, which take the place of a gradient.
-    Clients share no parameter, so one backward pass of the summed loss gives every client's
-    gradient. This avoids ``torch.func.grad``, whose eager overhead is larger than a small model.
-    """
-    is_tracked = all(leaf.requires_grad for leaf in params.values())
-    tracked = params if is_tracked else params.map(lambda leaf: leaf.detach().requires_grad_())
-    result = loss(tracked, batch)
-    losses, moved = result if isinstance(result, tuple) else (result, Tree({}))
-    total = losses.sum() if losses.ndim else losses
-    # As torch.autograd.grad(..., allow_unused=True), whose checks take longer than a small layer.
-    ones = (torch.ones_like(total),)  # flags: keep and create graphs; allow unused; accumulate
-    grads = _backward((total,), ones, False, False, tuple(tracked.values()), True, False)
-    new, both = dict(moved.items()), zip(params.items(), grads, strict=True)
-    found = {n: torch.zeros_like(t) if g is None and n not in new else g for (n, t), g in both}
-    return losses.detach(), Tree(found | new)
-
-
 def add_full_pass(
     loss: Callable[[Tree, BatchT], Tensor], params: Tree, batches: Iterable[BatchT], start: Tensor,
-    timing: FullPassTiming,
+    timing: FullPassTiming, gradient: Callable[..., tuple[Tensor, Tree]] = eager_gradient,
 ) -> FullPass:  # fmt: skip
     """Add losses to ``start``, and gradients unless the rule needs the loss alone."""
     grad = params.zeros() if timing == "start" else Tree({})
@@ -69,7 +47,7 @@ def add_full_pass(
             with torch.no_grad():
                 start = start + loss(params, batch)
         else:
-            part, slope = eager_gradient(loss, params, batch)
+            part, slope = gradient(loss, params, batch)
             start, grad = start + part, grad + slope
     return FullPass(start, grad)
 

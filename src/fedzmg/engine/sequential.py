@@ -15,10 +15,11 @@ from fedzmg import tree
 from fedzmg.contract import ClientRule, bind, chain
 from fedzmg.data.plan import ClientBatch, Stream, full_pass
 from fedzmg.engine import local
-from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, eager_gradient
+from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program
 from fedzmg.engine.replay import unshared
 from fedzmg.errors import noted
 from fedzmg.messages import FullPass, Upload
+from fedzmg.models.gradients import eager_gradient, own_gradient
 from fedzmg.models.kernels import threads
 from fedzmg.models.objective import Batch
 from fedzmg.tree import State, Tree, leaves, num_bytes, row, rows_like, stack, tree_map
@@ -124,7 +125,7 @@ class Sequential:
         context = program.context(sent, memory, *facts[:-1])
         passed = () if rule.full_pass == "never" else self._full_pass(batch, rule.start(context))
         work = local.start(rule, context, passed)
-        if program.objective.model.renormalizes:  # not the server's own parameters
+        if program.objective.model.direct:  # a pass may change them: not the server's own
             work = work._replace(params=work.params.map(torch.clone))
 
         def loss_of(params: Tree, examples: Batch) -> tuple[Tensor, Tree]:
@@ -151,7 +152,7 @@ class Sequential:
         t = 0
         with noted(lambda: self._at(batch, f"local step {t + 1}")), torch.set_grad_enabled(not out):
             for t in range(len(stream)):
-                gradient = functools.partial(eager_gradient, loss_of, batch=next(parts))
+                gradient = functools.partial(self._gradient, loss_of, batch=next(parts))
                 after = local.full_step(rule, apply, gradient, context, work.params, work.scratch)
                 work = (local.count if rule.uses_epoch_end else local.move)(work, *after)
                 if rule.uses_epoch_end and stream.closes[t]:
@@ -172,7 +173,8 @@ class Sequential:
     def _places(self, params: Tree, number: int) -> Places | None:
         """Make memory for models of clients, if they are to be trained in place."""
         program, one_type = self.program, len({leaf.dtype for leaf in params.values()}) == 1
-        stays = program.device.type == "cpu" or not program.objective.model.relocates
+        model = program.objective.model
+        stays = not (model.direct or (program.device.type != "cpu" and model.relocates))
         fits = one_type and stays and takes_out(program.rule)
         return rows_like(params, number) if fits else None
 
@@ -194,7 +196,14 @@ class Sequential:
         stream = full_pass(program.full_pass_size, first, batch.examples)
         parts, timing = self._batches(stream, batch.examples), program.rule.full_pass
         with noted(lambda: self._at(batch, "full pass")):
-            return local.add_full_pass(program.objective.eval_loss, params, parts, loss, timing)
+            copy = params.map(torch.clone) if program.objective.model.direct else params
+            given = program.objective.eval_loss, copy, parts, loss, timing, self._gradient
+            return local.add_full_pass(*given)
+
+    @property
+    def _gradient(self) -> Callable[..., tuple[Tensor, Tree]]:
+        model = self.program.objective.model
+        return functools.partial(own_gradient, model) if model.direct else eager_gradient
 
     def _at(self, batch: ClientBatch, what: str) -> str:
         return f"client {self.program.data.names[batch.client]!r}, {what}, engine {self.path!r}"

@@ -23,6 +23,7 @@ from fedzmg.engine.replay import Replayed, copy_all
 from fedzmg.engine.sequential import Sequential, common_origin
 from fedzmg.errors import CannotMap, InputError
 from fedzmg.messages import ClientContext, FullPass
+from fedzmg.models.gradients import eager_gradient
 from fedzmg.models.kernels import MappedLayers
 from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
@@ -266,7 +267,7 @@ def eager_step(program: Program) -> MappedStep:
                 return losses(point, own, *own_loss)
 
         def gradient(point: Tree) -> tuple[Tensor, Tree]:
-            return local.eager_gradient(loss, point, batch)
+            return eager_gradient(loss, point, batch)
 
         return local.full_step(program.rule, apply, gradient, context, params, scratch, *active)
 

@@ -17,6 +17,7 @@ def depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
     for among, lone in zip(leaves(batch), leaves(alone), strict=True):
         if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
             continue  # not one output per example: the loss reports this better
+        among, lone = among.detach(), lone.detach()
         if among[:1].numel() != lone.numel():
             return True
         scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0

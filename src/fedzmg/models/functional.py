@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +14,8 @@ from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError
 from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
 from fedzmg.models.behaviour import are_equal, changes_in_place, depends_on_batch, shares_hooks
+from fedzmg.models.copies import PARAMETER_HOOKS, copy_module, module_to
+from fedzmg.models.gradients import gradients_differ
 from fedzmg.models.keyed import NO_KEY, KeyedFunctions
 from fedzmg.models.layers import KeyedLayer, swap_layers
 from fedzmg.models.layout import Known, layout_of
@@ -117,10 +119,11 @@ class FunctionalModel:
         self._changing: dict[str, torch.dtype] = {}  # types of buffers that training changes
         self._complex = [name for name, p in module.named_parameters() if p.is_complex()]
         self._last = list(trained)[-1].rpartition(".")[0]  # name of the last layer with parameters
-        self.source, self.module = _copied(module), _copied(module)
+        self.source, self.module = copy_module(module), copy_module(module)
         self.layer_keys = swap_layers(self.module)
         self.norms = NormLayers(self.module, batch_norm)
-        self.renormalizes = False  # passes change parameters in place, such as ``max_norm``
+        # Passes use the module's own parameters, with values put there: see :meth:`holding`.
+        self.direct = any(getattr(p, t) for p in module.parameters() for t in PARAMETER_HOOKS)
         # cuDNN moves the parameters of recurrent layers to other memory.
         self.relocates = any(isinstance(m, nn.RNNBase) for m in module.modules())
         self._replaced: dict[str, Any] | None = None  # options of KeyedFunctions, if needed
@@ -139,13 +142,15 @@ class FunctionalModel:
     def twin(self) -> "FunctionalModel":
         """Make a model for another thread, which computes the same."""
         made = copy.copy(self)
+        if self.direct:
+            made.module = copy_module(self.module)
         made._prepare_calls()
         return made
 
     def _copy(self, *, training: bool) -> nn.Module:
         # Constants are in memory once: a base model may be much larger than what is trained.
-        shared = {id(p): p for p in self.module.parameters()}
-        return self.norms.set_mode(copy.deepcopy(self.module, shared), training=training)
+        own: nn.Module = copy_module(self.module, self.module.parameters())
+        return self.norms.set_mode(own, training=training)
 
     def _call(self, module: nn.Module) -> Call:
         functions = None if self._replaced is None else KeyedFunctions(**self._replaced)
@@ -159,7 +164,7 @@ class FunctionalModel:
             if name:
                 body.set_submodule(name, nn.Identity())
             bodies[training] = self._call(body if name else nn.Identity())
-        self._halves = Call(copy.deepcopy(self.module.get_submodule(name))), bodies
+        self._halves = Call(copy_module(self.module.get_submodule(name))), bodies
 
     @property
     def running(self) -> list[str]:
@@ -175,7 +180,7 @@ class FunctionalModel:
     def thread_safe(self) -> bool:
         """Copies of the model can be used by several threads: they share nothing that changes."""
         seeds = self._replaced is not None and self._replaced["seeds"]
-        return self._repeats and not (seeds or self.renormalizes or shares_hooks(self.module))
+        return self._repeats and not (seeds or shares_hooks(self.module))
 
     def params(self) -> Tree:
         """Copy the module's own trainable parameters."""
@@ -197,15 +202,38 @@ class FunctionalModel:
         """Compute outputs with dropout on; ``real`` has flags of examples that are not padding."""
         return self._pass(self._training, params, x, key, real, {} if moved is None else moved)
 
+    @contextlib.contextmanager
+    def holding(self, params: Any) -> Iterator[Tree]:
+        """Put values into the module's own parameters for a while, and return these.
+
+        A pass with them is that of a plain loop, whatever the model does with its parameters. What
+        it changes in place is changed in ``params``.
+        """
+        named = dict(self.module.named_parameters())
+        own = {name: named.get(name, leaf) for name, leaf in params.items()}
+        before = {name: p.data for name, p in own.items()}
+        for name, p in own.items():
+            p.data = torch.view_as_complex(params[name]) if p.is_complex() else params[name].data
+        held = {name: p.data for name, p in own.items()}
+        try:
+            yield Tree(own)
+        finally:
+            for name, p in own.items():
+                if p.data_ptr() != held[name].data_ptr():
+                    held[name].copy_(p.data)
+                p.data = before[name]
+
     def _pass(
         self, call: Call, params: Any, x: Inputs, key: Maybe, real: Maybe, moved: Moved
     ) -> Tensor:
         """Compute outputs; in training with copies of statistics, for ``moved``."""
         inputs = dict(params.items())
-        if self.renormalizes and moved is None:
-            inputs = {name: leaf.clone() for name, leaf in inputs.items()}
+        if self.direct and not any(isinstance(leaf, nn.Parameter) for leaf in inputs.values()):
+            with self.holding({name: leaf.clone() for name, leaf in inputs.items()}) as own:
+                return self._pass(call, own, x, key, real, moved)
         inputs |= {name: inputs[name].detach() for name in self.statistics if name in inputs}
-        inputs |= {n: torch.complex(*inputs[n].unbind(-1)) for n in self._complex if n in inputs}
+        apart = (n for n in self._complex if n in inputs and not inputs[n].is_complex())
+        inputs |= {n: torch.complex(*inputs[n].unbind(-1)) for n in apart}
         for name, kind in self._changing.items():
             if (leaf := inputs.get(name)) is not None:
                 inputs[name] = leaf.to(leaf.dtype if kind.is_floating_point else kind, copy=True)
@@ -267,26 +295,30 @@ class FunctionalModel:
         sources, one = [*self._training.keyed, modes[0]], row(x, slice(1))
         self._squeezed, examples = None, len(leaves(x)[0])
         before = {name: b.clone() for name, b in _buffers(self._training.module).items()}
-        with torch.no_grad():
+        # What is zero at first may hide parts of the model, such as a gate.
+        tried = params.map(lambda leaf: leaf.where(leaf != 0, 0.1).requires_grad_())
+        with torch.enable_grad():
             for source in sources:
                 source.axes, source.shapes = (), []
-            trained = self.train(params, x)
+            trained = self.train(tried, x)
             shapes = [list(source.shapes or ()) for source in sources]
             for source in sources:
                 source.shapes = []
             try:
-                alone = self.train(params, one)
+                alone = self.train(tried, one)
             except Exception:  # of the model: several examples have passed
                 one, alone, self.loop_reason = x, trained, "the model cannot read a single example"
             for source, drawn in zip(sources, shapes, strict=True):
                 source.learn_axes(drawn)
             if any(any(source.axes) for source in sources):
-                trained, alone = self.train(params, x), self.train(params, one)
-            outputs, lone = self.evaluate(params, x), self.evaluate(params, one)
+                trained, alone = self.train(tried, x), self.train(tried, one)
+        with torch.no_grad():
+            among, lone = self.evaluate(tried, x), self.evaluate(tried, one)
+            outputs = self.evaluate(params, x)
         # Batch statistics may depend on other examples: they leave out padding.
         coupled = not self.norms.dependent and depends_on_batch(trained, alone, examples)
         if not self.norms.always_dependent:
-            coupled |= depends_on_batch(outputs, lone, examples)
+            coupled |= depends_on_batch(among, lone, examples)
         if coupled:
             self.loop_reason = "outputs for an example depend on the other examples of its batch"
         if isinstance(outputs, Tensor) and outputs.shape[:1] == (examples,) and one is not x:
@@ -298,23 +330,28 @@ class FunctionalModel:
         same = {n: b for n, b in before.items() if n in after and after[n].shape == b.shape}
         self._add_buffers(n for n, b in same.items() if not torch.equal(b, after[n]))
         with torch.no_grad():
-            self._repeats = are_equal(trained, self.train(params, x))
+            self._repeats = are_equal(trained, self.train(tried, x))
         for layer, source in zip(_keyed(self.module), self._training.keyed, strict=True):
             layer.axes = source.axes
         # The mode that replaces functions stays only if it has found some.
         found: set[str] = modes[0].found | modes[1].found
+        if "hook" in found:
+            self.loop_reason = "the model changes gradients by hooks"
         seeds, draws = "unkeyed" in found, not found.isdisjoint(("random", "unkeyed"))
         own = {"layer": len(self.layer_keys), "always": draws, "seeds": seeds}
-        self._replaced = {**own, "axes": modes[0].axes} if found else None
+        self._replaced = {**own, "axes": modes[0].axes} if found - {"hook"} else None
         if seeds:
             self.loop_reason = "the model draws random numbers by functions that take no key"
         if draws:
             self.layer_keys += (FUNCTIONS_KEY,)
         self._prepare_calls()
-        key = torch.tensor(0) if self.needs_key else ()
-        if changes_in_place(lambda large: self.twin().train(large, x, key), params):
-            self.renormalizes = True
-            self.loop_reason = self.loop_reason or "a pass changes parameters in place"
+        key, reason = torch.tensor(0) if self.needs_key else (), ""
+        twin = self.twin()
+        if changes_in_place(lambda large: twin.train(large, x, key), params):
+            reason, self.direct = "a pass changes parameters in place", True
+        elif self.direct or gradients_differ(twin, params, x, key):
+            reason, self.direct = "a map does not give the model's gradients", True
+        self.loop_reason = self.loop_reason or reason
         self.loop_reason = self.norms.unmapped or self.loop_reason
         return outputs
 
@@ -324,7 +361,7 @@ class FunctionalModel:
         if not self._changing:
             return
         self.loop_reason = f"buffer {next(iter(self._changing))!r} changes in training"
-        self.renormalizes = True  # a first pass may set parameters from its data
+        self.direct = True  # a first pass may set parameters from its data
         layout: dict[str, ParamInfo] = {}
         for prefix, child in self.module.named_modules():
             for own in (*child._parameters, *child._buffers):
@@ -354,33 +391,6 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
     own = (*_keyed(module), *norms_of(module).values())
     known = {id(b) for layer in own for b in layer.buffers()}
     return {name: b for name, b in module.named_buffers() if id(b) not in known}
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """Copy a module; tensors that it has computed from its parameters become constants."""
-    kept = (value for child in module.modules() for value in vars(child).values())
-    computed = [t for t in kept if isinstance(t, Tensor) and not t.is_leaf]
-    try:
-        return copy.deepcopy(module, {id(t): t.detach().clone() for t in computed})
-    except (RuntimeError, TypeError) as error:
-        problem = f"the model cannot be copied ({str(error).splitlines()[0]})"
-        raise InputError(f"{problem}: keep only parameters and plain values in it") from error
-
-
-def module_to(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Copy a module to a device; floating point tensors, plain attributes too, become ``dtype``."""
-
-    def converted(t: Tensor) -> Tensor:
-        real = dtype if t.is_floating_point() else t.dtype
-        return t.to(device, dtype.to_complex() if t.is_complex() else real)
-
-    moved = copy.deepcopy(module)
-    moved._apply(converted)  # type: ignore[no-untyped-call]
-    for child in moved.modules():
-        for name, value in list(vars(child).items()):
-            if isinstance(value, Tensor):  # a plain attribute
-                setattr(child, name, converted(value))
-    return moved
 
 
 def real_view(tensor: Tensor) -> Tensor:

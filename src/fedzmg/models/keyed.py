@@ -67,7 +67,7 @@ class KeyedFunctions(Draws, TorchFunctionMode):
         super().__init__()
         self.axes, self.key = axes, NO_KEY
         self.layer, self.calls, self.always, self.seeds = layer, 0, always, seeds
-        self.found: set[str] = set()  # used while seeded: random, attention, unkeyed
+        self.found: set[str] = set()  # used while seeded: random, attention, unkeyed, hook
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace random functions and attention; leave everything else."""
@@ -270,6 +270,11 @@ def attention(
     return dropout(mode, weights, dropout_p) @ value
 
 
+def _hooked(mode: KeyedFunctions, *args: Any) -> Any:
+    mode.note("hook")
+    return Tensor.register_hook(*args)  # type: ignore[no-untyped-call]
+
+
 _REPLACED: dict[Any, Callable[..., Tensor]] = {
     F.scaled_dot_product_attention: attention,
     **dict.fromkeys((F.dropout, torch.dropout), dropout),
@@ -294,6 +299,7 @@ _REPLACED: dict[Any, Callable[..., Tensor]] = {
     torch.empty: _empty(torch.empty),
     torch.empty_like: _empty(torch.empty_like),
     Tensor.new_empty: _empty(Tensor.new_empty),
+    Tensor.register_hook: _hooked,
 }
 
 

@@ -9,7 +9,6 @@ train side by side, the weights are in memory once, and only adapters have a cli
 ['0.lora_A.weight', '0.lora_B.weight', '2.lora_A.weight', '2.lora_B.weight']
 """
 
-import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError
+from fedzmg.models.copies import copy_module
 from fedzmg.seeds import torch_stream
 
 
@@ -85,7 +85,7 @@ def add_lora(
     ):
         if not valid:
             raise InputError(f"{name} = {value!r}: expected {expected}")
-    adapted = copy.deepcopy(model).requires_grad_(False)
+    adapted = copy_module(model).requires_grad_(False)
     for name in _targets(adapted, [targets] if isinstance(targets, str) else targets):
         layer: Any = adapted.get_submodule(name)
         like = {"bias": False, "device": layer.weight.device, "dtype": layer.weight.dtype}
@@ -142,7 +142,7 @@ def fill_adapter(info: ParamInfo | None, values: Tensor, generator: torch.Genera
 
 def merge_lora(model: nn.Module) -> nn.Module:
     """Return a copy without adapters, whose weights contain them."""
-    merged = copy.deepcopy(model)
+    merged = copy_module(model)
     adapted: list[Any] = [layer for layer in merged.modules() if isinstance(layer, Adapted)]
     for layer in adapted:
         with torch.no_grad():

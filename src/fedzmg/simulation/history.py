@@ -12,7 +12,8 @@ from fedzmg.data.federated import Examples
 from fedzmg.engine.choose import EngineChoice
 from fedzmg.evaluation import evaluate_by_owner
 from fedzmg.models.batch_norm import forget_statistics
-from fedzmg.models.functional import module_to, real_view
+from fedzmg.models.copies import module_to
+from fedzmg.models.functional import real_view
 from fedzmg.models.layers import settle_spectral_norms
 from fedzmg.models.objective import Objective
 from fedzmg.seeds import stream
