@@ -195,6 +195,10 @@ def test_wrong_options_are_rejected(options: dict[str, Any], named: str) -> None
         algorithms.get("fedavg").with_options(options)
 
 
-def test_unknown_algorithm_is_rejected() -> None:
-    with pytest.raises(InputError, match=r"^unknown algorithm 'fedzgm': did you mean 'fedzmg'\?"):
-        algorithms.get("fedzgm")
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("fedzgm", "fedzmg"), ("FEDADAM", "fedadam"), ("FedSGD", "fedavg"), ("FedOpt", "fedadam")],
+)
+def test_unknown_algorithm_is_rejected(given: str, meant: str) -> None:
+    with pytest.raises(InputError, match=rf"^unknown algorithm '{given}': did you mean '{meant}'"):
+        algorithms.get(given)

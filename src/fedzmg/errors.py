@@ -79,7 +79,7 @@ _OTHER_WORDS = {
     "batch_size": "local_batch_size train_batch_size batchsize local_bs bs",
     "eval_every": "eval_interval eval_gap evaluate_every test_every test_interval",
     "decay": "weight_decay wd l2", "mu": "proximal_mu prox_mu", "seed": "random_state",
-    "accuracy": "acc top1",
+    "accuracy": "acc top1", "fedavg": "fedsgd localsgd local_sgd", "fedadam": "fedopt",
 }  # fmt: skip
 """Words of other frameworks for our options."""
 
@@ -114,12 +114,12 @@ def listed(words: Iterable[str], last: str = "and") -> str:
 
 
 def _close(name: str, names: list[str]) -> list[str]:
-    table, _, last = name.rpartition(".")
+    table, _, last = name.lower().rpartition(".")
     same = {last, *(ours for ours, words in _OTHER_WORDS.items() if last in words.split())}
     # "cohort" means "protocol.cohort".
     ends = [found for found in names if found.rpartition(".")[2] in same]
     # Compare without the common prefix, which would make all names of a table similar.
     inside = {found.rpartition(".")[2]: found for found in names if found.startswith(f"{table}.")}
     if ends or not (table and inside):
-        return ends or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        return ends or difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return [inside[near] for near in difflib.get_close_matches(last, inside, n=1, cutoff=0.5)]

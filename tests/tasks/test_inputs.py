@@ -82,6 +82,7 @@ def test_all_forms_train_to_the_same_model(form: str) -> None:
     ("module", "x", "expected"),
     [
         (linear, X.astype(np.uint8), inputs.unit_pixels),
+        (linear, (X > 2).astype(np.uint8), inputs.as_real),
         (linear, X, inputs.as_real),
         (linear, X > 2, inputs.as_real),
         (lambda: flat(255), X.astype(np.uint8), inputs.as_stored),

@@ -74,6 +74,7 @@ NORMALISED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         ({"x": {"a": X}}, r"training data of \['a'\] shape \(4,\)"),
         ({"num_rounds": 3}, "'num_rounds': did you mean 'rounds'"),
         ({"fraction_fit": 0.1}, "did you mean 'cohort'"),
+        ({"learning_rate": 0.1}, "learning_rate belongs to an algorithm"),
         ({"test": (X, Y + 5)}, "test data .* label"),
         ({"test": None}, "test is a NoneType"),
         ({"test": X}, "test is a ndarray"),

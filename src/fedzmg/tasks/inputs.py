@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from fedzmg.data.columns import Array, Columns, Owners
 from fedzmg.data.federated import Examples, number_clients
-from fedzmg.errors import InputError
+from fedzmg.errors import InputError, listed
 from fedzmg.models import objective
 from fedzmg.models.functional import Call
 from fedzmg.models.layout import warn_once
@@ -56,11 +56,11 @@ def leaf_by_leaf(x: Inputs, dtype: torch.dtype, functions: Sequence[PrepareFunct
 @torch.no_grad()
 def default_prepare(read: Callable[..., Any], x: Inputs, dtype: torch.dtype) -> PrepareFunction:
     """Choose the first conversions of inputs that the model reads: as is, ids, pixels, numbers."""
-    last, tensors = {torch.uint8: unit_pixels}, leaves(x)
-    known: Any = [[as_stored, token_ids, last.get(t.dtype, as_real)] for t in tensors]
-    known = [
-        own[: 1 if t.is_floating_point() else 3] for own, t in zip(known, tensors, strict=True)
-    ]
+    known, tensors = [], leaves(x)
+    for t in tensors:
+        pixels = t.dtype == torch.uint8 and bool((t > 1).any())  # others are flags
+        numbers = [token_ids, unit_pixels if pixels else as_real]
+        known.append([as_stored, *([] if t.is_floating_point() else numbers)])
     alike = zip(*(own * (3 // len(own)) for own in known), strict=True)
     tries = product(*known) if len(known) <= 4 else alike
     for chosen in sorted(tries, key=lambda one: sum(map(list.index, known, one))):
@@ -146,8 +146,11 @@ def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, wha
             raise InputError(f"{problem}: change the labels or the last layer{other}")
 
 
-def warn_of_probabilities(module: nn.Module, outputs: Any, loss: objective.LossFunction) -> None:
-    """Warn of a model that ends in softmax or sigmoid, which the loss applies once more."""
+def warn_of_loss(module: nn.Module, outputs: Any, loss: objective.LossFunction) -> None:
+    """Warn of a loss with parameters, and of a softmax or sigmoid that it applies once more."""
+    own = loss.named_parameters() if isinstance(loss, nn.Module) else ()
+    if fixed := [name for name, p in own if p.requires_grad]:
+        warn_once(f"the loss's parameters are not trained: {listed(fixed)}; put them in the model")
     if not isinstance(outputs, Tensor) or not (outputs.ge(0) & outputs.le(1)).all():
         return
     found = isinstance(list(module.modules())[-1], nn.Softmax | nn.Sigmoid)

@@ -30,6 +30,7 @@ from fedzmg.tasks import inputs
 from fedzmg.tasks.protocol import Protocol
 from fedzmg.tree import Inputs, Tree, leaves, num_bytes, row, tree_map
 
+RULE_WORDS = "lr", "learning_rate", "momentum", "decay", "weight_decay"
 FULL_BATCH = 10**5  # batch size that needs no comparison with the number of examples
 
 
@@ -111,7 +112,7 @@ class Task:
                 call = self.model.try_out if what == "training" else self.model.evaluate
                 outputs = call(params, x)
             inputs.check_labels(data, outputs, self.loss, f"{what} data")
-            inputs.warn_of_probabilities(self.model.module, outputs, self.loss)
+            inputs.warn_of_loss(self.model.module, outputs, self.loss)
             with _named("the loss fails on the model's outputs"):
                 check_values("loss", self.loss(outputs, y), len(y))
             several = what == "training" and self.prepared(data, slice(16))[2]
@@ -200,7 +201,7 @@ class Task:
             metric: metric of reports, or a name of ``fedzmg.metrics.METRICS``; by default the
                 loss's usual one.
             prepare: ``(stored inputs, dtype) -> model inputs``. By default whole numbers that
-                the model cannot read become floats, bytes divided by 255.
+                the model cannot read become floats, bytes above 1 divided by 255.
             init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
             axes: input axes by parameter name or pattern, in place of the layer's own.
             client_names: all client ids, if order or completeness matters.
@@ -213,6 +214,9 @@ class Task:
         """
         for name in protocol.keys() - Protocol.__dataclass_fields__.keys():
             known = [*inspect.signature(cls.from_arrays).parameters][:-1]
+            if name.removeprefix("client_") in RULE_WORDS:
+                problem = f"{name} belongs to an algorithm, not to a task"
+                raise InputError(f"{problem}: Trial.of('fedavg', client_lr=0.1)")
             raise unknown("argument", name, [*known, *Protocol.__dataclass_fields__])
         tuning = (
             None if tune is None else examples(*inputs.as_pair(tune, "tune"), what="tuning data")
