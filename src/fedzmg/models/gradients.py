@@ -43,7 +43,10 @@ def own_gradient(
             result = loss(own, batch)
             losses, moved = result if isinstance(result, tuple) else (result, Tree({}))
             losses.backward()  # type: ignore[no-untyped-call]
-            return losses.detach(), _gradients(own, [p.grad for p in own.values()], moved)
+            found = _gradients(own, [p.grad for p in own.values()], moved)
+            return losses.detach(), found.map(
+                lambda g: torch.view_as_real(g) if g.is_complex() else g
+            )
         finally:
             for p in own.values():
                 p.grad = None
@@ -53,9 +56,7 @@ def _gradients(params: Tree, grads: Any, moved: Tree) -> Tree:
     """Name gradients; unused parameters have zeros, statistics their new values."""
     new, both = dict(moved.items()), zip(params.items(), grads, strict=True)
     found = {n: torch.zeros_like(t) if g is None and n not in new else g for (n, t), g in both}
-    return Tree(
-        {n: torch.view_as_real(g) if g.is_complex() else g for n, g in (found | new).items()}
-    )
+    return Tree(found | new)
 
 
 def gradients_differ(model: "FunctionalModel", params: Tree, x: Any, key: Any) -> bool:
