@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -55,21 +55,15 @@ class Processes:
 
     def needs(self, device: str) -> Needs:
         if resolve_device(device).type != "cpu":
-            raise InputError(
-                f"--on {self.on} trains on a CPU: set the device to cpu, or use --on ray"
-            )
+            remedy = "set the device to cpu, or use --on ray"
+            raise InputError(f"--on {self.on} trains on a CPU: {remedy}")
         return Needs(self.threads)
 
     def workers(self, needs: Needs) -> int:
         return self.number
 
-    @contextlib.contextmanager
-    def pool(self) -> Iterator["ProcessPool"]:
-        pool = ProcessPool(self.number)
-        try:
-            yield pool
-        finally:
-            pool.close()
+    def pool(self) -> "contextlib.closing[ProcessPool]":
+        return contextlib.closing(ProcessPool(self.number))
 
 
 class ProcessPool:
