@@ -56,10 +56,6 @@ class PerFedAvg(ClientRule):
     def gradients_per_step(self) -> int:
         return 1 if self.order == "first" else 2
 
-    @property
-    def _batches(self) -> int:
-        return 2 if self.order == "first" else 3
-
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         zero = torch.zeros_like(context.num_examples)
         if self.order == "first":
@@ -76,11 +72,11 @@ class PerFedAvg(ClientRule):
             phase, anchor = scratch
             inner, moved = params - self.alpha * grad, anchor - self.lr * grad
             # While a client has too few batches, every phase is a plain step.
-            first = (phase == 0) & (context.steps >= self._batches)
+            first = (phase == 0) & (context.steps >= 2)
             after = _pick(first, inner, moved)
             return after, (torch.where(first, 1, 0), _pick(first, anchor, moved))
         phase, anchor, slope, grad1 = scratch
-        few = context.steps < self._batches
+        few = context.steps < 3
         curved = (grad1 - grad) / (2 * self.delta)
         meta = anchor - self.lr * (slope - self.alpha * curved)
         plain = params - self.lr * grad1
