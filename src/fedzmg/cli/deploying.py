@@ -1,7 +1,5 @@
 """Commands of real federations: ``fedzmg deploy``."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Commands that search hyper-parameters: ``grid`` and ``tune``."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from functools import partial
@@ -119,7 +117,7 @@ def _axis(text: str) -> tuple[str, list[float]]:
         raise InputError(f"--axis {text}: expected {wanted}") from None
 
 
-def _compare_line(task: str, found: Tuned, given: list[str]) -> list[str]:
+def _compare_line(task: str, found: "Tuned", given: list[str]) -> list[str]:
     from fedzmg.algorithms import ALGORITHMS
     from fedzmg.experiment.grids.grid import chosen_options
     from fedzmg.plugins import options_for
