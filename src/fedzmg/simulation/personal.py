@@ -1,7 +1,5 @@
 """Clients' own models: personal ones, and models after fine-tuning on a client's training data."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
@@ -21,12 +19,12 @@ from fedzmg.engine.vectorized import Vectorized
 from fedzmg.evaluation import CHUNK, total
 from fedzmg.messages import ClientContext, Result, Stepped, Upload
 from fedzmg.models.kernels import MappedLayers
+from fedzmg.simulation.history import Watched
 from fedzmg.tree import Inputs, State, Tree, row, vmap
 from fedzmg.wrappers.parts import filled, pick
 from fedzmg.wrappers.wrapper import rate_of
 
 if TYPE_CHECKING:
-    from fedzmg.simulation.history import Watched
     from fedzmg.simulation.rounds import Simulation
 
 WIDTH = 64  # clients whose models are evaluated or fine-tuned at once
@@ -52,21 +50,19 @@ class FineTune(ClientRule):
         return Upload(Tree({})), params
 
 
-def own_metrics(simulation: Simulation, watched: Watched, data: Examples) -> list[dict[str, Any]]:
-    """Evaluate every trial's ``personal`` models, and ``tuned`` ones; None if there are none."""
-    personal = simulation.program.rule.is_personal
-    epochs = simulation.task.protocol.fine_tune
+def own_metrics(simulation: "Simulation", watched: Watched, data: Examples) -> list[dict[str, Any]]:
+    """Evaluate every trial's ``personal`` models, and ``tuned`` ones, if there are any."""
+    kinds = {"personal": 0} if simulation.program.rule.is_personal else {}
+    if simulation.task.protocol.fine_tune:
+        kinds["tuned"] = simulation.task.protocol.fine_tune
     return [
-        {
-            "personal": _metric(simulation, watched, data, trial, 0) if personal else None,
-            "tuned": _metric(simulation, watched, data, trial, epochs) if epochs else None,
-        }
+        {name: _metric(simulation, watched, data, trial, epochs) for name, epochs in kinds.items()}
         for trial in range(len(simulation.trials))
     ]
 
 
 def _metric(
-    simulation: Simulation, watched: Watched, data: Examples, trial: int, epochs: int
+    simulation: "Simulation", watched: Watched, data: Examples, trial: int, epochs: int
 ) -> npt.NDArray[np.float64]:
     """Compute the metric of each client's own model on its own examples."""
     found, ends = np.empty(len(watched.clients)), np.cumsum(watched.counts)
@@ -89,7 +85,7 @@ def _metric(
 
 
 def _fine_tuned(
-    simulation: Simulation, trial: int, clients: Sequence[int], models: Tree, epochs: int
+    simulation: "Simulation", trial: int, clients: Sequence[int], models: Tree, epochs: int
 ) -> Tree:
     """Train the models of some clients on their own training data, at the client learning rate."""
     chosen = simulation.trials[trial]
@@ -118,7 +114,7 @@ def _fine_tuned(
 
 
 def _evaluate(
-    simulation: Simulation, models: Tree, data: Examples, own: Sequence[npt.NDArray[np.int64]]
+    simulation: "Simulation", models: Tree, data: Examples, own: Sequence[npt.NDArray[np.int64]]
 ) -> npt.NDArray[np.float64]:
     program, metric = simulation.program, simulation.task.metric
 
