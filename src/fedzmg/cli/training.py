@@ -61,18 +61,15 @@ def remote_of(
     """Connect to workers, if any are named or a plan is long; trackers then run in them."""
     from fedzmg import trackers
 
-    if on == "processes:1":
-        yield None
-        return
     needs_server = "mlflow" in trackers.named(track) and not os.environ.get("MLFLOW_TRACKING_URI")
-    if on is not None and needs_server:
+    if on not in (None, "processes:1") and needs_server:
         remedy = "set MLFLOW_TRACKING_URI to a server, which all workers can write to"
         raise InputError(f"--track mlflow with --on {on}: {remedy}")
     if on is None and spec is not None and task is not None and not needs_server:
         from fedzmg.cluster.estimate import by_default
 
         on = by_default(spec, task)
-    if on is None:
+    if on is None or on == "processes:1":
         yield None
         return
     from fedzmg.cluster.connect import connected
