@@ -53,10 +53,6 @@ def load(name: str, cache: Path | None = None) -> Dataset:
         own = f"'fedzmg data import {name} FILE...' with files you have"
         ways = [f"'fedzmg data get {name}'", own] if source(name).remotes else [own]
         raise InputError(f"data set {name!r} is not here: run {', or '.join(ways)}")
-    return _open(found)
-
-
-def _open(found: Dataset) -> Dataset:
     splits = {split: load_columns(found.path / split) for split in found.counts}
     return replace(found, splits=splits)
 
@@ -157,7 +153,7 @@ def _convert(name: str, files: Sequence[Path], base: Path, work: Path, report: P
     with contextlib.suppress(InputError):  # damaged: convert again
         here = stored(name, base)
         if here is not None and here.sources == tuple(given):
-            opened = _open(here)
+            opened = load(name, base)
             report.say(f"{name}: these files are imported already")
             return opened
     members: dict[Path, Path] = {}
