@@ -41,10 +41,8 @@ class Participation:
     def __post_init__(self) -> None:
         check_names("sampler", [] if callable(self.sampler) else [self.sampler], SAMPLERS)
         if (self.sampler == "schedule") != (self.schedule is not None):
-            raise InputError(
-                f"schedule = {brief(self.schedule)} and sampler = {brief(self.sampler)}: lists of "
-                'clients belong to sampler = "schedule"'
-            )
+            both = f"schedule = {brief(self.schedule)} and sampler = {brief(self.sampler)}"
+            raise InputError(f'{both}: lists of clients belong to sampler = "schedule"')
         if self.schedule is not None:
             object.__setattr__(self, "schedule", _lists(self.schedule))
         if self.epochs is not None and self.steps is not None:

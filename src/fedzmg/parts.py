@@ -97,8 +97,7 @@ def matches(pattern: str, layout: Layout) -> list[str]:
         raise InputError(f"part {pattern!r}: the model has no BatchNorm layer; use fedavg")
     names = [name for name in layout if fnmatchcase(name, pattern)]
     if not names:
-        raise InputError(
-            f"part {pattern!r} matches no parameter: expected first:N, last:N, norm, batch_norm "
-            f"or a pattern of {', '.join(list(layout)[:4])}{', ...' if len(layout) > 4 else ''}"
-        )
+        some = ", ".join(list(layout)[:4]) + ", ..." * (len(layout) > 4)
+        wanted = f"first:N, last:N, norm, batch_norm or a pattern of {some}"
+        raise InputError(f"part {pattern!r} matches no parameter: expected {wanted}")
     return names

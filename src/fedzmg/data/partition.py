@@ -112,10 +112,9 @@ def dirichlet_by_label(
         if counts.sum(0).min() >= minimum:
             break
     else:
-        raise InputError(
-            f"alpha = {alpha}, clients = {clients}, minimum = {minimum}: not reached in "
-            f"{_MOST_DRAWS} draws: use a larger alpha, fewer clients or a smaller minimum"
-        )
+        wanted = f"alpha = {alpha}, clients = {clients}, minimum = {minimum}"
+        remedy = "use a larger alpha, fewer clients or a smaller minimum"
+        raise InputError(f"{wanted}: not reached in {_MOST_DRAWS} draws: {remedy}")
     mixed = rng.permutation(len(labels))
     owners = np.empty(len(labels), dtype=np.int64)
     given = np.repeat(np.tile(np.arange(clients), len(sizes)), counts.ravel())

@@ -137,10 +137,9 @@ def _by_name(name: str, shapes: Mapping[str, Shape]) -> Axes:
     rule = INPUT_AXES.get(own)
     found = rule(layer, own, shapes) if rule else None
     if found is None:
-        raise InputError(
-            f"parameter {name!r} has {rank} axes, and its name does not tell which are inputs: "
-            f"name them with axes={{{name!r}: (...)}}, or () to leave it uncentred"
-        )
+        problem = f"parameter {name!r} has {rank} axes, and its name does not tell which are inputs"
+        remedy = f"name them with axes={{{name!r}: (...)}}, or () to leave it uncentred"
+        raise InputError(f"{problem}: {remedy}")
     return found
 
 

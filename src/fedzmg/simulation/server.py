@@ -66,10 +66,8 @@ class ServerSide(NamedTuple):
             name, planned = type(first.aggregator).__name__, task.protocol.cohort
             first.aggregator.check_cohort(federation.participation.most_clients(planned, planned))
             if rule.rule.own_weights:
-                raise InputError(
-                    f"{first.name} weights updates itself, which {name} does not use: leave "
-                    "federation.aggregator out"
-                )
+                problem = f"{first.name} weights updates itself, which {name} does not use"
+                raise InputError(f"{problem}: leave federation.aggregator out")
             shared = replace(first, aggregator=structure(first.aggregator))
             packed = PackedRule.of("aggregator", shared, algorithms, dtype, device)
         forwards = ServerRule.send, ServerWrapper.send
@@ -220,8 +218,7 @@ def _filled(template: Any, tensors: Mapping[str, Tensor], prefix: str) -> Any:
     for name, leaf in named_leaves(template).items():
         other = found.get(name)
         if other is None or other.shape != leaf.shape or other.dtype != leaf.dtype:
-            raise InputError(
-                f"the checkpoint does not fit this run ({prefix}{name} is missing or has another "
-                "shape): it was made with other settings; choose another directory"
-            )
+            problem = f"({prefix}{name} is missing or has another shape)"
+            remedy = "it was made with other settings; choose another directory"
+            raise InputError(f"the checkpoint does not fit this run {problem}: {remedy}")
     return refill(template, found)

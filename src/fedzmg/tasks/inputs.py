@@ -111,9 +111,8 @@ def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, wha
             raise InputError(f"{what} has the label {loss.ignored}, which is ignored: leave it out")
         y = y.where(kept, 0)
     if not isinstance(outputs, Tensor):
-        raise InputError(
-            f"the model gives a {type(outputs).__name__} for {what}: return one tensor"
-        )
+        given = f"the model gives a {type(outputs).__name__} for {what}"
+        raise InputError(f"{given}: return one tensor")
     shape, high = tuple(outputs.shape), y.max()
     if axis is None:
         if outputs.numel() != y[:2].numel():
