@@ -172,9 +172,8 @@ def _constants(size: Size, found: Finding) -> None:
     plain = constant(problem, run.second_moment, dims)
     # The paper keeps L, Gamma and G of FedAvg: only the noise is projected.
     projected = constant(problem, run.second_moment, dims - 1)
-    delta_plain, delta = (
-        float(numerator(terms, rate, problem.convexity, start)) for terms in (plain, projected)
-    )
+    deltas = (numerator(terms, rate, problem.convexity, start) for terms in (plain, projected))
+    delta_plain, delta = map(float, deltas)
     delta_inside, delta_other = _bound_inside(run), _bound_inside(other)
     noise = descent.isotropic(10, len(problem.share), size.samples // 10, dims)()
     averaged = (problem.share[:, None, None] * noise).sum(0)

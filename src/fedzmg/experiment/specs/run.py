@@ -221,10 +221,8 @@ class RunSpec(Experiment):
     def build_algorithm(self, task: Task | None = None) -> Algorithm:
         """Build the algorithm with the task's recommended hyper-parameters, then the user's."""
         known = tuned(self.task) if task is None else task.options
-        options: dict[str, Any] = {
-            **known.get(self.algorithm, {}),
-            **flat(self.model_dump(include=set(SIDES))),
-        }
+        options: dict[str, Any] = dict(known.get(self.algorithm, {}))
+        options |= flat(self.model_dump(include=set(SIDES)))
         if self.weights is not None:
             options["weights"] = self.weights
         return configure(algorithms.get(self.algorithm), options)

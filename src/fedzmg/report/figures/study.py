@@ -40,9 +40,8 @@ def _shown(result: StudyResult) -> dict[str, Curve]:
 def curves(result: StudyResult) -> Chart | None:
     """Draw the mean test curve of every algorithm by round; None if nothing was evaluated."""
     study, shown = result.study, _shown(result)
-    title = (
-        f"{study.name}, {fmt.count_text(len(study.seeds), 'seed')}: test {study.metric} by round"
-    )
+    runs = fmt.count_text(len(study.seeds), "seed")
+    title = f"{study.name}, {runs}: test {study.metric} by round"
     caption = _caption(result, shown) if shown else ""
     return _chart(shown, study, "rounds", title, caption, (9.0, 4.8))
 
