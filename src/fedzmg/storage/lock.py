@@ -72,9 +72,8 @@ class Owner:
             return time.time() - self.heartbeat > WATCH_SECONDS
         try:
             process = psutil.Process(self.pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return True
-            return abs(process.create_time() - float(self.process)) > BIRTH_SECONDS
+            is_other = abs(process.create_time() - float(self.process)) > BIRTH_SECONDS
+            return is_other or process.status() == psutil.STATUS_ZOMBIE
         except (psutil.NoSuchProcess, ValueError, OverflowError):
             return True
         except psutil.AccessDenied:
