@@ -5,7 +5,6 @@ import itertools
 import operator
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -254,7 +253,7 @@ def _flat_settings(settings: Any, algorithms: Collection[str]) -> dict[str, Any]
 
 def _shown(
     progress: Progress | bool, task: Task, packs: Mapping[str, int]
-) -> AbstractContextManager[Progress | None]:
+) -> contextlib.AbstractContextManager[Progress | None]:
     if progress is not True:
         return contextlib.nullcontext(progress or None)
     from fedzmg.terminal.live import Display

@@ -1,9 +1,8 @@
 """Settings of a round's participation: the clients that train, and the work of each."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
@@ -60,7 +59,7 @@ class Participation:
 
     def describe(self) -> dict[str, Any]:
         """Return the fields that are not defaults; functions by name."""
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
         own = {name: v for name, v in found.items() if v != getattr(Participation, name)}
         return {name: function_name(v) if callable(v) else v for name, v in own.items()}
 

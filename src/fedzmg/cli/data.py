@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer import Argument
+from typer import Argument, Typer
 
 from fedzmg.cli import common
 from fedzmg.cli.common import Cache, Json, Texts, flag, opt, setting
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from fedzmg.data.heterogeneity import Population
     from fedzmg.terminal.live import Downloads
 
-app = typer.Typer(help="Show, get and import data sets.", no_args_is_help=True)
+app = Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
 Name = Annotated[str, Argument(help="A data set of 'fedzmg data list'.")]
 Mirror = Annotated[

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer import Argument
+from typer import Argument, Typer
 
 from fedzmg.cli import common
 from fedzmg.cli.common import Texts, opt, setting, with_plugins
 from fedzmg.errors import InputError
 
-app = typer.Typer(
+app = Typer(
     help="Run federations on real devices, over Flower (extra: flower).", no_args_is_help=True
 )
 PORT = 8443

@@ -8,15 +8,14 @@ import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer import Argument
+from typer import Argument, Typer
 
 from fedzmg.cli import common
 from fedzmg.cli.common import Json, opt
 from fedzmg.errors import InputError, check_names, unknown
 from fedzmg.terminal.render import print_text
 
-new = typer.Typer(help="Write a template for an algorithm of your own.", no_args_is_help=True)
+new = Typer(help="Write a template for an algorithm of your own.", no_args_is_help=True)
 
 
 def check(

@@ -1,7 +1,6 @@
 """Workers that a user names: processes of this machine, or a Ray cluster here or elsewhere."""
 
 import contextlib
-import importlib
 import importlib.util
 import logging
 import math

@@ -31,10 +31,9 @@ from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.plugins import PluginError
 from fedzmg.simulation import RoundReport
-from fedzmg.storage import lock
 from fedzmg.storage.files import write_atomic
 from fedzmg.storage.formats import file_sha256
-from fedzmg.storage.lock import hold
+from fedzmg.storage.lock import hold, read_owner
 from fedzmg.tasks.task import Task
 from fedzmg.version import __version__
 
@@ -197,7 +196,7 @@ def _await_orphans(paths: Sequence[Path]) -> None:
     end = time.monotonic() + ORPHAN_SECONDS
     for path in paths:
         while time.monotonic() < end:
-            owner = lock.read_owner(path)
+            owner = read_owner(path)
             if owner is None or owner.pid == os.getpid() or owner.is_elsewhere or owner.is_gone:
                 break
             time.sleep(0.2)

@@ -14,7 +14,6 @@ from fedzmg import tasks
 from fedzmg.data.federated import FederatedData
 from fedzmg.deploy import codec
 from fedzmg.deploy.blueprint import Blueprint, partition
-from fedzmg.deploy.codec import BadMessage
 from fedzmg.deploy.frames import UNKNOWN, Frame
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.run import RunSpec
@@ -45,12 +44,12 @@ class Device:
         try:
             federation = str(frame.facts.get("federation"))
             if not federation.isalnum():  # it is the name of a folder here
-                raise BadMessage(f"federation = {federation[:40]!r}")
+                raise codec.BadMessage(f"federation = {federation[:40]!r}")
             path, kind = self._state / federation / str(self.client), frame.facts.get("kind")
             if kind == "refused":
                 raise InputError(f"the server refuses this device: {frame.facts.get('reason')}")
             return self._hello(path, frame) if kind == "hello" else self._train(path, frame)
-        except (InputError, BadMessage, OSError) as error:
+        except (InputError, codec.BadMessage, OSError) as error:
             return Frame({"error": str(error)[:500]})
         except Exception as error:  # of a user's own rule, model or task
             traceback.print_exc()
@@ -73,7 +72,7 @@ class Device:
     def _blueprint(self, path: Path) -> Blueprint:
         if self._built is None or self._built[0] != path:
             if not (path / "federation.json").exists():
-                raise BadMessage(UNKNOWN)
+                raise codec.BadMessage(UNKNOWN)
             facts = read_json(path / "federation.json", wanted=FORMAT)
             spec = RunSpec.parse(tomllib.loads(str(facts["spec"])))
             known = self._preset.options()
@@ -98,7 +97,7 @@ class Device:
                 file = path / f"memory-{base}.safetensors"
                 found = stored.read_checkpoint(file, binding).tensors[0]
                 memory = codec.decode({n: codec.wire(leaf) for n, leaf in found.items()}, memory)
-            except (FileNotFoundError, stored.UnusableCheckpoint, BadMessage):
+            except (FileNotFoundError, stored.UnusableCheckpoint, codec.BadMessage):
                 lost = True
         outcomes, after = blueprint.train(down, round_, self.client, times, memory)
         if named_leaves(after):

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fedzmg.data.plan import ClientBatch
-from fedzmg.deploy import codec
 from fedzmg.deploy.blueprint import Blueprint, Down
-from fedzmg.deploy.codec import BadMessage
+from fedzmg.deploy.codec import BadMessage, decode, encode
 from fedzmg.deploy.frames import UNKNOWN, Frame, Wire
 from fedzmg.deploy.nodes import Node, Nodes
 from fedzmg.engine.choose import EngineChoice, EnginePlanner
@@ -130,7 +129,7 @@ class Remote:
 
         With too few answers, the round is sent again to the clients that have not answered.
         """
-        arrays, need = codec.encode(down), min(self.limits.min_replies, len(planned))
+        arrays, need = encode(down), min(self.limits.min_replies, len(planned))
         largest = self.limits.max_update * (1 + _norm(down.params))
         found: dict[int, list[Outcome]] = {}
         facts = {"kind": "train", "federation": self.nodes.federation, "round": round_}
@@ -236,7 +235,7 @@ class Remote:
             if number not in parts:
                 raise BadMessage(f"array {name[:80]!r}")
             parts[number][f".{rest}"] = wire
-        found = [codec.decode(part, self.blueprint.up) for part in parts.values()]
+        found = [decode(part, self.blueprint.up) for part in parts.values()]
         for (upload, _, steps, _), batch in zip(found, planned, strict=True):
             most = len(batch.stream)
             if not 0 <= int(steps) <= most:

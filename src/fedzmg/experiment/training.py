@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -26,7 +25,6 @@ from fedzmg.simulation.shards import LocalShards, Shards
 from fedzmg.storage import lock
 from fedzmg.storage.files import naming_errors, remove_leftovers, write_atomic
 from fedzmg.storage.formats import flat, write_json
-from fedzmg.storage.lock import Hold, hold
 from fedzmg.storage.reading import check_folder
 from fedzmg.tasks.task import Task
 
@@ -81,7 +79,7 @@ def deferred_interrupt(progress: Progress) -> Iterator[threading.Event]:
         yield requested
 
 
-def named_write_errors(path: Path | None) -> AbstractContextManager[None]:
+def named_write_errors(path: Path | None) -> contextlib.AbstractContextManager[None]:
     """Turn a system error into one line with the results directory; None turns nothing."""
     remedy = "results so far are complete, run the same command again when there is room"
     return contextlib.nullcontext() if path is None else naming_errors(f"to {path}", remedy)
@@ -90,14 +88,14 @@ def named_write_errors(path: Path | None) -> AbstractContextManager[None]:
 @contextlib.contextmanager
 def claimed(
     out: Path, spec: Plan, name: str, say: Callable[[str], None], *, grow: bool = False
-) -> Iterator[tuple[Hold, bool]]:
+) -> Iterator[tuple[lock.Hold, bool]]:
     """Lock a directory and write its plan ``name``, or check that it holds the same plan.
 
     With ``grow``, a study that extends the one there replaces it. Yield the lock, and True for a
     study that is only a part of the one there.
     """
     check_folder(out)
-    with hold([out], say) as held:
+    with lock.hold([out], say) as held:
         path, part = out / name, False
         remove_leftovers(out, name)
         kept = type(spec).read(path) if path.is_file() else None
@@ -203,8 +201,8 @@ class TrainingStorage(abc.ABC):
 
 
 def training_loop(
-    simulation: Simulation, storage: TrainingStorage, progress: Progress, *, held: Hold, end: float,
-    checkpoint_seconds: float,
+    simulation: Simulation, storage: TrainingStorage, progress: Progress, *, held: lock.Hold,
+    end: float, checkpoint_seconds: float,
 ) -> None:  # fmt: skip
     """Train the remaining rounds of a simulation and store every one.
 

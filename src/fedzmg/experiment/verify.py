@@ -15,13 +15,12 @@ import torch
 
 from fedzmg.engine.choose import can_compile
 from fedzmg.errors import InputError
-from fedzmg.experiment import run_directory
 from fedzmg.experiment.grids.grid import choosing
 from fedzmg.experiment.grids.proposals import known_packs
 from fedzmg.experiment.grids.score import Stops, read_rows
 from fedzmg.experiment.grids.search import built, evaluated, trials_of
 from fedzmg.experiment.plugin_files import refuse_unloaded, say_changed
-from fedzmg.experiment.run_directory import RunDirectory
+from fedzmg.experiment.run_directory import RunDirectory, describe_training, read_manifest
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.training import build_simulation
@@ -184,7 +183,7 @@ def _verify_grid(
     task = choosing(task or spec.build_task(), spec)
     for name in begun[:algorithms]:
         path, trials = root / spec.folder(name), trials_of(spec, name)
-        facts, rows = run_directory.read_manifest(path), read_rows(path / "metrics.jsonl")
+        facts, rows = read_manifest(path), read_rows(path / "metrics.jsonl")
         logged = sorted({round_ for _, round_ in rows if round_ <= wanted})
         if not logged:
             raise InputError(f"{path} has no finished round yet: nothing can be compared")
@@ -244,7 +243,7 @@ def _repeat(
         for _ in range(end):
             records = made.run_round().records
             rounds.append(evaluated(spec, made, records) if isinstance(spec, GridSpec) else records)
-        return rounds, run_directory.describe_training(made)
+        return rounds, describe_training(made)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,11 @@ from torch.optim import Optimizer
 
 from fedzmg.errors import InputError
 from fedzmg.models import layout
-from fedzmg.models.layout import Axes, Known
 from fedzmg.optim.updates import inputs, local, sum_of_inputs, usable
 
 
 @torch.no_grad()
-def zero_mean_(model: nn.Module, axes: Mapping[str, Axes] | None = None) -> None:
+def zero_mean_(model: nn.Module, axes: Mapping[str, layout.Axes] | None = None) -> None:
     """Centre the gradients of a model in place: call it between ``backward`` and any ``step``.
 
     With clipping, clip first and centre afterwards if the step must be zero-mean; with a scaler,
@@ -69,13 +68,13 @@ class Centred(Optimizer):
 
     def __init__(
         self, optimizer: Optimizer, model: nn.Module | None = None,
-        axes: Mapping[str, Axes] | None = None,
+        axes: Mapping[str, layout.Axes] | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(optimizer, Optimizer):
             kind = type(optimizer).__name__
             raise InputError(f"optimizer is a {kind}: expected a torch.optim.Optimizer")
         self.optimizer = optimizer
-        self._known: Known | None = axes
+        self._known: layout.Known | None = axes
         if model is not None:
             self._known = layout.known_axes(model, axes)[0]
         layout.check_names(self._known, optimizer.param_groups)
@@ -83,7 +82,7 @@ class Centred(Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share(chosen)
 
-    def _share(self, axes: list[list[Axes]]) -> None:
+    def _share(self, axes: list[list[layout.Axes]]) -> None:
         for group, each in zip(self.optimizer.param_groups, axes, strict=True):
             group["input_axes"] = each
         self.param_groups = self.optimizer.param_groups

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import safetensors
 import safetensors.torch
 from torch import Tensor
 

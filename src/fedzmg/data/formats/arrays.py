@@ -8,7 +8,6 @@ import numpy as np
 
 from fedzmg.data.columns import Array, Columns
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import Paths
 from fedzmg.errors import InputError
 
 _ROLES = {"x": "x", "y": "y", "clients": "clients", "client": "clients"}
@@ -23,7 +22,7 @@ def from_arrays(x: Any, y: Any = None, clients: Any = None) -> Columns:
     return _columns("arrays", (), x, y, clients)
 
 
-def read_arrays(paths: Paths) -> Columns:
+def read_arrays(paths: common.Paths) -> Columns:
     """Read one ``.npz`` file with x, y and clients; nothing is unpickled."""
     [path] = common.as_paths(paths, single=True)
     where, found, others = str(path), dict[str, Array](), list[str]()

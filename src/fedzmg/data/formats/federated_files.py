@@ -33,7 +33,6 @@ import numpy.typing as npt
 
 from fedzmg.data.columns import Array, Column, Columns, Owners, Strings, rows_of
 from fedzmg.data.formats import common
-from fedzmg.data.formats.common import REMEDY, Paths
 from fedzmg.errors import InputError
 
 Client: TypeAlias = tuple[str, str, Mapping[str, Column]]  # name, in messages, and columns if any
@@ -46,7 +45,7 @@ _LEAF = "give LEAF's lists users and num_samples and its table user_data, or get
 _USER = "give lists x and y of equal length, their length in num_samples, and rows of equal length"
 
 
-def read_h5(paths: Paths, *, classes: int | None = None) -> Columns:
+def read_h5(paths: common.Paths, *, classes: int | None = None) -> Columns:
     """Read files of one of the three layouts; labels must be smaller than ``classes``."""
     files = common.as_paths(paths)
     return _collect(str(files[0]), _clients(files, classes))
@@ -55,16 +54,16 @@ def read_h5(paths: Paths, *, classes: int | None = None) -> Columns:
 def _clients(paths: Sequence[Path], classes: int | None) -> Iterator[Client]:
     for path in paths:
         claimed = 0
-        with common.reading(str(path), REMEDY):
+        with common.reading(str(path), common.REMEDY):
             file = h5py.File(path, "r")
         with file:
-            with common.reading(str(path), REMEDY):
+            with common.reading(str(path), common.REMEDY):
                 names = sorted(file["examples"])
                 if any("snippets" in file["examples"][name] for name in names):
                     _check_heap(path, file)
             for name in names:
                 where = f"{path}: client {name!r}"
-                with common.reading(where, REMEDY):
+                with common.reading(where, common.REMEDY):
                     found = _datasets(file["examples"][name])
                     for d in found.values():
                         claimed += math.prod(d.chunks or (0,)) * d.dtype.itemsize + d.nbytes
@@ -135,7 +134,7 @@ def _column(name: str, values: Array, where: str, classes: int | None) -> Column
     return values.astype(np.int64)
 
 
-def read_leaf(paths: Paths) -> Columns:
+def read_leaf(paths: common.Paths) -> Columns:
     """Read shards of one data set; each shard is held in memory while it is read."""
     files = common.as_paths(paths)
     return _collect(str(files[0]), _users(files))

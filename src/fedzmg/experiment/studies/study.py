@@ -22,7 +22,6 @@ from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.run import run_pack
 from fedzmg.experiment.specs.files import NO_GRID, StudySpec
 from fedzmg.experiment.specs.run import ResolvedRun, RunSpec
-from fedzmg.experiment.training import FORMAT, REMAKE
 from fedzmg.results.study_result import StudyResult
 from fedzmg.simulation import History, packs
 from fedzmg.storage.fields import Value
@@ -132,7 +131,7 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
     first = "run the grid first, or name another with --set rates=DIR"
     if not (grid / "grid.json").is_file():
         raise MissingGrid(f"{where}: not {', '.join(NO_GRID)} or a finished grid: {first}")
-    data = read_json(grid / "grid.json", REMAKE, FORMAT)
+    data = read_json(grid / "grid.json", training.REMAKE, training.FORMAT)
     if data["task"] != spec.task:
         raise InputError(f"{where} is a grid for {data['task']!r}, not for {spec.task!r}")
     halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).options()

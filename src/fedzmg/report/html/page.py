@@ -12,7 +12,6 @@ from markupsafe import Markup, escape
 
 from fedzmg.plain_text import plain, printable
 from fedzmg.report import figures
-from fedzmg.report.figures import Chart
 from fedzmg.report.figures.style import COLOURS, GHOST, GRID, INK, PAPER, QUIET_INK, rendered
 from fedzmg.report.html import sections
 from fedzmg.report.html.sections import Block, Section
@@ -34,7 +33,7 @@ _THEORY = (
 
 def render(
     material: Material, results: Sequence[StudyResult] | None = None,
-    drawn: Mapping[str, Chart] | None = None,
+    drawn: Mapping[str, figures.Chart] | None = None,
 ) -> str:  # fmt: skip
     """Make the page of a report, with results and figures that are known already if given."""
     results = [study_result(study) for study in material.studies] if results is None else results
@@ -94,7 +93,7 @@ def _fill(**parts: Any) -> str:
     return re.sub(r"\n\s*\n+", "\n", page)
 
 
-def _inline_svg(chart: Chart, key: str) -> Markup:
+def _inline_svg(chart: figures.Chart, key: str) -> Markup:
     """Return a figure as an SVG element without its title, which the page shows as a heading."""
     # Colours become custom properties of the page, which follow light and dark mode. Identifiers
     # get the key as a prefix. Series get the attributes that the page's script reads.
