@@ -26,13 +26,11 @@ if TYPE_CHECKING:  # a command that only prints help does without torch
 Rounds = Annotated[int | None, opt("Instead of the task's own number of rounds.")]
 Out = Annotated[Path | None, opt("Directory for results.", "under runs/")]
 Track = Annotated[
-    str | None,
-    opt("Also log rounds to trackers, comma-separated: tensorboard, mlflow, wandb."),
+    str | None, opt("Also log rounds to trackers, comma-separated: tensorboard, mlflow, wandb.")
 ]
 TaskName = Annotated[str, Argument(help="A task of 'fedzmg list', or FILE.py:NAME of your own.")]
 AlgorithmSettings = Annotated[
-    Texts,
-    setting("e.g. fedavg.client.lr=0.03; client.lr=0.03 changes all.", "ALGORITHM.KEY=VALUE"),
+    Texts, setting("e.g. fedavg.client.lr=0.03; client.lr=0.03 changes all.", "ALGORITHM.KEY=VALUE")
 ]
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
