@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
-from ssl import SSLCertVerificationError
 from typing import Any, Protocol
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
@@ -37,10 +36,8 @@ LOWEST_RATE = 2**14  # bytes per second
 RETRIES = 3
 
 _TRANSIENT = {408, 416, 425, 429, 500, 502, 503, 504}
-_PERMANENT = (
-    socket.gaierror, SSLCertVerificationError, InvalidURL, FileNotFoundError, ValueError,
-    OverflowError,
-)  # fmt: skip
+# A certificate that cannot be verified is a ValueError, too.
+_PERMANENT = (socket.gaierror, InvalidURL, FileNotFoundError, ValueError, OverflowError)
 _REMEDY = "choose another source with --mirror, or use files you have with 'fedzmg data import'"
 writing = partial(naming_errors, remedy=f"free space or set {ENVIRONMENT} to another folder")
 """Turn a system error while writing a path into one clear line."""
