@@ -77,11 +77,9 @@ def _write_all(out: Path, files: Mapping[str, bytes], writer: str) -> list[str]:
 def _lists(out: Path, writer: str) -> dict[str, list[str]]:
     """Read the listed files by the command that wrote them."""
     found = read_json(out / LIST) if os.path.lexists(out / LIST) else {}
-    texts = (
-        isinstance(own, list) and all(isinstance(n, str) for n in own) for own in found.values()
-    )
-    if not all(texts):
-        raise _foreign(out / LIST, writer)
+    for names in found.values():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise _foreign(out / LIST, writer)
     return {writer: [], **found}
 
 
