@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
@@ -232,7 +231,7 @@ class Aggregator(Rule, ABC):
         """Merge updates into one, and return the next state."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """A client rule, a server rule, and the weights of clients when uploads are averaged."""
 
@@ -302,7 +301,7 @@ class Algorithm:
         return changed
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class AlgorithmInfo:
     """An algorithm with its defaults, and what a user wants to know about it.
 

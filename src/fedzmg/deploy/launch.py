@@ -17,11 +17,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from fedzmg.deploy import processes
 from fedzmg.deploy.blueprint import Blueprint
 from fedzmg.deploy.device import Device, serve
 from fedzmg.deploy.gate import open_gate
-from fedzmg.deploy.processes import APP, Flower, free_port, stop
+from fedzmg.deploy.processes import APP, Flower, free_port, stop, superlink, supernode, unreachable
 from fedzmg.deploy.server import CUT, DONE, LOG, PID, SETTINGS, Settings, prepare
 from fedzmg.errors import InputError
 from fedzmg.experiment.specs.run import RunSpec
@@ -51,7 +50,7 @@ def run_server(
     flower = Flower(home, **{SETTINGS: str(home / "settings.json")})
     with (
         hold([home], say),
-        processes.superlink(flower, inner, keys) as nodes,
+        superlink(flower, inner, keys) as nodes,
         (home / LOG).open("w+") as log,
     ):
         (home / "app").mkdir(exist_ok=True)
@@ -120,9 +119,9 @@ def run_client(
         worker.start()
         said = ""
         while worker.is_alive():
-            reason = processes.unreachable(server)
+            reason = unreachable(server)
             if not reason:
-                process = processes.supernode(flower, server, f"{folder}/worker", keys)
+                process = supernode(flower, server, f"{folder}/worker", keys)
                 say(f"client {client}: connecting to {server}")
                 try:
                     process.wait()

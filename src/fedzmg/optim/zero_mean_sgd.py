@@ -14,7 +14,6 @@ from fedzmg.errors import InputError, unknown
 from fedzmg.models.kernels.precision import HAS_TRITON
 from fedzmg.models.layout import Axes, Known, check_names, group_axes, known_axes
 from fedzmg.optim import fused, updates
-from fedzmg.optim.updates import Weights, is_sharded, usable
 
 Params: TypeAlias = nn.Module | Iterable[Tensor | tuple[str, Tensor] | dict[str, Any]]
 _KIND = attrgetter("device", "dtype")
@@ -188,9 +187,9 @@ class ZeroMeanSGD(Optimizer):
                 pairs = zip(group["params"], axes, strict=True)
                 axes = [each for p, each in pairs if p.grad is not None]
             if not plain:
-                grads = list(map(usable, grads, params, axes))
-            sharded = not plain and any(map(is_sharded, params))
-            weights = Weights(params, grads, velocities, axes, sharded)
+                grads = list(map(updates.usable, grads, params, axes))
+            sharded = not plain and any(map(updates.is_sharded, params))
+            weights = updates.Weights(params, grads, velocities, axes, sharded)
             if not torch.compiler.is_compiling():
                 self._eager(number, group, weights)
             # found_inf of a scaler depends on the data and cannot be part of a graph.
@@ -200,7 +199,7 @@ class ZeroMeanSGD(Optimizer):
                 self._step_outside_graph(number, group, weights)
         return loss
 
-    def _eager(self, number: int, group: dict[str, Any], weights: Weights) -> None:
+    def _eager(self, number: int, group: dict[str, Any], weights: updates.Weights) -> None:
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         single = group["foreach"] is False and not group["fused"]
         kinds = list(map(_KIND, weights.params))

@@ -8,13 +8,11 @@ import contextlib
 import dataclasses
 import inspect
 import json
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
-from typing import Any, ClassVar, NamedTuple, Self, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args, get_type_hints
 
 from torch import nn
 
@@ -82,7 +80,7 @@ class Decision(NamedTuple):
         return f"a whole number {bound.format(low, high)}", number and low <= value <= high
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Preset(ABC):
     """Everything that is decided before a task is built."""
 
@@ -123,11 +121,11 @@ class Preset(ABC):
 
     def decisions(self) -> list[Decision]:
         """List the options in order of declaration."""
-        hints = typing.get_type_hints(type(self))
+        hints = get_type_hints(type(self))
         found = []
         for field in dataclasses.fields(self):
             if field.metadata:
-                value, words = getattr(self, field.name), typing.get_args(hints[field.name])
+                value, words = getattr(self, field.name), get_args(hints[field.name])
                 found.append(Decision(field.name, value, field.default, words, **field.metadata))
         return found
 
