@@ -12,7 +12,7 @@ from typer import Argument
 from fedzmg.cli import common
 from fedzmg.cli.common import Device, Json, Texts, flag, opt, setting
 from fedzmg.errors import InputError, unknown
-from fedzmg.terminal.render import Terminal, print_line, print_text
+from fedzmg.terminal.render import Terminal, print_line, print_text, render
 
 if TYPE_CHECKING:
     from fedzmg.tasks.task import Task
@@ -34,7 +34,6 @@ def theory(
     from fedzmg.report.tables.theory import overview
     from fedzmg.report.writing import check_place, staged, write
     from fedzmg.terminal import views
-    from fedzmg.terminal.render import render
     from fedzmg.theory import FULL, QUICK, run
 
     if plot:

@@ -4,15 +4,12 @@ import math
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fedzmg.cli import common, training
 from fedzmg.cli.common import Device, Json, opt
 from fedzmg.errors import InputError
 from fedzmg.terminal.render import print_text, render
-
-if TYPE_CHECKING:
-    from fedzmg.experiment.grids.grid import Tuned
 
 
 def grid(
@@ -75,7 +72,7 @@ def tune(
     common.say(*chosen.notes)
     found = Tuned(_trained(spec, chosen, directory, on, track, as_json))
     common.show(found.data, lambda _: str(found), as_json, directory, grid=directory)
-    line = _compare_line(task, found, set_ or [])
+    line = _compare_line(task, found.data["algorithms"], set_ or [])
     if as_json:
         common.say(*found.warnings, *line)
     else:
@@ -117,13 +114,13 @@ def _axis(text: str) -> tuple[str, list[float]]:
         raise InputError(f"--axis {text}: expected {wanted}") from None
 
 
-def _compare_line(task: str, found: "Tuned", given: list[str]) -> list[str]:
+def _compare_line(task: str, tuned: dict[str, Any], given: list[str]) -> list[str]:
     from fedzmg.algorithms import ALGORITHMS
     from fedzmg.experiment.grids.grid import chosen_options
     from fedzmg.plugins import options_for
     from fedzmg.storage.formats import flat
 
-    entries = {name: own for name, own in found.data["algorithms"].items() if own["best"]}
+    entries = {name: own for name, own in tuned.items() if own["best"]}
     best = {name: chosen_options(name, own, own["best"]) for name, own in entries.items()}
     if not best:
         return []
