@@ -109,9 +109,7 @@ def _rows(
         v_2, w_2 = _read_state(param, velocity, at_2, inside_2, True, BUFFER)
         total += tl.sum(g_2, axis=1)
     mean = total / length.to(tl.float32)
-    _update(
-        param, velocity, at, inside, g - mean[:, None], v, w, rates, ALIGNED, BUFFER, NESTEROV
-    )  # fmt: skip
+    _update(param, velocity, at, inside, g - mean[:, None], v, w, rates, ALIGNED, BUFFER, NESTEROV)
     if ALIGNED:
         _update(
             param, velocity, at_2, inside_2, g_2 - mean[:, None], v_2, w_2, rates,

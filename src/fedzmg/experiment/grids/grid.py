@@ -29,7 +29,7 @@ from fedzmg.experiment.progress import Progress, Silent
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.training import FORMAT, REMAKE
 from fedzmg.plain_text import plain, printable
-from fedzmg.results.formatting import aligned, options_text
+from fedzmg.results.formatting import aligned, count_text, options_text
 from fedzmg.storage.formats import read_json, write_json
 from fedzmg.tasks.task import Task
 from fedzmg.tree import tree_map
@@ -39,8 +39,7 @@ CHECKPOINT_SECONDS = 60.0  # less often than a run: a checkpoint holds all trial
 
 def run_grid(
     spec: GridSpec, out: Path, *, task: Task | None = None, progress: Progress | None = None,
-    max_minutes: float | None = None, checkpoint_seconds: float | None = None,
-    remote: Any = None,
+    max_minutes: float | None = None, checkpoint_seconds: float | None = None, remote: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train every point of the grid and score it; return the content of ``grid.json``.
 
@@ -182,9 +181,8 @@ class Tuned:
             "points": [str(len(each)) for each in points],
             "diverged": [str(sum(p["diverged"] > 0 for p in each) or "") for each in points],
         }
-        seeds = "1 seed" if len(data["seeds"]) == 1 else f"{len(data['seeds'])} seeds"
         what = "tuning" if data["selection"] == "tune" else "test"
-        head = f"{data['task']}, {seeds}, {data['rounds']} rounds"
+        head = f"{data['task']}, {count_text(len(data['seeds']), 'seed')}, {data['rounds']} rounds"
         over = f"after the last {data['last']} rounds, on {data['examples']:,} {what} examples"
         foot = [f"{data['metric']}: mean {over}", *self.warnings]
         return printable("\n".join([head, "", aligned(columns, words=2), "", *foot]))
