@@ -177,10 +177,9 @@ def _drift(size: Size, found: Finding) -> None:
     """Projection brings gradients at one model closer, and the clients' models after a round."""
     found.remedy = "after one step, and after any number if every A_k maps 1 to a multiple of 1"
     rate, steps, shift = 0.05, 20, 3.0
-    found.setting = (
-        f"8 clients, d = 12, one round of {steps} steps of {rate}, intensity shift {shift:g}; "
-        f"then {size.problems} problems of 2 clients, d = 2, eigenvalues 0.05 to 4, steps of 0.2"
-    )
+    found.setting = f"8 clients, d = 12, one round of {steps} steps of {rate}, intensity shift "
+    found.setting += f"{shift:g}; then {size.problems} problems of 2 clients, d = 2, eigenvalues "
+    found.setting += "0.05 to 4, steps of 0.2"
     methods = {"FedAvg": descent.identity, "FedZMG": descent.zero_mean}
     generator = seeded(8)
     still = Quadratics.draw(generator, spread=0.4)
