@@ -250,6 +250,12 @@ def with_hooks_of_parameters() -> nn.Module:
     return module  # type: ignore[no-any-return]
 
 
+def with_hook_of_a_layer() -> nn.Module:
+    module: Any = dense(lambda m, x: m.last(m.first(x)))
+    module.last.register_full_backward_hook(lambda _layer, slopes, _out: (0.3 * slopes[0],))
+    return module  # type: ignore[no-any-return]
+
+
 def reversed_gradient(m: Any, x: Tensor) -> Tensor:
     hidden = m.first(x)
     if hidden.requires_grad:
@@ -301,6 +307,11 @@ LOOPED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "checkpoint": lambda: (
         dense(lambda m, x: checkpoint(m.last, m.first(x), use_reentrant=True)), VECTORS
     ),
+    "checkpoint-again": lambda: (
+        dense(lambda m, x: m.last(checkpoint(lambda z: m.first(z).relu(), x, use_reentrant=False))),
+        VECTORS,
+    ),
+    "hook-of-a-layer": lambda: (with_hook_of_a_layer(), VECTORS),
     "weight-norm-of-a-state": lambda: (
         recurrent(
             parametrizations.weight_norm(nn.LSTM(8, 4, batch_first=True), "weight_hh_l0"), 4
@@ -361,6 +372,17 @@ def test_a_model_that_does_not_map_trains_as_by_hand(name: str) -> None:
     with pytest.raises(CannotMap) as caught:
         trained(task, "vectorized")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LOOPED)
+def test_a_model_that_does_not_map_trains_alike_on_a_gpu(name: str) -> None:
+    module, x = LOOPED[name]()
+    task = federation(module, x, init="given")
+    found, expected = trained(task, "sequential", device="cuda"), trained(task, "sequential")
+    for key, leaf in expected.items():
+        torch.testing.assert_close(found[key].cpu(), leaf, rtol=0, atol=1e-6)
 
 
 def test_a_loss_that_couples_examples_is_not_mapped() -> None:

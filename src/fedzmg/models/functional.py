@@ -335,7 +335,9 @@ class FunctionalModel:
             layer.axes = source.axes
         # The mode that replaces functions stays only if it has found some.
         found: set[str] = modes[0].found | modes[1].found
-        if "hook" in found:
+        if "hook" in found or any(
+            m._backward_hooks or m._backward_pre_hooks for m in self.module.modules()
+        ):
             self.loop_reason = "the model changes gradients by hooks"
         seeds, draws = "unkeyed" in found, not found.isdisjoint(("random", "unkeyed"))
         own = {"layer": len(self.layer_keys), "always": draws, "seeds": seeds}

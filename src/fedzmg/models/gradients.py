@@ -67,6 +67,7 @@ def gradients_differ(model: "FunctionalModel", params: Tree, x: Any, key: Any) -
         flat = torch.cat([v.real.flatten() for v in outputs if v.requires_grad])
         return flat.dot(torch.linspace(0.5, 1.5, len(flat), dtype=flat.dtype))
 
+    params = params.map(lambda leaf: leaf.roll(1))  # of the same size, but not the module's
     with torch.enable_grad():
         try:
             plain = own_gradient(model, total, params.map(torch.clone), None)[1]
