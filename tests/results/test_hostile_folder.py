@@ -148,23 +148,9 @@ def test_trackers_may_leave_links(top: Path, fedzmg: Fedzmg) -> None:
     assert fedzmg("report", str(top)).code == 0
 
 
-def test_too_many_or_too_deep_directories_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "/".join(["d"] * (reading.MOST_LEVELS + 2))).mkdir(parents=True)
-    with pytest.raises(InputError, match="more than"):
-        list(reading.walk(tmp_path))
-    monkeypatch.setattr(reading, "MOST_ENTRIES", 3)
-    with pytest.raises(InputError, match="more than 3"):
-        reading.check_folder(tmp_path)
-
-
 @pytest.mark.parametrize(
     "content",
     [
-        b"\n" * 1_000_001,
-        b'{"round": 1, "x": [' + b"[]," * 50_000 + b"0]}\n",
-        (b'{"round": 1, "x": [' + b"[]," * 40_000 + b"0]}\n") * 260,
         b'{"round": 1}, {"round": 2}\n{}\n',
         b'{"round": 1' + b"0" * 30 + b"}\n{}\n",
         b'{"round": 1000000000000000000}\n{}\n',
@@ -172,7 +158,7 @@ def test_too_many_or_too_deep_directories_are_refused(
         b'{"round": 1, "x": ' + b"9" * 5000 + b"}\n{}\n",
     ],
 )  # fmt: skip
-def test_a_log_is_bounded(content: bytes, tmp_path: Path) -> None:
+def test_a_log_with_a_wrong_line_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=r"log\.jsonl"):
         log_lines(tmp_path / "log.jsonl", dict)

@@ -10,14 +10,14 @@ import pydantic
 from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
 
 from fedzmg.errors import InputError
-from fedzmg.storage.reading import MOST_LINES
+from fedzmg.storage.reading import MOST_ROUNDS
 
 MOST_POINTS, MOST_ALGORITHMS = 100_000, 1000  # points: also runs or trials
 
 Value: TypeAlias = bool | int | float | str
 Number: TypeAlias = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, pydantic.Field(ge=0, le=2**53)]
-Round: TypeAlias = Annotated[int, pydantic.Field(ge=0, le=MOST_LINES)]
+Round: TypeAlias = Annotated[int, pydantic.Field(ge=0, le=MOST_ROUNDS)]
 Interval: TypeAlias = Annotated[int, pydantic.Field(ge=1, le=2**53)]
 _FEW = pydantic.Field(max_length=MOST_POINTS)
 Seed: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**128)]

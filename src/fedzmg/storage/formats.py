@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fedzmg.errors import InputError
 from fedzmg.storage.fields import check_fields
 from fedzmg.storage.files import append, changed_log, log_bytes, write_atomic
-from fedzmg.storage.reading import parse_lines, read_file, split_lines, strict_json
+from fedzmg.storage.reading import parse_lines, read_file, strict_json
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ def append_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def log_lines(path: Path, parse: Callable[[Any], T], remedy: str = RESTORE) -> list[T]:
     """Read the lines of a log, maybe compressed, by ``parse``; skip one that a crash cut off."""
     content = log_bytes(path)
-    lines = split_lines(content, path)
+    lines = content.splitlines()
     ended = len(lines) if content.endswith(b"\n") else len(lines) - 1
     wrong = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
     with contextlib.suppress(*wrong):

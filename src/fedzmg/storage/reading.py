@@ -17,10 +17,8 @@ MIB = 2**20
 LIMITS = {".toml": 4 * MIB, ".json": 64 * MIB, ".jsonl": 256 * MIB, ".gz": 256 * MIB}
 """Largest size by suffix in bytes, of a log also after decompression."""
 OTHER_LIMIT = 512 * MIB  # largest size of other files, such as figures and tables of clients
-MOST_LINES = 1_000_000  # largest number of lines in a log, and of rounds and trials
-MOST_PLANNED = MOST_LINES // 2  # of a plan: a resumed training writes some lines twice
-LONGEST_LINE, MOST_TABLES = 128 * 1024, 10 * MOST_LINES  # of a log; tables: and lists
-MOST_ENTRIES, MOST_LEVELS = 1_000_000, 32  # of a folder of results
+MOST_ROUNDS = 1_000_000  # largest number of a round or trial
+MOST_PLANNED = MOST_ROUNDS // 2  # of rounds in a plan, and of lines that its log would have
 SKIPPED = ("tracking",)  # directories of other programs, which may hold links
 
 
@@ -34,13 +32,8 @@ def walk(top: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
         if not isinstance(error, FileNotFoundError):  # removed meanwhile
             raise InputError(f"cannot read {error.filename}: {error.strerror}; check it") from None
 
-    count = 0
     for place, folders, files in os.walk(top, onerror=fail):
         path = Path(place)
-        count += len(folders) + len(files)
-        if count > MOST_ENTRIES or len(path.relative_to(top).parts) > MOST_LEVELS:
-            limit = f"{MOST_ENTRIES:,} files or {MOST_LEVELS} levels of directories"
-            raise InputError(f"{top} has more than {limit}: pass a smaller directory")
         for names in (folders, files):
             names[:] = sorted(n for n in names if not n.startswith(".") and n not in SKIPPED)
         for inner in (path / name for name in (*folders, *files)):
@@ -51,7 +44,7 @@ def walk(top: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def check_folder(top: Path) -> None:
-    """Refuse a folder of results with links, pipes, devices or too many files, if it exists."""
+    """Refuse a folder of results with links, pipes or devices, if it exists."""
     for _ in walk(top) if top.is_dir() else ():
         pass
 
@@ -115,24 +108,13 @@ def _not_json(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
 
 
-def split_lines(content: bytes, path: Path) -> list[bytes]:
-    """Split a log into lines, of bounded number and length."""
-    tables = content.count(b"[") + content.count(b"{")
-    if tables <= MOST_TABLES and content.count(b"\n") + content.count(b"\r") <= MOST_LINES:
-        lines = content.splitlines()
-        if max(map(len, lines), default=0) <= LONGEST_LINE:
-            return lines
-    limits = f"{MOST_LINES:,} lines, {MOST_TABLES:,} lists or a line of {LONGEST_LINE // 1024} KiB"
-    raise InputError(f"{path} has more than {limits}: restore or remove it")
-
-
 def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Parse lines of a log, a table each; ``ValueError`` otherwise."""
     found: list[dict[str, Any]] = strict_json(b"[" + b",".join(lines) + b"]")
     if len(found) != len(lines):
         raise ValueError("not a line of a log")
     numbers = [line.get(key, 0) for line in found for key in ("round", "trial")]
-    if numbers and not 0 <= min(numbers) <= max(numbers) <= MOST_LINES:
+    if numbers and not 0 <= min(numbers) <= max(numbers) <= MOST_ROUNDS:
         raise ValueError("a round or trial out of range")
     return found
 
