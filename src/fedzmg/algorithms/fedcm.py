@@ -34,12 +34,8 @@ class FedCM(ClientRule):
     alpha: Number = number(0.1, above=0, high=1, doc="share of the client's own gradient")
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        return self.mixed_step(self.alpha, context, params, grad), scratch
-
-    def mixed_step(self, alpha: Number, context: ClientContext, params: Tree, grad: Tree) -> Tree:
-        """Take a step with another share of the client's own gradient."""
-        mixed: Tree = alpha * grad + (1 - alpha) * context.shared
-        return params - self.lr * mixed
+        mixed = self.alpha * grad + (1 - self.alpha) * context.shared
+        return params - self.lr * mixed, scratch
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         delta = context.params - params

@@ -97,18 +97,14 @@ class Muon(ClientRule):
         return Moments(zeros, Tree(second), none)
 
     def step(self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
-        return self.step_at(self.lr, params, scratch, grad)
-
-    def step_at(self, lr: Number, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
-        """Take a step with another learning rate."""
         steps, moved = scratch.steps + 1, {}
         first, second = dict(scratch.first.items()), dict(scratch.second.items())
         for name, leaf in params.items():
-            slope, rate = grad[name], lr
+            slope, rate = grad[name], self.lr
             if self.is_matrix(name, leaf):
                 first[name] = self.beta * first[name] + (1 - self.beta) * slope
                 step = self._orthogonal(first[name], slope)
-                rate = lr * self.scale
+                rate = self.lr * self.scale
             else:
                 first[name] = 0.9 * first[name] + 0.1 * slope
                 second[name] = 0.95 * second[name] + 0.05 * slope * slope
@@ -154,7 +150,8 @@ class Aligned(Wrapper):
 
     def step(self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
         lr, shared = self.inner.lr, context.shared
-        params, scratch = self.inner.step_at(lr * (1 - self.alpha), params, scratch, grad)
+        slower = replace(self.inner, lr=lr * (1 - self.alpha))
+        params, scratch = slower.step(context, params, scratch, grad)
         share = self.alpha * lr / shared.lr / context.steps.to(shared.lr.dtype)
         return params - share * shared.step, scratch
 

@@ -19,6 +19,8 @@ into account client by client; the FL-Simulator divides by the steps of the firs
 Degenerate cases: ``alpha = 1`` is FedSAM with equal weights; ``rho = 0`` is FedCM.
 """
 
+from dataclasses import replace
+
 import torch
 
 from fedzmg.algorithms.fedcm import FedCM, FedCMServer
@@ -38,7 +40,7 @@ class ColdStart(Wrapper):
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         one = next(iter(params.values())).new_ones(())
         alpha = torch.where(context.round == 1, one, one * self.inner.alpha)
-        return self.inner.mixed_step(alpha, context, params, grad), scratch
+        return replace(self.inner, alpha=alpha).step(context, params, scratch, grad)
 
 
 ALGORITHMS = (
