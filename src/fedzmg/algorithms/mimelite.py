@@ -18,16 +18,14 @@ Degenerate cases: ``beta = 0`` is FedAvg with uniform weights. The first round i
 ``(1 - beta) lr`` as learning rate.
 """
 
-from torch import Tensor
-
-from fedzmg.algorithms.moments import SharingServer
-from fedzmg.contract import Algorithm, ClientRule, Number, number, rule_class
-from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
+from fedzmg.algorithms.moments import SharedStateClient, SharingServer
+from fedzmg.contract import Algorithm, Number, number, rule_class
+from fedzmg.messages import ClientContext, Cohort, FullPass, Stepped
 from fedzmg.tree import State, Tree
 
 
 @rule_class
-class MimeLite(ClientRule):
+class MimeLite(SharedStateClient):
     """SGD that mixes the received momentum into each gradient, and uploads its full gradient."""
 
     pairing = "mimelite"
@@ -42,9 +40,6 @@ class MimeLite(ClientRule):
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
         momentum, beta = context.shared
         return params - self.lr * (beta * momentum + (1 - beta) * grad), scratch
-
-    def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        return Upload(context.params - params, average=scratch), context.memory
 
 
 @rule_class

@@ -110,7 +110,7 @@ class CorrectedClient(ClientRule):
 
 
 class SharedStateClient(ClientRule):
-    """A client that starts from the state it receives, and sends its own state back."""
+    """A client that sends its state to be averaged; it starts from the one that it receives."""
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         return context.shared
