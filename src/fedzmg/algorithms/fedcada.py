@@ -48,7 +48,10 @@ class SharedAdam(SharedStateClient):
 
     def step(self, context: ClientContext, params: Tree, scratch: Moments, grad: Tree) -> Stepped:
         after = moments.adam_moments(scratch, grad, self.beta1, self.beta2)
-        damping = self._damping(context.round.to(after.steps.dtype))
+        damping: Tensor | float = 0.0
+        if self.psi != "none":
+            round_ = context.round.to(after.steps.dtype)
+            damping = 1 / round_ if self.psi == "inverse_round" else torch.exp(-round_)
         # Factors, not divisors: a compiled step cannot divide a tree by a scalar tensor.
         of_mean = 1 / (1 - self.beta1**after.steps + damping)
         of_square = 1 / (1 - self.beta2**after.steps + damping)
@@ -58,11 +61,6 @@ class SharedAdam(SharedStateClient):
             return param - (first * of_mean).div_(root).mul_(self.lr)
 
         return params.map(moved, after.first, after.second), after
-
-    def _damping(self, round_: Tensor) -> Tensor | float:
-        if self.psi == "none":
-            return 0.0
-        return 1 / round_ if self.psi == "inverse_round" else torch.exp(-round_)
 
 
 @rule_class
