@@ -10,13 +10,13 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from fedzmg.cluster.processes import Processes, cores
+from fedzmg.cluster.processes import Processes, ProcessPool, cores
 from fedzmg.cluster.ray_pool import RayPool
-from fedzmg.cluster.workers import Cluster, Needs
+from fedzmg.cluster.workers import Needs
 from fedzmg.errors import InputError
 
 PASSED = re.compile(
@@ -28,7 +28,7 @@ EXPECTED = "expected processes, processes:N, ray (this machine), ray:N, auto or 
 
 
 class RayCluster:
-    """A connected Ray cluster; ``share`` is N of ``ray:N``."""
+    """A connected Ray cluster, used like :class:`Processes`; ``share`` is N of ``ray:N``."""
 
     def __init__(self, on: str, ray: Any, threads: int, share: int | None = None) -> None:
         self.on, self.ray, self.threads, self._share = on, ray, threads, share
@@ -69,6 +69,10 @@ class RayCluster:
         pool = RayPool(self)
         yield pool
         self.ray.kill(pool.board.actor)
+
+
+Cluster: TypeAlias = Processes | RayCluster
+Pool: TypeAlias = ProcessPool | RayPool
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from fedzmg.cluster.connect import Cluster
 from fedzmg.cluster.packs import split
 from fedzmg.cluster.processes import cores
-from fedzmg.cluster.workers import Cluster
 from fedzmg.experiment.estimate import step_operations
 from fedzmg.experiment.specs.files import GridSpec, Spec
 from fedzmg.experiment.specs.plan import Plan

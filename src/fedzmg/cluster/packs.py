@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from fedzmg import plugins
 from fedzmg.cluster import worker
-from fedzmg.cluster.workers import Cluster, LostWorker, Needs, Pool, RemoteTraceback
+from fedzmg.cluster.connect import Cluster, Pool
+from fedzmg.cluster.workers import LostWorker, Needs, RemoteTraceback
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search

@@ -50,26 +50,29 @@ class Processes:
     """Workers on this machine, by default one per core; they share torch's threads."""
 
     def __init__(self, on: str, number: int | None) -> None:
-        self.on, self.number = on, number or cores()
+        self.on, self.number = on, number or cores()  # ``on`` as the user named it
         self.threads = max(1, min(torch.get_num_threads(), cores()) // self.number)
 
     def needs(self, device: str) -> Needs:
+        """Return the resources of a worker for a device of a specification."""
         if resolve_device(device).type != "cpu":
             remedy = "set the device to cpu, or use --on ray"
             raise InputError(f"--on {self.on} trains on a CPU: {remedy}")
         return Needs(self.threads)
 
     def workers(self, needs: Needs) -> int:
+        """Count the workers that train at the same time."""
         return self.number
 
     def pool(self) -> "contextlib.closing[ProcessPool]":
+        """Start the workers of a training, and end them afterwards."""
         return contextlib.closing(ProcessPool(self.number))
 
 
 class ProcessPool:
     """Runs each piece of work in a process of its own, some at a time; handles are pipes."""
 
-    board = None
+    board = None  # each worker gets its own
 
     def __init__(self, number: int) -> None:
         self._context: Any = multiprocessing.get_context("spawn")
@@ -91,28 +94,33 @@ class ProcessPool:
     def submit(
         self, function: Callable[..., Any], arguments: Sequence[Any], _: Needs, memory: float
     ) -> Pipe:
+        """Let a worker call a function; return a handle."""
         here, there = self._context.Pipe()
         self._waiting.append((here, there, (function, *arguments), memory))
         self._start()
         return cast("Pipe", here)
 
     def wait(self, handles: Sequence[Pipe], seconds: float) -> list[Pipe]:
+        """Wait for the first of them to end; return those that have ended."""
         if self._ended.keys().isdisjoint(handles):
             self._receive(seconds)
         return [handle for handle in handles if handle in self._ended]
 
     def result(self, handle: Pipe) -> Any:
+        """Return the result of work that has ended; raise ``LostWorker`` if its worker died."""
         found = self._ended.pop(handle)
         if isinstance(found, LostWorker):
             raise found
         return found
 
     def messages(self) -> list[tuple[str, Any]]:
+        """Return the messages of workers since the last call, with their labels."""
         self._receive(0.0)
         found, self._messages = self._messages, []
         return found
 
     def stop(self) -> None:
+        """Ask all workers to stop after their rounds."""
         self._stop.value = 1
         self._ended |= dict.fromkeys(pipe for pipe, *_ in self._waiting)
         self._waiting.clear()

@@ -1,15 +1,37 @@
-"""Workers of one training as Ray tasks; their messages go through an actor."""
+"""Workers of one training as Ray tasks; their messages go through an actor.
+
+Nothing here imports torch: the actor starts at once.
+"""
 
 import contextlib
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedzmg.cluster.board import Board
 from fedzmg.cluster.workers import LostWorker, Needs
 from fedzmg.errors import InputError
 
 ANSWER_SECONDS = 5.0
+
+
+class Messages:
+    """Actor that keeps messages of workers for the driver, and its wish to stop."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[str, Any]] = []
+        self._stops = False
+
+    def post(self, label: str, message: Any) -> bool:
+        """Add a message, if there is one; return True if the worker should stop."""
+        self._messages += [(label, message)] * (message is not None)
+        return self._stops
+
+    def stop(self) -> None:
+        self._stops = True
+
+    def take(self) -> list[tuple[str, Any]]:
+        found, self._messages = self._messages, []
+        return found
 
 
 class RayBoard:
@@ -49,11 +71,11 @@ def fetch(ray: Any, handles: Any) -> Any:
 
 
 class RayPool:
-    """Places work by its needs. Ray ends workers that are left when the driver disconnects."""
+    """Like ``ProcessPool``; Ray places work, and ends workers that are left by their driver."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster, self._ray = cluster, cluster.ray
-        self.board = RayBoard(self._ray.remote(num_cpus=0, max_restarts=-1)(Board).remote())
+        self.board = RayBoard(self._ray.remote(num_cpus=0, max_restarts=-1)(Messages).remote())
 
     def submit(
         self, function: Callable[..., Any], arguments: Sequence[Any], needs: Needs, memory: float

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedzmg.cluster import worker
-from fedzmg.cluster.connect import RayCluster
+from fedzmg.cluster.connect import Cluster, RayCluster
 from fedzmg.cluster.packs import MOST_LOSSES, PROCESS_BYTES, raise_remote
 from fedzmg.cluster.ray_pool import fetch
-from fedzmg.cluster.workers import Cluster, LostWorker
+from fedzmg.cluster.workers import LostWorker
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast
 from fedzmg.errors import InputError
