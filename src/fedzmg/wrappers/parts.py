@@ -74,11 +74,6 @@ class PartsClient(Wrapper):
     def _statistics(self, tree: Tree) -> Tree:
         return pick(tree, (*self.split.averaged, *self.split.own))
 
-    @property
-    def _waits(self) -> bool:
-        """Statistics arrive before the step; the state then holds them, and flags them as new."""
-        return self.gradients_per_step > 1 and bool(self.split.averaged or self.split.own)
-
     def _inside(self, context: ClientContext) -> ClientContext:
         """Return the context of the rule inside; personal shared values and corrections are 0."""
         personal, memory = context.memory
@@ -106,10 +101,11 @@ class PartsClient(Wrapper):
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
         if isinstance(full_pass, FullPass):
             full_pass = full_pass._replace(grad=self._trained(full_pass.grad))
-        scratch = self.inner.begin(self._inside(context), full_pass)
-        if not self._waits:
-            return scratch
-        return scratch, self._statistics(context.params), torch.zeros_like(context.round)
+        inside = self.inner.begin(self._inside(context), full_pass)
+        if self.gradients_per_step == 1 or not (self.split.averaged or self.split.own):
+            return (inside,)
+        # Statistics arrive before the step: the state also holds them, and flags them as new.
+        return inside, self._statistics(context.params), torch.zeros_like(context.round)
 
     def references(self, context: ClientContext) -> tuple[Tree, ...]:
         own = filled(context.memory[0], context.params)
@@ -119,12 +115,11 @@ class PartsClient(Wrapper):
         return self.inner.loss(self._inside(context), batch)
 
     def next_point(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Stepped:
-        inside, *waiting = scratch if self._waits else (scratch,)
+        inside, *waiting = scratch
         own = self._inside(context), self._trained(params), inside, self._trained(grad)
         point, inside = self.inner.next_point(*own)
-        if not waiting:
-            return filled(point, params), inside
-        return filled(point, params), (inside, *self._first(waiting, grad))
+        arrived = self._first(waiting, grad) if waiting else ()
+        return filled(point, params), (inside, *arrived)
 
     def _first(self, waiting: Sequence[Any], grad: Tree) -> tuple[Tree, Tensor]:
         """Return the statistics of a batch's first gradient."""
@@ -136,25 +131,23 @@ class PartsClient(Wrapper):
     def step(
         self, context: ClientContext, params: Tree, scratch: State, grad: Tree, *out: Tree
     ) -> Stepped:
-        inside, *waiting = scratch if self._waits else (scratch,)
+        inside, *waiting = scratch
         own = self._inside(context), self._trained(params), inside, self._trained(grad)
         moved, inside = self.inner.step(*own, *map(self._trained, out))
-        if not waiting:
-            return filled(moved, filled(self._statistics(grad), params)), inside
-        statistics, arrived = self._first(waiting, grad)
-        state = inside, statistics, torch.zeros_like(arrived)
-        return filled(moved, filled(statistics, params)), state
+        statistics = self._statistics(grad)
+        if waiting:
+            statistics, arrived = self._first(waiting, grad)
+            waiting = [statistics, torch.zeros_like(arrived)]
+        return filled(moved, filled(statistics, params)), (inside, *waiting)
 
     def end_epoch(self, scratch: State, loss: Tensor) -> tuple[State, Tensor | bool]:
-        if not self._waits:
-            return self.inner.end_epoch(scratch, loss)
         inside, *waiting = scratch
         inside, continues = self.inner.end_epoch(inside, loss)
         return (inside, *waiting), continues
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        trained, inside = self._trained(params), scratch[0] if self._waits else scratch
-        upload, memory = self.inner.finish(self._inside(context), trained, inside, steps)
+        trained = self._trained(params)
+        upload, memory = self.inner.finish(self._inside(context), trained, scratch[0], steps)
         shared, whole = self.split.shared, set(trained)  # without personal parameters
         travels: Upload = map_trees(lambda t: pick(t, shared) if set(t) == whole else t, upload)
         if averaged := self.split.averaged:
