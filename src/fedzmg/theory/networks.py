@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.functional import hessian
-from torch.func import functional_call
+from torch.func import functional_call, grad
 
 from fedzmg import tasks
 from fedzmg.algorithms.fedavg import SGD
@@ -160,10 +160,6 @@ class Net:
         off: Tensor = functional_call(self.module, dict(self.tree(vector)), self.x) - self.y
         return 0.5 * off.square().mean() + 0.5 * L2 * vector.square().sum()
 
-    def gradient(self, vector: Tensor) -> Tensor:
-        leaf = vector.detach().requires_grad_()
-        return torch.autograd.grad(self.loss(leaf), [leaf])[0]
-
 
 @check("E7", "A non-convex network")
 def _stationary(_size: Size, found: Finding) -> None:
@@ -177,12 +173,12 @@ def _stationary(_size: Size, found: Finding) -> None:
     net = Net(107)
     params, velocity, norms = net.start, torch.zeros_like(net.start), []
     for _ in range(steps):
-        gradient = net.gradient(params)
+        gradient = grad(net.loss)(params)
         centred = net.phi @ gradient
         norms.append((float(gradient.norm()), float(centred.norm())))
         velocity = 0.95 * velocity + centred
         params = params - 0.1 * velocity
-    gradient, curvature = net.gradient(params), hessian(net.loss, params)  # type: ignore[no-untyped-call]
+    gradient, curvature = grad(net.loss)(params), hessian(net.loss, params)  # type: ignore[no-untyped-call]
     moved = net.tree(params - net.start)
     axes = projected_axes(layout_of(net.module))
     sums = torch.cat([moved[name].sum(over) for name, over in axes.items() if over])
