@@ -58,9 +58,8 @@ class OwnModelClient(ClientRule):
     def init_memory(self, params: Tree) -> State:
         return no_own_model(params)
 
-    def personal_model(self, params: Tree, memory: State) -> Tree:
-        own: OwnModel = memory
-        return own.or_else(params)
+    def personal_model(self, params: Tree, memory: OwnModel) -> Tree:
+        return memory.or_else(params)
 
 
 @rule_class

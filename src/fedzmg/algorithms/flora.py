@@ -71,8 +71,6 @@ class MergeAdapters(StatefulWrapper):
 
     def _fresh(self, context: ClientContext) -> Tree:
         first = Tree({adapter.a: context.params[adapter.a] for adapter in self.adapters})
-        if not first:
-            return first
         unit = uniform(context.key, first)
         drawn = unit.map(lambda u: (2 * u - 1) / math.sqrt(u.shape[1:].numel()))
         last = {adapter.b: context.params[adapter.b] for adapter in self.adapters}
