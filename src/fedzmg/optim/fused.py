@@ -44,11 +44,6 @@ class Form(NamedTuple):
         heights = {FLAT: TILE, LONG: 1, COLUMNS: STRIPE}
         return -(-self.rows // heights.get(self.shape, TILE // max(self.shape, 1) or 1))
 
-    @property
-    def needs_sums(self) -> bool:
-        """True if torch computes the sums over the inputs."""
-        return self.shape == FLAT and self.inputs > 0
-
 
 def form_of(
     tensor: Tensor, axes: Axes, *, sums_given: bool = False, aligned: bool = True
@@ -104,8 +99,8 @@ class Plan:
             if form is None or here.grads[i].dtype != param.dtype:
                 continue
             self.ours.append(i)
-            # A process without entries of a tensor still takes part in its sum.
-            if form.needs_sums or split:
+            # torch computes these sums. A process without entries of a tensor still takes part.
+            if split or (form.shape == FLAT and form.inputs):
                 outputs = [1 if a in axes else size for a, size in enumerate(param.shape)]
                 self.sums[i] = torch.empty(outputs, dtype=torch.float32, device=param.device)
             sums_at = self.sums[i].data_ptr() if i in self.sums else 0  # 0 is never read
