@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from fedzmg import plugins
 from fedzmg.cluster import worker
 from fedzmg.cluster.connect import Cluster, Pool
-from fedzmg.cluster.workers import LostWorker, Needs, RemoteTraceback
+from fedzmg.cluster.workers import LostWorker, Needs, RemoteError, RemoteTraceback
 from fedzmg.errors import InputError, Interrupted
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
@@ -45,7 +45,7 @@ class Job(NamedTuple):
     label: str
     group: str  # label of the pack that it is a part of
     rounds: int
-    function: Callable[..., worker.RemoteError | None]
+    function: Callable[..., RemoteError | None]
     arguments: tuple[Any, ...]
     paths: tuple[Path, ...]  # directories of results
     fact: str  # fact that their manifests have afterwards
@@ -204,7 +204,7 @@ def split(packs: Mapping[T, Sequence[Any]], workers: int) -> list[tuple[T, list[
     return found
 
 
-def raise_remote(found: worker.RemoteError | None) -> None:
+def raise_remote(found: RemoteError | None) -> None:
     """Raise the mistake that a worker found, if there is one."""
     if found is not None:
         raise found.kind(found.message) from RemoteTraceback(found.trace)

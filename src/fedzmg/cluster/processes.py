@@ -16,8 +16,7 @@ from typing import Any, TypeAlias, cast
 import psutil
 import torch
 
-from fedzmg.cluster.worker import RemoteError
-from fedzmg.cluster.workers import LostWorker, Needs
+from fedzmg.cluster.workers import LostWorker, Needs, RemoteError
 from fedzmg.errors import InputError
 from fedzmg.experiment.training import on_interrupt
 from fedzmg.simulation import resolve_device
@@ -178,10 +177,12 @@ class PipeBoard:
         self._pipe, self._stop = pipe, stop
 
     def post(self, label: str, message: Any) -> None:
+        """Send a message, if there is one; do not wait for the answer."""
         if message is not None:
             self._pipe.send((label, message))
 
     def stops(self, seconds: float = 0.0) -> bool:
+        """Tell whether the driver wants to stop; ``seconds`` are for boards that answer late."""
         return bool(self._stop.value)
 
 

@@ -46,6 +46,7 @@ class RayBoard:
         self._answer = self.actor.post.remote(label, message).future()
 
     def stops(self, seconds: float = 0.0) -> bool:
+        """Tell whether the driver wants to stop; wait so long for its answer to a message."""
         if self._answer is None or not (seconds or self._answer.done()):
             return False
         ray = importlib.import_module("ray")

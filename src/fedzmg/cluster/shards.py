@@ -16,7 +16,7 @@ from fedzmg.cluster import worker
 from fedzmg.cluster.connect import Cluster, RayCluster
 from fedzmg.cluster.packs import MOST_LOSSES, PROCESS_BYTES, raise_remote
 from fedzmg.cluster.ray_pool import fetch
-from fedzmg.cluster.workers import LostWorker
+from fedzmg.cluster.workers import LostWorker, RemoteError
 from fedzmg.engine.client_memory import MemoryStore
 from fedzmg.engine.local import Broadcast
 from fedzmg.errors import InputError
@@ -36,7 +36,7 @@ class ShardWorker:
 
     def open(
         self, setup: worker.Setup, spec: RunSpec, own: Sequence[int], places: Sequence[Path] | None
-    ) -> worker.RemoteError | None:
+    ) -> RemoteError | None:
         """Build the task and open the client memory; return a mistake of the user."""
         # Ctrl-C is the driver's, which finishes the round.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -15,12 +15,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from fedzmg import plugins, trackers
-from fedzmg.cluster.workers import Board
+from fedzmg.cluster.processes import PipeBoard
+from fedzmg.cluster.ray_pool import RayBoard
+from fedzmg.cluster.workers import RemoteError
 from fedzmg.errors import InputError, Interrupted, UserCodeError
 from fedzmg.experiment import training
 from fedzmg.experiment.grids import search
@@ -37,6 +39,7 @@ from fedzmg.storage.lock import hold, read_owner
 from fedzmg.tasks.task import Task
 from fedzmg.version import __version__
 
+Board: TypeAlias = PipeBoard | RayBoard
 POST_SECONDS = 1.0
 ORPHAN_SECONDS = 30.0  # time that a worker of a killed driver may take to end
 
@@ -86,14 +89,6 @@ class Posts(Progress):
 
     def say(self, text: str) -> None:
         self.post(text)
-
-
-class RemoteError(NamedTuple):
-    """Mistake of a user that a worker found; another exception is a mistake of this program."""
-
-    kind: type[BaseException]
-    message: str
-    trace: str = ""
 
 
 def reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:

@@ -1,6 +1,6 @@
 """Values that drivers and worker processes exchange, on this machine or on a Ray cluster."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class Needs(NamedTuple):
@@ -19,18 +19,16 @@ class LostWorker(Exception):
     """A worker that died; its work continues from the last checkpoint."""
 
 
+class RemoteError(NamedTuple):
+    """Mistake of a user that a worker found; another exception is a mistake of this program."""
+
+    kind: type[BaseException]
+    message: str
+    trace: str = ""
+
+
 class RemoteTraceback(Exception):
     """Traceback of code in a worker."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
-
-
-class Board(Protocol):
-    """A worker's connection to the driver."""
-
-    def post(self, label: str, message: Any) -> None:
-        """Send a message, if there is one; do not wait for the answer."""
-
-    def stops(self, seconds: float = 0.0) -> bool:
-        """Tell whether the driver wants to stop; wait so long for its answer to a message."""
