@@ -165,7 +165,7 @@ def test_a_log_with_a_wrong_line_is_refused(content: bytes, tmp_path: Path) -> N
 
 
 def test_a_compressed_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(reading.LIMITS, ".gz", 1000)
+    monkeypatch.setattr(reading, "LIMIT", 1000)
     (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(b"\n" * 1001))
     with pytest.raises(InputError, match=r"log\.jsonl\.gz"):
         log_lines(tmp_path / "log.jsonl", dict)

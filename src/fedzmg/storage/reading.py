@@ -14,9 +14,7 @@ from typing import Any, BinaryIO, NoReturn
 from fedzmg.errors import InputError
 
 MIB = 2**20
-LIMITS = {".toml": 4 * MIB, ".json": 64 * MIB, ".jsonl": 256 * MIB, ".gz": 256 * MIB}
-"""Largest size by suffix in bytes, of a log also after decompression."""
-OTHER_LIMIT = 512 * MIB  # largest size of other files, such as figures and tables of clients
+LIMIT = 512 * MIB  # largest size of a file in bytes, of a log also after decompression
 MOST_ROUNDS = 1_000_000  # largest number of a round or trial
 MOST_PLANNED = MOST_ROUNDS // 2  # of rounds in a plan, and of lines that its log would have
 SKIPPED = ("tracking",)  # directories of other programs, which may hold links
@@ -55,7 +53,7 @@ def files_below(top: Path, name: str) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, limit: int, *, typed: bool = False) -> Iterator[BinaryIO]:
+def _opened(path: Path, *, typed: bool = False) -> Iterator[BinaryIO]:
     # Without blocking, opening a pipe does not wait for its writer.
     flags = 0 if typed else getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
@@ -68,34 +66,33 @@ def _opened(path: Path, limit: int, *, typed: bool = False) -> Iterator[BinaryIO
         state = os.fstat(handle)
         if not typed and not stat.S_ISREG(state.st_mode):
             raise _refused(path, is_link=False)
-        if state.st_size > limit:
-            raise _too_large(path, limit)
+        if state.st_size > LIMIT:
+            raise _too_large(path)
         yield file
 
 
 def check_file(path: Path) -> None:
-    """Refuse a link, a pipe, a device or a file that is larger than its limit."""
-    with _opened(path, LIMITS.get(path.suffix, OTHER_LIMIT)):
+    """Refuse a link, a pipe, a device or a file that is larger than the limit."""
+    with _opened(path):
         pass
 
 
 def read_file(path: Path, *, typed: bool = False) -> bytes:
     """Read a regular file of bounded size; a path that a user ``typed`` may be a link or a pipe."""
-    limit = LIMITS.get(path.suffix, OTHER_LIMIT)
-    with _opened(path, limit, typed=typed) as file:
-        return _within(file, path, limit)
+    with _opened(path, typed=typed) as file:
+        return _within(file, path)
 
 
 def read_gzip(path: Path) -> bytes:
     """Read and decompress a file; damage raises ``OSError``, ``EOFError`` or ``zlib.error``."""
     with gzip.GzipFile(fileobj=io.BytesIO(read_file(path))) as file:
-        return _within(file, path, LIMITS[".gz"])
+        return _within(file, path)
 
 
-def _within(file: BinaryIO | gzip.GzipFile, path: Path, limit: int) -> bytes:
-    content = file.read(limit + 1)
-    if len(content) > limit:
-        raise _too_large(path, limit)
+def _within(file: BinaryIO | gzip.GzipFile, path: Path) -> bytes:
+    content = file.read(LIMIT + 1)
+    if len(content) > LIMIT:
+        raise _too_large(path)
     return content
 
 
@@ -124,5 +121,5 @@ def _refused(path: Path, *, is_link: bool) -> InputError:
     return InputError(f"{path} {what}: results hold plain files and directories; remove it")
 
 
-def _too_large(path: Path, limit: int) -> InputError:
-    return InputError(f"{path} is larger than {limit // MIB} MiB, the limit: restore or remove it")
+def _too_large(path: Path) -> InputError:
+    return InputError(f"{path} is larger than {LIMIT // MIB} MiB, the limit: restore or remove it")
