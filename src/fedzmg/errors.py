@@ -61,11 +61,7 @@ def check_text(what: str, text: str) -> None:
 
 def brief(value: object) -> str:
     """Format a wrong value for a message; the middle of a long one is left out."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to write it
-        return "a number of thousands of digits"
-    half = _LONGEST_VALUE // 2
+    text, half = repr(value), _LONGEST_VALUE // 2
     return text if len(text) <= _LONGEST_VALUE else f"{text[:half]} ... {text[-half:]}"
 
 
