@@ -29,7 +29,7 @@ from fedzmg.simulation import Device, RoundReport, Simulation, Trial, resolve_de
 from fedzmg.simulation.program import build_program
 from fedzmg.tasks.task import Task
 from fedzmg.tree import Tree, num_bytes, row, stack, tree_map
-from fedzmg.wrappers.parts import pick, shown_trained
+from fedzmg.wrappers.parts import PartsClient, pick
 
 CLIENTS, EXAMPLES, DRIFTING = 50, 256, 10
 TRIAL, TRIAL_CLIENTS, TRIAL_EXAMPLES = 6, 10, 64  # rounds, clients and examples of a training
@@ -238,8 +238,10 @@ def _uploads(
     task: Task, rule: ClientRule, entries: Sequence[ClientBatch], params: Tree, weights: Floats
 ) -> Iterator[Part]:
     """Yield what clients upload, computed on the device and in the precision of ``params``."""
-    trained = task.model.layout.keys() - task.model.statistics
-    fitted = shown_trained(rule.for_layout(task.model.layout), task.model.layout)
+    layout = task.model.layout
+    fitted, split = rule.for_layout(layout), Parts().split(layout)
+    if split.averaged:  # running statistics, which the rule must not see
+        fitted = PartsClient(fitted, split)
     leaf = next(iter(params.values()))
     program = build_program(task, structure(fitted), leaf.dtype, leaf.device)
     program = replace(program, full_pass_size=PASS_SIZE)
@@ -256,9 +258,9 @@ def _uploads(
             except InputError:  # the model cannot be vectorized over clients
                 chunks = list(Sequential(program).train(batch, sent, memory))
         for chunk in chunks:
-            positions = first + np.array(chunk.batches)
             upload = chunk.outcomes.upload
-            yield row(pick(upload.average or upload.delta, trained), chunk.rows), weights[positions]
+            found = pick(upload.average or upload.delta, split.shared)
+            yield row(found, chunk.rows), weights[first + np.array(chunk.batches)]
 
 
 def centred(task: Task) -> Task | None:

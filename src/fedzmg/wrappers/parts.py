@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedzmg.contract import Algorithm, ClientRule, Layout, Parts, chain, rule_class
+from fedzmg.contract import Algorithm, Layout, Parts, chain, rule_class
 from fedzmg.messages import BatchOutputs, ClientContext, Cohort, FullPass, Result, Stepped, Upload
 from fedzmg.parts import Split
 from fedzmg.tree import State, Tree, map_trees, num_bytes
@@ -33,12 +33,6 @@ def fit(algorithm: Algorithm, layout: Layout, parts: Parts, population: int) -> 
     client = fitted.client.for_parts(split.personal) if parts else fitted.client
     server = PartsServer(fitted.server, split)
     return replace(fitted, client=PartsClient(client, split), server=server)
-
-
-def shown_trained(rule: ClientRule, layout: Layout) -> ClientRule:
-    """Return a client rule that sees no running statistics."""
-    split = Parts().split(layout)
-    return PartsClient(rule, split) if split.averaged else rule
 
 
 def pick(tree: Tree, names: Iterable[str]) -> Tree:
