@@ -30,8 +30,6 @@ from fedzmg.wrappers.wrapper import GradientWrapper
 def clip_norm(grad: Tree, bound: Number) -> Tree:
     """Shorten a gradient to a Euclidean norm of at most ``bound``, keeping its direction."""
     leaves = list(grad.values())
-    if not leaves:  # a full pass for the loss alone
-        return grad
     peak = torch.stack([torch.linalg.vector_norm(leaf, math.inf) for leaf in leaves]).amax()
     # Relative to the largest entry, so that squares neither overflow nor vanish.
     unit = torch.where(peak > 0, peak, torch.ones_like(peak))

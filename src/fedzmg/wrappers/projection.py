@@ -33,8 +33,6 @@ def zero_mean(grad: Tensor, input_axes: tuple[int, ...]) -> Tensor:
 
 def zero_mean_vector(grad: Tree) -> Tree:
     """Project a gradient onto zero mean over all of its entries, the model as one vector."""
-    if not grad:
-        return grad  # a full pass for the loss alone
     total = torch.stack([leaf.sum(dtype=_wide(leaf)) for leaf in grad.values()]).sum()
     mean = total / sum(leaf.numel() for leaf in grad.values())
     return grad.map(lambda leaf: leaf - mean.to(leaf.dtype))

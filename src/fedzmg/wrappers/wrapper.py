@@ -26,8 +26,7 @@ T = TypeVar("T")
 
 def rate_of(rule: Rule) -> Number | None:
     """Return the ``lr`` of the outermost rule that has one."""
-    rates = [r.lr for r in chain(rule) if any(f.name == "lr" for f in fields(r))]
-    return rates[0] if rates else None
+    return next((r.lr for r in chain(rule) if any(f.name == "lr" for f in fields(r))), None)
 
 
 def known(rule: Rule, value: T | None) -> T:
@@ -118,10 +117,10 @@ class GradientWrapper(Wrapper):
 
     @abstractmethod
     def changed(self, grad: Tree) -> Tree:
-        """Return the gradient for the rule inside; empty in a full pass for the loss alone."""
+        """Return the gradient for the rule inside."""
 
     def begin(self, context: ClientContext, full_pass: FullPass | tuple[()]) -> State:
-        if isinstance(full_pass, FullPass):
+        if isinstance(full_pass, FullPass) and full_pass.grad:  # empty if for the loss alone
             full_pass = full_pass._replace(grad=self.changed(full_pass.grad))
         return self.inner.begin(context, full_pass)
 
