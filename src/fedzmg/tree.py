@@ -289,8 +289,6 @@ def stack(values: list[T]) -> T:
 
 def row(value: T, index: Any) -> T:
     """Take ``index`` along the first axis of every tensor."""
-    if isinstance(value, Tensor):
-        return value[index]  # type: ignore[return-value]
     return tree_map(lambda leaf: leaf[index], value)
 
 
