@@ -82,9 +82,6 @@ class ZeroMeanSGD(Optimizer):
             params = _trainable(params_or_model)
         super().__init__(params, defaults)
         check_names(self._known, self.param_groups)
-        if fused:
-            # A GradScaler then passes its scale and found_inf, and leaves gradients alone.
-            self._step_supports_amp_scaling = True
 
     @classmethod
     def for_model(
@@ -124,10 +121,10 @@ class ZeroMeanSGD(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_known": self._known}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if any(group["fused"] for group in self.param_groups):
-            self._step_supports_amp_scaling = True
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Tell a GradScaler to pass its scale and found_inf, and to leave gradients alone."""
+        return any(group["fused"] for group in self.param_groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load state and options, also of torch's SGD without dampening; same axes only."""
