@@ -113,9 +113,10 @@ def _close(name: str, names: list[str]) -> list[str]:
     table, _, last = name.lower().rpartition(".")
     same = {last, *(ours for ours, words in _OTHER_WORDS.items() if last in words.split())}
     # "cohort" means "protocol.cohort".
-    ends = [found for found in names if found.rpartition(".")[2] in same]
+    ends = [found for found in names if found.rpartition(".")[2].lower() in same]
     # Compare without the common prefix, which would make all names of a table similar.
-    inside = {found.rpartition(".")[2]: found for found in names if found.startswith(f"{table}.")}
-    if ends or not (table and inside):
-        return ends or difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    return [inside[near] for near in difflib.get_close_matches(last, inside, n=1, cutoff=0.5)]
+    inside = {n.rpartition(".")[2].lower(): n for n in names if n.startswith(f"{table}.")}
+    whole = {found.lower(): found for found in names}
+    given, known = (last, inside) if table and inside else (name.lower(), whole)
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+    return ends or [known[found] for found in near]
