@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedzmg.engine.choose import EnginePlanner
 from fedzmg.errors import CannotMap, UserCodeError
 from fedzmg.models import objective
 from fedzmg.simulation import Simulation
+from fedzmg.simulation.planner import RoundPlanner
 from golden_problems import Net
 
 IMAGES, VECTORS, SEQUENCES, TEXT = normal(3, 8, 8), normal(6), normal(5, 8), ids(11, 6)
@@ -256,6 +258,42 @@ def with_hook_of_a_layer() -> nn.Module:
     return module  # type: ignore[no-any-return]
 
 
+def with_momentum_encoder() -> nn.Module:
+    """Frozen weights that follow trained ones."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        if m.training:
+            with torch.no_grad():
+                m.slow.weight.mul_(0.9).add_(m.first.weight, alpha=0.1)
+        return m.last(torch.relu(m.first(x))) + m.head(m.slow(x))  # type: ignore[no-any-return]
+
+    return dense(forward, slow=nn.Linear(6, 8).requires_grad_(False), head=nn.Linear(8, 3))
+
+
+def with_rare_changes() -> nn.Module:
+    """A buffer that changes in every third pass."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        hidden = m.first(x)
+        if m.training:
+            m.passes += 1
+            if m.passes % 3 == 0:
+                m.average = 0.9 * m.average + 0.1 * hidden.detach().mean(0)
+        return m.last(hidden - m.average)  # type: ignore[no-any-return]
+
+    module = dense(forward)
+    module.register_buffer("passes", torch.tensor(0))
+    module.register_buffer("average", torch.ones(8))
+    return module
+
+
+def crowded(m: Any, x: Tensor) -> Tensor:
+    """Experts that take a share of the batch, first come, first served."""
+    taken = F.one_hot(m.first(x)[:, :3].argmax(1), 3).to(x)
+    kept = (taken.cumsum(0) <= max(1.0, len(x) / 3)) * taken
+    return m.last(m.first(x)) * kept.sum(1, keepdim=True)  # type: ignore[no-any-return]
+
+
 def reversed_gradient(m: Any, x: Tensor) -> Tensor:
     hidden = m.first(x)
     if hidden.requires_grad:
@@ -311,6 +349,20 @@ LOOPED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
         dense(lambda m, x: m.last(checkpoint(lambda z: m.first(z).relu(), x, use_reentrant=False))),
         VECTORS,
     ),
+    "checkpoint-of-a-norm": lambda: (
+        dense(
+            lambda m, x: m.last(
+                checkpoint(lambda z: F.gelu(m.norm(z)), m.first(x), use_reentrant=False)
+            ),
+            norm=nn.LayerNorm(8),
+        ),
+        VECTORS,
+    ),
+    "first-examples-alike": lambda: (
+        dense(lambda m, x: m.last(m.first(x) - m.first(x).relu().mean(0))),
+        np.concatenate([VECTORS[:1], VECTORS[:1], VECTORS[2:]]),
+    ),
+    "small-gate": lambda: (dense(gated, gate=nn.Parameter(torch.full((8,), 1e-6))), VECTORS),
     "hook-of-a-layer": lambda: (with_hook_of_a_layer(), VECTORS),
     "weight-norm-of-a-state": lambda: (
         recurrent(
@@ -374,6 +426,56 @@ def test_a_model_that_does_not_map_trains_as_by_hand(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("make", [with_momentum_encoder, with_rare_changes])
+def test_state_that_changes_in_a_pass_travels_with_the_client(make: Any) -> None:
+    module = make()
+    options: dict[str, Any] = {"cohort": 3, "batch_size": 2, "epochs": 2, "init": "given"}
+    task = Task.from_arrays(module, VECTORS, LABELS, OWNERS, test=(VECTORS, LABELS), **options)
+    first, second = (trained(task) for _ in range(2))
+    assert all(torch.equal(leaf, second[key]) for key, leaf in first.items())
+    planned = RoundPlanner(task, [0])
+    model = {name: t.detach().clone() for name, t in module.double().state_dict().items()}
+    x, y = torch.from_numpy(VECTORS).double(), torch.from_numpy(LABELS)
+    for round_ in (1, 2):
+        total: dict[str, Tensor] = {name: torch.zeros_like(t).double() for name, t in model.items()}
+        for client in planned.batches(round_):
+            module.load_state_dict(model)
+            optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.2)
+            for rows, count in zip(client.stream.indices, client.stream.counts, strict=True):
+                optimizer.zero_grad()
+                F.cross_entropy(module.train()(x[rows[:count]]), y[rows[:count]]).backward()
+                optimizer.step()
+            for name, value in module.state_dict().items():
+                total[name] += client.examples / len(OWNERS) * value
+        model = {n: t.round().long() if n == "passes" else t for n, t in total.items()}
+    for key, leaf in first.items():
+        torch.testing.assert_close(leaf, model[key].double(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("again", [False, True])
+def test_dropout_in_a_checkpoint_repeats_its_mask(again: bool) -> None:
+    masks: list[Tensor] = []
+
+    def part(m: Any, z: Tensor) -> Tensor:
+        first = F.dropout(torch.ones_like(z), 0.5, m.training)
+        masks.append(torch.cat([first, m.drop(torch.ones_like(z))]))
+        return m.last(z * first * masks[-1][len(z) :])  # type: ignore[no-any-return]
+
+    module = dense(
+        lambda m, x: checkpoint(partial(part, m), m.first(x), use_reentrant=again),
+        drop=nn.Dropout(0.5),
+    )
+    task = federation(module, VECTORS, init="given")
+    masks.clear()
+    found = trained(task, "sequential", rounds=1)
+    drawn = [mask for mask in masks if mask.eq(0).any()]
+    assert drawn
+    assert all(torch.equal(*pair) for pair in zip(drawn[::2], drawn[1::2], strict=True))
+    repeated = trained(task, "sequential", rounds=1)
+    assert all(torch.equal(leaf, repeated[key]) for key, leaf in found.items())
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LOOPED)
@@ -383,6 +485,10 @@ def test_a_model_that_does_not_map_trains_alike_on_a_gpu(name: str) -> None:
     found, expected = trained(task, "sequential", device="cuda"), trained(task, "sequential")
     for key, leaf in expected.items():
         torch.testing.assert_close(found[key].cpu(), leaf, rtol=0, atol=1e-6)
+
+
+def test_examples_that_compete_for_experts_are_not_mapped() -> None:
+    assert "depend on the other examples" in federation(dense(crowded), VECTORS).model.loop_reason
 
 
 def test_a_loss_that_couples_examples_is_not_mapped() -> None:

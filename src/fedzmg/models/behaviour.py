@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,20 +12,34 @@ from torch import Tensor, nn
 from fedzmg.tree import Tree, leaves, row
 
 
-def depends_on_batch(batch: Any, alone: Any, examples: int) -> bool:
-    """Tell whether outputs change with the other examples of a batch, such as padding."""
-    for among, lone in zip(leaves(batch), leaves(alone), strict=True):
+def opened(params: Tree) -> Tree:
+    """Replace numbers that hide parts of a model, such as a gate that starts at zero."""
+    return params.map(lambda leaf: leaf.where(leaf.abs() > 1e-3, 0.1))
+
+
+def depends_on_batch(batch: Any, others: Any, examples: int) -> bool:
+    """Tell whether the first outputs of a batch change when the same examples are with others."""
+    for among, lone in zip(leaves(batch), leaves(others), strict=True):
         if not isinstance(among, Tensor) or among.shape[:1] != (examples,):
             continue  # not one output per example: the loss reports this better
-        among, lone = among.detach(), lone.detach()
-        if among[:1].numel() != lone.numel():
+        rows = lone.numel() // max(1, among[0].numel())
+        known, found = among[:rows].detach().double(), lone.detach().double()
+        if known.numel() != found.numel():
             return True
-        scale = float(among.abs().nan_to_num().max()) if among.numel() else 0.0
-        one, atol = among[:1].double(), 1e-3 * scale + 1e-12
-        lone = lone.reshape(one.shape).double()
-        if not torch.allclose(one, lone, rtol=0, atol=atol, equal_nan=True):
+        scale = float(among.detach().abs().nan_to_num().max()) if among.numel() else 0.0
+        atol = 1e-3 * scale + 1e-12
+        if not torch.allclose(known, found.reshape(known.shape), rtol=0, atol=atol, equal_nan=True):
             return True
     return False
+
+
+def in_reverse(compute: Callable[..., Any], params: Tree, x: Any) -> Any:
+    """Compute outputs of examples in reverse order, and put them back in order."""
+    back = torch.arange(len(leaves(x)[0])).flip(0)
+    outputs = compute(params, row(x, back))
+    with contextlib.suppress(IndexError):  # not one output per example
+        return row(outputs, back)
+    return outputs
 
 
 def couples(loss: Callable[..., Tensor], outputs: Any, y: Tensor) -> bool:
@@ -45,6 +59,15 @@ def changes_in_place(train: Callable[[Tree], Any], params: Tree) -> bool:
     with torch.no_grad(), contextlib.suppress(Exception):
         train(large)
     return any(not torch.equal(large[name], 100 * leaf) for name, leaf in params.items())
+
+
+def values_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Keep buffers, and sums of frozen parameters, which may be large."""
+    pairs = ((name, t.detach()) for name, t in tensors)
+    return {
+        name: t.sum(dtype=torch.float64) if isinstance(t, nn.Parameter) else t.clone()
+        for name, t in pairs
+    }
 
 
 def are_equal(outputs: Any, others: Any) -> bool:

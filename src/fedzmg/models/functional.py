@@ -2,94 +2,36 @@
 
 import contextlib
 import copy
-import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError
 from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
-from fedzmg.models.behaviour import are_equal, changes_in_place, depends_on_batch, shares_hooks
+from fedzmg.models.behaviour import (
+    are_equal,
+    changes_in_place,
+    depends_on_batch,
+    in_reverse,
+    opened,
+    shares_hooks,
+    values_of,
+)
+from fedzmg.models.call import FUNCTIONS_KEY, Call, keyed_layers
 from fedzmg.models.copies import PARAMETER_HOOKS, copy_module, module_to
 from fedzmg.models.gradients import gradients_differ
-from fedzmg.models.keyed import NO_KEY, KeyedFunctions
-from fedzmg.models.layers import KeyedLayer, swap_layers
+from fedzmg.models.keyed import KeyedFunctions
+from fedzmg.models.layers import swap_layers
 from fedzmg.models.layout import Known, layout_of
 from fedzmg.parts import BUFFER
 from fedzmg.tree import Inputs, Tree, leaves, row
 
+SOMETIMES = 16  # trial passes in which a model with changing buffers shows which
 Maybe: TypeAlias = Tensor | tuple[()]  # (): not given
 Moved: TypeAlias = dict[str, Tensor] | None  # receives the running statistics after a batch
-FUNCTIONS_KEY = "random functions.key"  # name of the key of random functions among those of layers
-
-
-class Call:
-    """Callable private module that takes its tensors as an argument.
-
-    ``torch.func.functional_call`` does the same, but costs as much as a small model's forward
-    pass; it is used only for the compiler. A call is not thread-safe.
-    """
-
-    def __init__(self, module: nn.Module, functions: Any = None, *changing: str) -> None:
-        self.module, self.functions = module, functions
-        known = inspect.signature(module.forward).parameters.values()
-        self._names = {"**" if p.kind is p.VAR_KEYWORD else p.name for p in known}
-        self.keyed = _keyed(module)
-        names: dict[int, str] = {}
-        self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
-        for prefix, child in module.named_modules():
-            for table in (child._parameters, child._buffers):
-                for own_name, tensor in table.items():
-                    if tensor is not None:  # a tied weight has one name and several slots
-                        name = names.setdefault(id(tensor), f"{prefix}.{own_name}".lstrip("."))
-                        self._slots.setdefault(name, []).append((table, own_name))
-        self._changing = [name for name in changing if name in self._slots]
-
-    def __call__(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
-        """Compute the module's outputs; ``tensors`` receives buffers that the module replaces."""
-        for layer in self.keyed:
-            layer.calls = 0
-        if self.functions is None:
-            return self._call(tensors, x)
-        try:
-            with self.functions.begin(tensors.pop(FUNCTIONS_KEY, None)):
-                return self._call(tensors, x)
-        finally:
-            self.functions.key = NO_KEY
-
-    def _call(self, tensors: dict[str, Tensor], x: Inputs) -> Tensor:
-        # A dict of tensors is passed as keywords, unless the module takes a dict.
-        keywords = isinstance(x, dict) and ("**" in self._names or self._names.issuperset(x))
-        if isinstance(x, dict) and not keywords and len(self._names.intersection(x)) > 1:
-            extra = ", ".join(sorted(set(x) - self._names))
-            raise InputError(f"forward does not take {extra} of the inputs: leave it out")
-        args, named = ((), x) if keywords else (x if isinstance(x, tuple) else (x,), {})
-        if torch.compiler.is_compiling():
-            return _logits(functional_call(self.module, tensors, args, named))
-        before = []
-        try:
-            for name, tensor in tensors.items():
-                for table, own_name in self._slots[name]:
-                    before.append((table, own_name, table[own_name]))
-                    table[own_name] = tensor
-            out = _logits(self.module(*args, **named))
-            for name in self._changing:
-                table, own_name = self._slots[name][0]
-                tensors[name] = table[own_name]
-        finally:
-            for table, own_name, tensor in before:
-                table[own_name] = tensor
-        return out
-
-
-def _logits(outputs: Any) -> Tensor:
-    """Return the ``logits`` of an object such as those of transformers' models."""
-    found: Tensor = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
-    return found
 
 
 class FunctionalModel:
@@ -192,9 +134,7 @@ class FunctionalModel:
 
     def frozen(self) -> list[Tensor]:
         """Return the parameters and buffers that are not trained."""
-        named = self.module.named_parameters()
-        frozen = [p.detach() for name, p in named if name not in self.layout]
-        return frozen + list(_buffers(self.module).values()) + self.norms.constants
+        return [t.detach() for _, t in self._kept(self.module)] + self.norms.constants
 
     def train(
         self, params: Tree, x: Inputs, key: Maybe = (), real: Maybe = (), moved: Moved = None
@@ -285,66 +225,79 @@ class FunctionalModel:
         problem = f"features are inputs of {self._last!r}, whose outputs are not the model's"
         raise InputError(f"{problem}: put it last")
 
-    def try_out(self, params: Tree, x: Inputs) -> Tensor:
-        """Compute outputs with dropout off, and learn on a few examples how to train the model."""
+    def try_out(self, params: Tree, x: Inputs, others: Inputs | None = None) -> Tensor:
+        """Compute outputs with dropout off; learn, on ``others``, too, how to train the model."""
+        many = x if others is None else others
         self.layer_keys = tuple(name for name in self.layer_keys if name != FUNCTIONS_KEY)
         counts = any(getattr(m, "scale_grad_by_freq", False) for m in self.module.modules())
         self.loop_reason = "scale_grad_by_freq counts the padding of a batch" if counts else ""
-        seeded = (KeyedFunctions(len(self.layer_keys), seeds=True) for _ in range(2))
+        first = len(self.layer_keys)
+        seeded = (KeyedFunctions(first, seeds=True, learns=True) for _ in range(2))
         self._training.functions, self._evaluating.functions = modes = tuple(seeded)
-        sources, one = [*self._training.keyed, modes[0]], row(x, slice(1))
-        self._squeezed, examples = None, len(leaves(x)[0])
-        before = {name: b.clone() for name, b in _buffers(self._training.module).items()}
-        # What is zero at first may hide parts of the model, such as a gate.
-        tried = params.map(lambda leaf: leaf.where(leaf != 0, 0.1).requires_grad_())
+        sources = [*self._training.keyed, modes[0]]
+        self._squeezed, examples = None, len(leaves(many)[0])
+        one = row(many, slice(1))
+        before = values_of(self._kept(self._training.module))
+        tried = opened(params).map(Tensor.requires_grad_)
         with torch.enable_grad():
             for source in sources:
                 source.axes, source.shapes = (), []
-            trained = self.train(tried, x)
+            trained = self.train(tried, many)
             shapes = [list(source.shapes or ()) for source in sources]
             for source in sources:
                 source.shapes = []
             try:
                 alone = self.train(tried, one)
             except Exception:  # of the model: several examples have passed
-                one, alone, self.loop_reason = x, trained, "the model cannot read a single example"
+                one, alone = many, trained
+                self.loop_reason = "the model cannot read a single example"
             for source, drawn in zip(sources, shapes, strict=True):
                 source.learn_axes(drawn)
             if any(any(source.axes) for source in sources):
-                trained, alone = self.train(tried, x), self.train(tried, one)
+                trained, alone = self.train(tried, many), self.train(tried, one)
+            # Random numbers depend on the place.
+            turned = trained if any(shapes) else in_reverse(self.train, tried, many)
         with torch.no_grad():
-            among, lone = self.evaluate(tried, x), self.evaluate(tried, one)
             outputs = self.evaluate(params, x)
+            among, lone = self.evaluate(tried, many), self.evaluate(tried, one)
+            turned_too = in_reverse(self.evaluate, tried, many)
         # Batch statistics may depend on other examples: they leave out padding.
-        coupled = not self.norms.dependent and depends_on_batch(trained, alone, examples)
-        if not self.norms.always_dependent:
-            coupled |= depends_on_batch(among, lone, examples)
-        if coupled:
+        pairs = [] if self.norms.dependent else [(trained, alone), (trained, turned)]
+        pairs += [] if self.norms.always_dependent else [(among, lone), (among, turned_too)]
+        if any(depends_on_batch(*pair, examples) for pair in pairs):
             self.loop_reason = "outputs for an example depend on the other examples of its batch"
-        if isinstance(outputs, Tensor) and outputs.shape[:1] == (examples,) and one is not x:
-            first = outputs[0]
-            if lone.shape != first[None].shape and lone.numel() == first.numel():
-                self._squeezed = first.shape
-        after = _buffers(self._training.module)
-        # A buffer whose shape changes is a cache.
-        same = {n: b for n, b in before.items() if n in after and after[n].shape == b.shape}
-        self._add_buffers(n for n, b in same.items() if not torch.equal(b, after[n]))
+        size = len(leaves(x)[0])
+        rows = isinstance(outputs, Tensor) and outputs.shape[:1] == (size,) and one is not many
+        if rows and lone.shape != outputs[:1].shape and lone.numel() == outputs[0].numel():
+            self._squeezed = outputs[0].shape
         with torch.no_grad():
-            self._repeats = are_equal(trained, self.train(tried, x))
-        for layer, source in zip(_keyed(self.module), self._training.keyed, strict=True):
+            self._repeats = are_equal(trained, self.train(tried, many))
+            if changed := self._changed(before):  # others may change only sometimes
+                for _ in range(SOMETIMES):
+                    self.train(tried, x)
+                    changed |= self._changed(before)
+        self._add_buffers(n for n in before if n in changed)
+        for layer, source in zip(keyed_layers(self.module), self._training.keyed, strict=True):
             layer.axes = source.axes
         # The mode that replaces functions stays only if it has found some.
         found: set[str] = modes[0].found | modes[1].found
+        if again := "again" in found:
+            self.direct, self.loop_reason = True, "the backward pass computes parts of it again"
         if "hook" in found or any(
             m._backward_hooks or m._backward_pre_hooks for m in self.module.modules()
         ):
             self.loop_reason = "the model changes gradients by hooks"
         seeds, draws = "unkeyed" in found, not found.isdisjoint(("random", "unkeyed"))
-        own = {"layer": len(self.layer_keys), "always": draws, "seeds": seeds}
-        self._replaced = {**own, "axes": modes[0].axes} if found - {"hook"} else None
+        # A checkpoint sets torch's own generator back for the parts that it computes again.
+        plain = again and (draws or self.needs_key or "attention" in found)
+        own: dict[str, Any] = {"layer": first, "always": draws, "seeds": seeds or plain}
+        own |= {"axes": modes[0].axes, "plain": plain}
+        self._replaced = own if plain or found - {"hook", "again"} else None
+        for layer in keyed_layers(self.module):
+            layer.plain = plain
         if seeds:
             self.loop_reason = "the model draws random numbers by functions that take no key"
-        if draws:
+        if draws or plain:
             self.layer_keys += (FUNCTIONS_KEY,)
         self._prepare_calls()
         key, reason = torch.tensor(0) if self.needs_key else (), ""
@@ -359,7 +312,11 @@ class FunctionalModel:
 
     def _add_buffers(self, names: Iterable[str]) -> None:
         """Put buffers that change in training into the tree, beside their module's parameters."""
-        self._changing |= {name: self.module.get_buffer(name).dtype for name in names}
+        kept = dict(self.source.named_parameters()) | dict(self.source.named_buffers())
+        self._changing |= {name: kept[name].dtype for name in names}
+        for name, p in self.module.named_parameters():
+            if name in self._changing:  # changed by the trial
+                p.data.copy_(kept[name])
         if not self._changing:
             return
         self.loop_reason = f"buffer {next(iter(self._changing))!r} changes in training"
@@ -376,23 +333,25 @@ class FunctionalModel:
         self.layout = layout
         self.statistics = tuple(name for name, info in layout.items() if info.is_buffer)
 
+    def _kept(self, module: nn.Module) -> list[tuple[str, Tensor]]:
+        """List what is not trained: frozen parameters, and buffers but for keys and statistics."""
+        own = (*keyed_layers(module), *norms_of(module).values())
+        known = {id(b) for layer in own for b in layer.buffers()}
+        frozen = [pair for pair in module.named_parameters() if pair[0] not in self.layout]
+        return frozen + [pair for pair in module.named_buffers() if id(pair[1]) not in known]
+
+    def _changed(self, before: Mapping[str, Tensor]) -> set[str]:
+        after = values_of(self._kept(self._training.module))
+        # A buffer whose shape changes is a cache.
+        same = (n for n, b in before.items() if n in after and after[n].shape == b.shape)
+        return {n for n in same if not torch.equal(before[n], after[n])}
+
     def to(self, device: torch.device, dtype: torch.dtype) -> "FunctionalModel":
         """Copy the model to a device; constants become ``dtype``."""
         moved = copy.copy(self)
         moved.module = module_to(self.module, device, dtype)
         moved._prepare_calls()
         return moved
-
-
-def _keyed(module: nn.Module) -> list[KeyedLayer]:
-    return [layer for layer in module.modules() if isinstance(layer, KeyedLayer)]
-
-
-def _buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return buffers other than keys of random layers and statistics."""
-    own = (*_keyed(module), *norms_of(module).values())
-    known = {id(b) for layer in own for b in layer.buffers()}
-    return {name: b for name, b in module.named_buffers() if id(b) not in known}
 
 
 def real_view(tensor: Tensor) -> Tensor:

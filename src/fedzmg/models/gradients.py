@@ -67,7 +67,7 @@ def gradients_differ(model: "FunctionalModel", params: Tree, x: Any, key: Any) -
         flat = torch.cat([v.real.flatten() for v in outputs if v.requires_grad])
         return flat.dot(torch.linspace(0.5, 1.5, len(flat), dtype=flat.dtype))
 
-    params = params.map(lambda leaf: leaf.roll(1))  # of the same size, but not the module's
+    params = params.map(_varied)  # not those that the module has
     with torch.enable_grad():
         try:
             plain = own_gradient(model, total, params.map(torch.clone), None)[1]
@@ -79,6 +79,12 @@ def gradients_differ(model: "FunctionalModel", params: Tree, x: Any, key: Any) -
             return True
     most = max(_largest(leaf) for leaf in plain.values())
     return any(_largest(found[n] - leaf) > 1e-3 * most + 1e-12 for n, leaf in plain.items())
+
+
+def _varied(leaf: Tensor) -> Tensor:
+    """Return numbers of the same size, moved by one place and scaled each by its own factor."""
+    scales = torch.linspace(0.7, 1.3, leaf.numel(), dtype=leaf.dtype).reshape(leaf.shape)
+    return leaf.where(leaf != 0, 0.1).roll(1) * scales
 
 
 def _largest(leaf: Tensor) -> float:

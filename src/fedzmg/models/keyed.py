@@ -4,6 +4,7 @@ Random numbers depend on the step's key, the number of the call and the position
 """
 
 import contextlib
+import inspect
 import math
 import random
 import types
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from fedzmg.models.kernels.layers import RANGE, draws, mapped
 
@@ -29,6 +31,7 @@ class Draws:
     key: Tensor
     layer: int
     calls: int
+    plain = False  # draw by torch's global generator, which a recomputation sets back
     axes: tuple[int, ...] = ()  # axis of examples by call; the first one in calls beyond the last
     shapes: list[torch.Size] | None = None  # shapes drawn, while the axes are being learnt
 
@@ -38,6 +41,9 @@ class Draws:
         vars(self)["calls"] = call + 1  # a module takes longer to set an attribute
         if self.shapes is not None:
             self.shapes.append(shape)
+        if self.plain:
+            bits = torch.randint(RANGE, shape, device=device)
+            return bits if below is None else bits < below
         key = key if key.device == device else key.to(device)
         found: Tensor = draws(key, self.layer, call, shape.numel(), below)
         axis = self.axes[call] if call < len(self.axes) else 0
@@ -58,20 +64,23 @@ class KeyedFunctions(Draws, TorchFunctionMode):
     """Mode that computes random functions from a key, and attention from matrix products.
 
     It has the number ``layer`` among the model's keyed layers. ``always``: in a loop over clients,
-    too. ``seeds``: seed the global generators for functions that take no key.
+    too. ``seeds``: seed the global generators for functions that take no key; ``plain``: for all.
     """
 
     def __init__(
-        self, layer: int, *, always: bool = True, seeds: bool = False, axes: tuple[int, ...] = ()
-    ) -> None:
+        self, layer: int, *, always: bool = True, seeds: bool = False, plain: bool = False,
+        axes: tuple[int, ...] = (), learns: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.axes, self.key = axes, NO_KEY
+        self.axes, self.key, self.plain, self.learns = axes, NO_KEY, plain, learns
         self.layer, self.calls, self.always, self.seeds = layer, 0, always, seeds
-        self.found: set[str] = set()  # used while seeded: random, attention, unkeyed, hook
+        self.found: set[str] = set()  # used while seeded: random, attention, unkeyed, hook, again
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace random functions and attention; leave everything else."""
         replaced = _REPLACED.get(func)
+        if self.learns and "again" not in self.found and _is_recomputed():
+            self.found.add("again")
         if replaced is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         return replaced(self, *args, **(kwargs or {}))
@@ -94,7 +103,7 @@ class KeyedFunctions(Draws, TorchFunctionMode):
         random.seed(seed)
         start = generator_states()
         try:
-            with self:
+            with contextlib.nullcontext() if self.plain else self:
                 yield
             if generator_states() != start:
                 self.found.add("unkeyed")
@@ -113,6 +122,14 @@ class KeyedFunctions(Draws, TorchFunctionMode):
         """Draw like a layer, and note that a random function was used."""
         self.note("random")
         return super().draw(shape, device, below)
+
+
+def _is_recomputed() -> bool:
+    """Tell whether a checkpoint calls this code, to run it again in the backward pass."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def generator_states() -> dict[str, object]:

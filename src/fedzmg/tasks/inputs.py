@@ -17,7 +17,7 @@ from fedzmg.data.columns import Array, Columns, Owners
 from fedzmg.data.federated import Examples, number_clients
 from fedzmg.errors import InputError, listed
 from fedzmg.models import objective
-from fedzmg.models.functional import Call
+from fedzmg.models.call import Call
 from fedzmg.models.layout import warn_once
 from fedzmg.models.objective import PrepareFunction
 from fedzmg.tree import Inputs, leaves, named_leaves, row, tree_map

@@ -21,7 +21,7 @@ from fedzmg.errors import InputError, UserCodeError, check_text, unknown
 from fedzmg.evaluation import ACCURACY, CHUNK, LARGEST_OUTPUTS, Metric, check_values
 from fedzmg.metrics import loss_and_metric
 from fedzmg.models.batch_norm import BatchNormPolicy, norms_of
-from fedzmg.models.behaviour import couples
+from fedzmg.models.behaviour import couples, opened
 from fedzmg.models.functional import FunctionalModel
 from fedzmg.models.initial import Initializer, check_scheme, given_values
 from fedzmg.models.objective import LossFunction, Objective, PrepareFunction, cross_entropy
@@ -108,15 +108,19 @@ class Task:
                 continue
             with _named(f"the model cannot read {what} data of {inputs.describe_inputs(data.x)}"):
                 params, x, y = self.prepared(data)
+                places = np.linspace(0, data.size - 1, min(data.size, 8)).astype(int)
+                _, several, wanted = self.prepared(data, places)
+                trains = what == "training"
                 # Independence of examples is a matter of the model: one try of it suffices.
-                call = self.model.try_out if what == "training" else self.model.evaluate
-                outputs = call(params, x)
+                many = (several,) if trains else ()
+                outputs = (self.model.try_out if trains else self.model.evaluate)(params, x, *many)
             inputs.check_labels(data, outputs, self.loss, f"{what} data")
             inputs.warn_of_loss(self.model.module, outputs, self.loss)
             with _named("the loss fails on the model's outputs"):
                 check_values("loss", self.loss(outputs, y), len(y))
-            several = what == "training" and self.prepared(data, slice(16))[2]
-            if isinstance(several, Tensor) and couples(self.loss, outputs, several):
+            with torch.no_grad():
+                varied = self.model.evaluate(opened(params), several)
+            if trains and couples(self.loss, varied, wanted):
                 self.model.loop_reason = "the loss of an example depends on others of its batch"
             with _named(f"the metric {self.metric.name} fails on the model's outputs"):
                 self.metric.check_values(self.metric.function(outputs, y), len(y))
