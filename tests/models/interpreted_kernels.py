@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import sys
 
+import lstm_reference
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedzmg.models.kernels import (
-    lstm,
     patches,
     triton_convolution,
     triton_layers,
@@ -131,11 +131,11 @@ def long_memory(clients: int, batch: int, steps: int, units: int, precision: str
         torch.randn(clients, 4 * units, units) / 5,
     ]
     given.append(torch.randn(clients, 4 * units))
-    expected, got = lstm.reference(*given), triton_lstm.forward(*given, precision)
+    expected, got = lstm_reference.forward(*given), triton_lstm.forward(*given, precision)
     scale = SMALL if precision == "tf32" else 1.0
     signal, of_cell = torch.randn_like(expected[0]), torch.randn(clients, batch, units)
     back = signal * scale, of_cell * scale, *expected[1:], given[1]
-    found = triton_lstm.backward(*back, precision) / scale, lstm.reference_back(*back) / scale
+    found = triton_lstm.backward(*back, precision) / scale, lstm_reference.backward(*back) / scale
     return difference(*zip(got, expected, strict=True), found)
 
 

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fedzmg.models.kernels import layers, lstm
 from fedzmg.models.kernels.layers import mapped
+from fedzmg.models.kernels.precision import suits_kernels
 
 States = tuple[Tensor, ...]  # hidden state, and the cell of an LSTM
 
@@ -51,11 +52,12 @@ def scan(
     own, bias, *projection = weights[1], *weights[3:]
     assert own is not None
     if states is None:
-        if kind == "GRU" and layers.gru_available(from_input, own):
+        ours = suits_kernels(from_input) and own.dtype == torch.float32
+        if kind == "GRU" and ours and len(x) <= layers.MAX_BATCH:
             bias = own.new_zeros(len(own)) if bias is None else bias
             out = layers.gru_states(from_input, own, bias)
             return out, (out[:, -1],)
-        if kind == "LSTM" and not projection and lstm.available(from_input):
+        if kind == "LSTM" and ours and not projection:
             bias = own.new_zeros(len(own)) if bias is None else bias
             out, cell = lstm.states(from_input, own, bias)
             return out, (out[:, -1], cell)

@@ -42,6 +42,11 @@ def precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+def suits_kernels(x: Tensor) -> bool:
+    """Tell whether our GPU kernels can compute with a tensor."""
+    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and HAS_TRITON
+
+
 def narrowed(weights: Tensor, rounding: str) -> Tensor:
     """Return float32 weights as float16 for TF32, which rounds to as many bits of mantissa."""
     if rounding != "tf32" or weights.dtype != torch.float32:
