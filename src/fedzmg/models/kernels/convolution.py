@@ -17,16 +17,11 @@ from torch import Tensor
 from torch.library import custom_op
 
 from fedzmg.models.kernels import patches, precision
-from fedzmg.models.kernels.precision import HAS_TRITON, clients_first
+from fedzmg.models.kernels.precision import clients_first
 
 SMALL = 1 << 20  # bytes of a client's outputs, or values of its patches: measuring does not pay
 MAX_CHANNELS = 128  # more do not fit in the tiles of our kernels
 _chosen: dict[tuple[Any, ...], str] = {}  # the fastest way by shape and precision
-
-
-def available(x: Tensor) -> bool:
-    """Tell whether we can compute a convolution in other ways than torch."""
-    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and HAS_TRITON
 
 
 @custom_op("fedzmg::conv2d", mutates_args=())
@@ -40,7 +35,8 @@ def _(x: Tensor, w: Tensor, stride: list[int], padding: list[int], _rounding: st
     return x.new_empty(len(x), len(w), *patches.out_size(x, w, stride, padding))
 
 
-def _over_clients(
+@conv2d.register_vmap
+def _(
     info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: list[int], padding: list[int],
     rounding: str,
 ) -> tuple[Tensor, int]:  # fmt: skip
@@ -53,9 +49,6 @@ def _over_clients(
         out = F.conv2d(x, w.flatten(0, 1), None, stride, padding)
         return out.reshape(len(x), info.batch_size, -1, *out.shape[2:]).transpose(0, 1), 0
     return _of_clients(clients_first(x, in_dims[0]), w, stride, padding, rounding), 0
-
-
-conv2d.register_vmap(_over_clients)
 
 
 def _of_clients(

@@ -28,7 +28,7 @@ from torch.library import custom_op
 from torch.overrides import TorchFunctionMode
 
 from fedzmg.models.kernels import convolution, patches
-from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, precision
+from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, precision, suits_kernels
 
 WIDE = 1 << 16  # weights of a convolution above which patches are faster for one client
 MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
@@ -156,7 +156,7 @@ def _on_gpu(
         kind = torch.get_autocast_dtype("cuda")
         input, weight = input.to(kind), weight.to(kind)
         bias = None if bias is None else bias.to(kind)
-    if not convolution.available(input):
+    if not suits_kernels(input):
         return F.conv2d(input, weight, bias, stride, padding)
     out: Tensor = convolution.conv2d(input, weight, stride, padding, precision())
     return out if bias is None else out + bias[:, None, None]
@@ -167,12 +167,6 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 _SWAPS: dict[Any, Callable[..., Any]] = {F.linear: linear, F.conv2d: conv2d}
-
-
-def gru_available(from_input: Tensor, weights: Tensor) -> bool:
-    """Tell whether our kernels can compute this recurrence."""
-    known = from_input.dtype in (torch.float32, torch.bfloat16) and weights.dtype == torch.float32
-    return from_input.is_cuda and known and from_input.shape[-3] <= MAX_BATCH and HAS_TRITON
 
 
 def gru_states(from_input: Tensor, weights: Tensor, bias: Tensor) -> Tensor:

@@ -7,15 +7,14 @@ from torch import Tensor
 from torch._C._functorch import maybe_current_level
 from torch.library import custom_op
 
-from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, within_reach
+from fedzmg.models.kernels.precision import clients_first, suits_kernels, within_reach
 
 
 def available(x: Tensor) -> bool:
     """Tell whether our kernels can normalise these images or vectors of mapped clients."""
-    if torch.compiler.is_compiling() or not x.is_cuda:
+    if torch.compiler.is_compiling() or maybe_current_level() is None:
         return False  # the compiler fuses single operations with their neighbours
-    known = x.ndim in (2, 4) and x.dtype in (torch.float32, torch.bfloat16)
-    return HAS_TRITON and known and maybe_current_level() is not None
+    return x.ndim in (2, 4) and suits_kernels(x)
 
 
 @custom_op("fedzmg::batch_norm", mutates_args=())
