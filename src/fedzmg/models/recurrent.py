@@ -41,6 +41,8 @@ _NEXT: dict[str, Callable[..., States]] = {  # (both products, *states) -> next 
     "RNN_TANH": lambda x, h, _: (torch.tanh(x + h),),
     "RNN_RELU": lambda x, h, _: (torch.relu(x + h),),
 }
+_FUSED: dict[str, Callable[..., States]] = {"GRU": layers.gru_states, "LSTM": lstm.states}
+"""(products with inputs, weights, bias) -> all hidden states, and the last cell."""
 
 
 def scan(
@@ -52,15 +54,13 @@ def scan(
     own, bias, *projection = weights[1], *weights[3:]
     assert own is not None
     if states is None:
-        ours = suits_kernels(from_input) and own.dtype == torch.float32
-        if kind == "GRU" and ours and len(x) <= layers.MAX_BATCH:
+        fits = len(x) <= layers.MAX_BATCH if kind == "GRU" else not projection
+        if kind in _FUSED and fits and suits_kernels(from_input) and own.dtype == torch.float32:
             bias = own.new_zeros(len(own)) if bias is None else bias
-            out = layers.gru_states(from_input, own, bias)
-            return out, (out[:, -1],)
-        if kind == "LSTM" and ours and not projection:
-            bias = own.new_zeros(len(own)) if bias is None else bias
-            out, cell = lstm.states(from_input, own, bias)
-            return out, (out[:, -1], cell)
+            if torch.is_autocast_enabled("cuda"):
+                own = own.to(torch.get_autocast_dtype("cuda"))
+            out, *cell = _FUSED[kind](from_input, own, bias)
+            return out, (out[:, -1], *cell)
         widths = (own.shape[-1], len(own) // 4) if kind == "LSTM" else (own.shape[-1],)
         states = tuple(x.new_zeros(x.shape[0], width) for width in widths)
     found = []

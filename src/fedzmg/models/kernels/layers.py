@@ -169,12 +169,10 @@ def _pair(value: Any) -> tuple[int, int]:
 _SWAPS: dict[Any, Callable[..., Any]] = {F.linear: linear, F.conv2d: conv2d}
 
 
-def gru_states(from_input: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+def gru_states(from_input: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor]:
     """Compute all hidden states of one client's sequences, or of mapped clients."""
-    if torch.is_autocast_enabled("cuda"):
-        weights = weights.to(torch.get_autocast_dtype("cuda"))
     alone, _ = clients_gru(from_input.float()[None], weights[None], bias[None], precision())
-    return alone[0, 1:].transpose(0, 1)  # type: ignore[no-any-return]
+    return (alone[0, 1:].transpose(0, 1),)
 
 
 @custom_op("fedzmg::clients_gru", mutates_args=())

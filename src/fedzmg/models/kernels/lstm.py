@@ -15,8 +15,6 @@ from fedzmg.models.kernels.precision import clients_first, precision
 
 def states(from_input: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Compute hidden states ``(batch, time, units)`` from zero, and the last cell."""
-    if torch.is_autocast_enabled("cuda"):
-        weights = weights.to(torch.get_autocast_dtype("cuda"))
     given = from_input.to(bias.dtype)[None]
     found = clients_lstm(given, weights[None], bias[None], precision())
     return found[0][0].transpose(0, 1), found[1][0]
