@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedzmg.contract import ClientRule, map_rule
+from fedzmg.contract import map_rule
 from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
@@ -306,16 +306,11 @@ def _code(program: Program, *, masked: bool) -> _Code:
     def next_point(numbers: Any, *own: Any) -> Any:
         return map_rule(rule, lambda one, *rest: one.next_point(*rest), numbers, *own)
 
-    return _Code(losses, next_point, _advance(rule, masked=masked))
-
-
-def _advance(rule: ClientRule, *, masked: bool) -> Callable[..., None]:
-    """Build the second half of a step: the rule's update and the tallies, in place."""
-
     def advance(
         numbers: Any, context: ClientContext, work: Work, grad: Tree, loss: Tensor, lengths: Tensor,
         time: Any, *changed: State,
     ) -> None:  # fmt: skip
+        """Update the model and the tallies in place."""
         active = (lengths > time) & work.active if masked else None
         flags = () if active is None else (active,)
         own: tuple[Any, ...] = (context, work.params, work.scratch, grad, *flags)
@@ -329,4 +324,4 @@ def _advance(rule: ClientRule, *, masked: bool) -> Callable[..., None]:
             return
         copy_all(leaves(work), leaves(unshared(after, work)))  # a rule may keep its last model
 
-    return advance
+    return _Code(losses, next_point, advance)
