@@ -98,21 +98,16 @@ class PackedRule(NamedTuple):
         return row(function(bind(self.rule, own), *alone), None)
 
 
-def shared_algorithm(task: Task, trials: Sequence[Trial]) -> Algorithm:
-    """Check that trials have equal structure, and return the algorithm without its numbers."""
+def packed_rules(
+    task: Task, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device
+) -> tuple[list[Algorithm], PackedRule, PackedRule]:
+    """Fit the trials' algorithms to a task's model; return them and their packed rules."""
     if not trials:
         raise InputError("no trial to simulate: give at least one")
     for other in packs(task, trials)[1:]:
         names = " and ".join(trials[i].algorithm.name for i in (0, other[0]))
         raise InputError(f"trials of {names} differ in more than numbers: simulate them apart")
-    return _shape(task, trials[0])
-
-
-def packed_rules(
-    task: Task, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device
-) -> tuple[list[Algorithm], PackedRule, PackedRule]:
-    """Fit the trials' algorithms to a task's model; return them and their packed rules."""
-    shared, known = shared_algorithm(task, trials), (task.model.layout, task.parts, len(task.train))
+    shared, known = _shape(task, trials[0]), (task.model.layout, task.parts, len(task.train))
     fitted = [fit(trial.algorithm, *known) for trial in trials]
     client, server = (PackedRule.of(s, shared, fitted, dtype, device) for s in ("client", "server"))
     return fitted, client, server
