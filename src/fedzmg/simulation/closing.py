@@ -83,7 +83,8 @@ class Closing:
             clients[batch.trial] += 1
         for own, longest, number in zip(self._client_rules, steps, clients, strict=True):
             key = id(own), longest, number
-            if key not in self._known_sizes:
+            both = self._known_sizes.get(key)
+            if both is None:
                 upload = own.wire(row(merger.upload, 0))
                 if isinstance(upload, int):
                     up = Message(upload, 0, upload)
@@ -93,9 +94,8 @@ class Closing:
                 down = message_size(all_down, longest).times(number)
                 if self._side.by_examples and not isinstance(merger.upload.weight, Tensor):
                     up = up._replace(scalars=up.scalars + EXAMPLE_COUNT)
-                if isinstance(upload, int):  # it does not follow from shapes
-                    found.append((down, up))
-                    continue
-                self._known_sizes[key] = down, up
-            found.append(self._known_sizes[key])
+                both = down, up
+                if not isinstance(upload, int):  # which does not follow from shapes
+                    self._known_sizes[key] = both
+            found.append(both)
         return found
