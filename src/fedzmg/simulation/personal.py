@@ -1,7 +1,7 @@
 """Clients' own models: personal ones, and models after fine-tuning on a client's training data."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedzmg.contract import ClientRule, Number, bind, chain, number, rule_class
 from fedzmg.data.federated import Examples
@@ -128,36 +129,24 @@ def _evaluate(
 
     chunk = simulation.task.examples_at_once
     at_once = EXAMPLES if chunk == CHUNK else max(1, chunk // WIDTH)
+    sizes = torch.tensor([len(part) for part in own])
+    # Padding, which comes after the examples of a client, repeats a real example.
+    places = pad_sequence([*map(torch.from_numpy, own)], True, float(own[0][0]))
+    flags = torch.arange(places.shape[1]) < sizes[:, None]
     found = []
     with torch.no_grad(), MappedLayers():
-        for positions, counts in _padded(own, at_once):
-            at = torch.from_numpy(positions).to(simulation.device)
-            mask = torch.from_numpy(counts).to(simulation.device)
+        for part in zip(
+            torch.split(places, at_once, 1), torch.split(flags, at_once, 1), strict=True
+        ):
+            at, mask = (values.to(simulation.device) for values in part)
             given = models, program.prepare(row(data.x, at), program.dtype), data.y[at], mask
             if simulation.choice.path == "sequential":  # the model may not map
                 found.append(torch.stack([one(*row(given, i)) for i in range(len(own))]))
             else:
                 found.append(vmap(one)(*given))
-        sizes = [len(part) for part in own]
         if metric.pooled:
-            # Padding comes after the examples of a client.
-            rows = zip(torch.cat(found, 1), sizes, strict=True)
+            rows = zip(torch.cat(found, 1), sizes.tolist(), strict=True)
             values = torch.stack([metric.pooled_value(part[:size]) for part, size in rows])
         else:
-            values = metric.value(functools.reduce(torch.add, found).cpu(), torch.tensor(sizes))
+            values = metric.value(functools.reduce(torch.add, found).cpu(), sizes)
     return values.cpu().numpy()
-
-
-def _padded(
-    own: Sequence[npt.NDArray[np.int64]], at_once: int
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]:
-    """Yield positions of examples as rectangles, and flags of the real ones."""
-    longest = max(map(len, own))
-    for first in range(0, longest, at_once):
-        width = min(at_once, longest - first)
-        parts = [part[first : first + width] for part in own]
-        real = np.arange(width) < np.array([[len(part)] for part in parts])
-        positions = np.full(real.shape, own[0][0])
-        for line, part in zip(positions, parts, strict=True):
-            line[: len(part)] = part
-        yield positions, real
