@@ -52,6 +52,10 @@ class Vectorized:
         self.subtracts = subtracts
         self.compiled, self.cuda_graph, self.backend = compiled, cuda_graph, backend
         self.graphs: StepGraphs | None = None  # made by the first round that replays
+        self._begin: Callable[..., ClientState] = self._begin_all
+        self._finish: Callable[..., Outcome] = self._finish_all
+        if cuda_graph:
+            self._begin, self._finish = Replayed(self._begin_all), Replayed(self._finish_all)
 
     def train(
         self, batches: list[ClientBatch], broadcast: Broadcast, memory: State
@@ -107,10 +111,9 @@ class Vectorized:
         if not subtract:
             return local.finish(program.rule, state.context, work, subtract=False)
         if self.graphs is None:
-            out: Outcome = self._finish((), state._replace(work=work))
-        else:  # the buffers, whose places do not change
-            out = self._finish((), still=self.graphs.state(len(batches)))
-        return out
+            return self._finish((), state._replace(work=work))
+        # The places of the buffers do not change.
+        return self._finish((), still=self.graphs.state(len(batches)))
 
     def _context(
         self, broadcast: Broadcast, memory: State, known: Tensor
@@ -119,27 +122,19 @@ class Vectorized:
         own: Broadcast = tree_map(lambda leaf: leaf[trial], broadcast)
         return dict(own.numbers), self.program.context(own, memory, *facts)
 
-    @functools.cached_property
-    def _begin(self) -> Callable[..., ClientState]:
-        def begin(
-            _: Any, broadcast: Broadcast, memory: State, known: Tensor,
-            still: ClientState | None = None,
-        ) -> ClientState:  # fmt: skip
-            numbers, context = self._context(broadcast, memory, known)
-            made = ClientState(numbers, context, self._map(local.start, numbers, context, ()))
-            if still is not None:  # where the steps work
-                copy_all(leaves(still), leaves(made))
-            return still or made
+    def _begin_all(
+        self, _: Any, broadcast: Broadcast, memory: State, known: Tensor,
+        still: ClientState | None = None,
+    ) -> ClientState:  # fmt: skip
+        numbers, context = self._context(broadcast, memory, known)
+        made = ClientState(numbers, context, self._map(local.start, numbers, context, ()))
+        if still is not None:  # where the steps work
+            copy_all(leaves(still), leaves(made))
+        return still or made
 
-        return Replayed(begin) if self.cuda_graph else begin
-
-    @functools.cached_property
-    def _finish(self) -> Callable[..., Outcome]:
-        def finish(_: Any, state: ClientState) -> Outcome:
-            out: Outcome = self._map(local.finish, *state)
-            return out
-
-        return Replayed(finish) if self.cuda_graph else finish
+    def _finish_all(self, _: Any, state: ClientState) -> Outcome:
+        out: Outcome = self._map(local.finish, *state)
+        return out
 
     def _run(self, batches: list[ClientBatch], state: ClientState) -> Work:
         padded = pad([b.stream for b in batches])
