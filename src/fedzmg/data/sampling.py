@@ -69,22 +69,21 @@ class Sampler:
         """Return the clients of a round, the same for every algorithm under this seed."""
         how, examples, size = self._how, self._examples, self._cohort
         population = len(examples)
-        if how == "uniform":
-            cohort = sample_cohort(seed, round_, population, size, replacement=self._replacement)
-            return [int(client) for client in cohort]
         if how == "schedule":
             return self._schedule[(round_ - 1) % len(self._schedule)]
+        if callable(how):
+            given = how(round_, key(seed, "cohort", round_), population, examples)
+            return self._own(given, f"{function_name(how)}, round {round_}")
+        if how == "uniform":
+            found = sample_cohort(seed, round_, population, size, replacement=self._replacement)
+            return [int(client) for client in found]
         rng = stream(seed, "cohort", round_)
         if how == "poisson":
             found = np.flatnonzero(rng.random(population) < size / population)
-        elif how == "examples" and self._replacement:
+        elif self._replacement:
             found = rng.choice(population, size=size, p=examples / examples.sum())
-        elif how == "examples":
-            found = _draw_by_examples(rng, examples, size)
         else:
-            assert callable(how)
-            given = how(round_, key(seed, "cohort", round_), population, examples)
-            return self._own(given, f"{function_name(how)}, round {round_}")
+            found = _draw_by_examples(rng, examples, size)
         return [int(client) for client in found]
 
     def _numbered(self, schedule: Sequence[Any], names: Sequence[str]) -> list[list[int]]:
