@@ -194,18 +194,14 @@ class StepGraphs:
 
     def _allocate(self, padded: Padded, state: ClientState) -> _Buffers:
         clients, steps, batch = padded.indices.shape
-        steps = max(steps, self._program.longest)
-        shape = clients, steps, batch
+        shape = clients, max(steps, self._program.longest), batch
         empty = Padded._make(np.zeros(shape[: part.ndim], part.dtype) for part in padded)
         if self._program.dtype != torch.float64:
             empty = empty._replace(weights=empty.weights.astype(np.float32))
         size, device = sum(-(-part.nbytes // APART) * APART for part in empty), self._program.device
         block = torch.zeros(size, dtype=torch.uint8, device=device)
         plan = Plan(*_parts(block, [torch.from_numpy(part) for part in empty]))
-        own: ClientState = tree_map(
-            lambda leaf: torch.empty_like(leaf, memory_format=torch.contiguous_format).copy_(leaf),
-            state,
-        )
+        own = tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), state)
         return _Buffers(own, plan, block, empty, plan.lengths.new_zeros(()))
 
     def _capture(self, buffers: _Buffers, width: int) -> Callable[[], None]:

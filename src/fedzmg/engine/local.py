@@ -133,12 +133,9 @@ def close_epoch(
     """Let the rule react to the end of an epoch, for clients whose epoch ends here."""
     mean = work.loss / work.epoch_steps.clamp(min=1)
     scratch, continues = rule.end_epoch(work.scratch, mean if full_loss is None else full_loss)
-    closed = work._replace(
-        scratch=scratch,
-        loss=torch.zeros_like(work.loss),
-        epoch_steps=torch.zeros_like(work.epoch_steps),
-        active=work.active & continues,
-    )
+    loss, steps = torch.zeros_like(work.loss), torch.zeros_like(work.epoch_steps)
+    active = work.active & continues
+    closed = work._replace(scratch=scratch, loss=loss, epoch_steps=steps, active=active)
     return keep(closes & work.active, closed, work)
 
 
