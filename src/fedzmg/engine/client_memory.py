@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from fedzmg.errors import InputError
-from fedzmg.storage.files import check_fences
+from fedzmg.storage.files import check_fences, naming_errors
 from fedzmg.tree import Flat, State, flatten_rows, leaves, row, tree_map, unflatten_rows
 
 NEVER = -1
@@ -34,6 +34,7 @@ SLOTS = 3
 STAMP = np.dtype([("round", np.int64), ("hash", np.uint8, 32)])  # round and checksum of a row
 SHARDS = "; "  # separator of the marks of shards
 GPU_SHARE = 4  # a quarter of the free memory of a GPU is for the memories of clients
+_writing = functools.partial(naming_errors, remedy="free space or set TMPDIR to another folder")
 
 
 def shard_folder(directory: Path, shard: int) -> Path:
@@ -226,24 +227,13 @@ class MemoryStore:
             self._place, self._fresh_rows = device, self._fresh_rows.to(device)
             self._table = self._fresh_rows.new_empty(trials, clients, width)
         if directories is None:
-            with self._writing():
+            with _writing("to a temporary folder"):
+                place = tempfile.gettempdir()
+            with _writing(f"client memory in {place}"):
                 scratch = Path(tempfile.mkdtemp(prefix="fedzmg-memory-"))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             directories = [scratch / str(i) for i in range(trials)]
         self._trials = [Slots(path, clients, width, dtype) for path in directories]
-
-    @contextlib.contextmanager
-    def _writing(self, folder: Path | str = "the temporary folder") -> Iterator[None]:
-        """Name the temporary folder in an error of writing; callers name a run's own folder."""
-        try:
-            yield
-        except OSError as error:
-            if not self._is_temporary:
-                raise
-            raise InputError(
-                f"cannot keep client memory in {error.filename or folder}: {error.strerror}; free "
-                "space or set TMPDIR to another folder"
-            ) from None
 
     @property
     def is_empty(self) -> bool:
@@ -283,7 +273,9 @@ class MemoryStore:
 
     def _write(self, trial: int, client: int, round_: int, values: torch.Tensor) -> None:
         slots = self._trials[trial]
-        with self._writing(slots.path.parent):
+        # A run names its own folder in an error.
+        named = _writing(f"client memory in {slots.path.parent}")
+        with named if self._is_temporary else contextlib.nullcontext():
             slots.write(client, round_, values.numpy())
 
     def rounds(self, trial: int, client: int) -> list[int]:
