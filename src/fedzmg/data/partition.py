@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedzmg.data.columns import Columns, Ids
 from fedzmg.data.federated import number_clients
-from fedzmg.errors import InputError, check_names, unknown
+from fedzmg.errors import InputError, check_names
 from fedzmg.seeds import stream
 
 Owners = Ids
@@ -294,9 +294,7 @@ def make(
     check_names("partition", [name], PARTITIONS)
     parameters = inspect.signature(PARTITIONS[name]).parameters
     known = [key for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY and key != "seed"]
-    for key in options:
-        if key not in known:
-            raise unknown(f"option of partition {name!r}", key, [*known, "clients", "seed"])
+    check_names(f"option of partition {name!r}", options, [*known, "clients", "seed"])
     if not isinstance(seed, Integral):
         raise InputError(f"seed = {seed!r}: expected a whole number")
     given = {"clients": clients, "coarse": coarse, "seed": seed, **options}

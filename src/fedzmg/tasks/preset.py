@@ -182,8 +182,7 @@ class OwnTask(Preset):
 
     def __init__(self, name: str, source: Task | Callable[[], Task]) -> None:
         summary = "" if isinstance(source, Task) else inspect.getdoc(source) or ""
-        own = {"name": name, "data": "", "summary": summary.partition("\n")[0], "source": source}
-        vars(self).update(own)
+        vars(self).update(name=name, data="", summary=summary.partition("\n")[0], source=source)
 
     @cached_property
     def task(self) -> Task:
