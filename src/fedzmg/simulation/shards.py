@@ -20,7 +20,7 @@ from fedzmg.engine.client_memory import SHARDS, MemoryStore, shard_folder
 from fedzmg.engine.local import Broadcast, Chunk
 from fedzmg.engine.sums import MergedPart
 from fedzmg.simulation.server import Snapshot
-from fedzmg.tree import State, flatten_rows, leaves, row, tree_map
+from fedzmg.tree import State, leaves, row, tree_map
 
 if TYPE_CHECKING:
     from fedzmg.simulation.rounds import Simulation
@@ -158,9 +158,7 @@ class ShardedMemory(MemoryStore):
         self.fresh = tree_map(lambda leaf: leaf.cpu(), fresh)
         self._borders = shard_borders(clients, shards.count)
         self._stores = shards.open(fresh, clients, places)
-        if not self.is_empty:
-            rows, _ = flatten_rows(self.fresh)
-            self.kept_bytes = rows.shape[1] * rows.element_size()
+        self.kept_bytes = MemoryStore(self.fresh, 0, ()).kept_bytes
 
     def read(self, owners: list[tuple[int, int]]) -> State:
         if self.is_empty:
