@@ -189,14 +189,13 @@ def _numbers(rows: list[Any], where: str) -> Array:
 
 
 def _collect(where: str, found: Iterable[Client]) -> Columns:
-    clients: dict[str, Client] = {}
-    for client in found:
-        name, here, _ = client
+    clients: dict[str, tuple[str, Mapping[str, Column]]] = {}
+    for name, here, held in found:
         if name in clients:
-            first_file = clients[name][1].rpartition(": ")[0]
+            first_file = clients[name][0].rpartition(": ")[0]
             raise InputError(f"{here} is also in {first_file}: leave one of them out")
-        clients[name] = client
-    filled = [(here, columns) for _, here, columns in clients.values() if columns]
+        clients[name] = here, held
+    filled = [(here, held) for here, held in clients.values() if held]
     if not filled:
         raise InputError(f"{where}: no client has an example: get the file again")
     kinds: dict[str, str] = {}
@@ -207,7 +206,7 @@ def _collect(where: str, found: Iterable[Client]) -> Columns:
         if own != kinds:
             raise InputError(f"{here}: has {own} where others have {kinds}: correct it")
     columns = {n: _join([held[n] for _, held in filled]) for n in kinds}
-    sizes = [rows_of(next(iter(held.values()))) if held else 0 for _, _, held in clients.values()]
+    sizes = [rows_of(next(iter(held.values()))) if held else 0 for _, held in clients.values()]
     notes = []
     if 0 in sizes:
         empty = list(clients)[sizes.index(0)]
