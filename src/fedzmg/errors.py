@@ -116,7 +116,6 @@ def _close(name: str, names: list[str]) -> list[str]:
     ends = [found for found in names if found.rpartition(".")[2].lower() in same]
     # Compare without the common prefix, which would make all names of a table similar.
     inside = {n.rpartition(".")[2].lower(): n for n in names if n.startswith(f"{table}.")}
-    whole = {found.lower(): found for found in names}
-    given, known = (last, inside) if table and inside else (name.lower(), whole)
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-    return ends or [known[found] for found in near]
+    known = inside if table and inside else {n.lower(): n for n in names}
+    given = last if known is inside else name.lower()
+    return ends or [known[n] for n in difflib.get_close_matches(given, known, n=1, cutoff=0.5)]

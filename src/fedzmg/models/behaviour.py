@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedzmg.tree import Tree, leaves, row
+from fedzmg.tree import Tree, leaves, row, tree_map
 
 
 def opened(params: Tree) -> Tree:
@@ -35,19 +35,20 @@ def depends_on_batch(batch: Any, others: Any, examples: int) -> bool:
 
 def in_reverse(compute: Callable[..., Any], params: Tree, x: Any) -> Any:
     """Compute outputs of examples in reverse order, and put them back in order."""
-    back = torch.arange(len(leaves(x)[0])).flip(0)
-    outputs = compute(params, row(x, back))
-    with contextlib.suppress(IndexError):  # not one output per example
-        return row(outputs, back)
-    return outputs
+    size = len(leaves(x)[0])
+    back = torch.arange(size).flip(0)
+
+    def turned(leaf: Any) -> Any:
+        return leaf[back] if isinstance(leaf, Tensor) and leaf.shape[:1] == (size,) else leaf
+
+    return tree_map(turned, compute(params, row(x, back)))
 
 
-def couples(loss: Callable[..., Tensor], outputs: Any, y: Tensor) -> bool:
-    """Tell whether the loss of an example depends on the others of its batch; outputs repeat."""
+def couples(loss: Callable[..., Tensor], compute: Callable[[], Any], y: Tensor) -> bool:
+    """Tell whether the loss of an example depends on the others of its batch."""
     coupled = False
     with torch.no_grad(), contextlib.suppress(Exception):  # training says where
-        many = row(outputs, torch.arange(len(y)) % len(leaves(outputs)[0]))
-        losses = loss(many, y)
+        losses = loss(many := compute(), y)
         coupled = True  # if it cannot read a single example
         coupled = depends_on_batch(losses, loss(*row((many, y), slice(1))), len(y))
     return coupled
@@ -63,11 +64,12 @@ def changes_in_place(train: Callable[[Tree], Any], params: Tree) -> bool:
 
 def values_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Keep buffers, and sums of frozen parameters, which may be large."""
-    pairs = ((name, t.detach()) for name, t in tensors)
-    return {
-        name: t.sum(dtype=torch.float64) if isinstance(t, nn.Parameter) else t.clone()
-        for name, t in pairs
-    }
+
+    def value(t: Tensor) -> Tensor:
+        wide = torch.complex128 if t.is_complex() else torch.float64
+        return t.detach().sum(dtype=wide) if isinstance(t, nn.Parameter) else t.clone()
+
+    return {name: value(t) for name, t in tensors}
 
 
 def are_equal(outputs: Any, others: Any) -> bool:

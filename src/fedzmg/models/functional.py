@@ -10,16 +10,8 @@ from torch import Tensor, nn
 
 from fedzmg.contract import Layout, ParamInfo
 from fedzmg.errors import InputError
+from fedzmg.models import behaviour
 from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
-from fedzmg.models.behaviour import (
-    are_equal,
-    changes_in_place,
-    depends_on_batch,
-    in_reverse,
-    opened,
-    shares_hooks,
-    values_of,
-)
 from fedzmg.models.call import FUNCTIONS_KEY, Call, keyed_layers
 from fedzmg.models.copies import PARAMETER_HOOKS, copy_module, module_to
 from fedzmg.models.gradients import gradients_differ
@@ -122,7 +114,7 @@ class FunctionalModel:
     def thread_safe(self) -> bool:
         """Copies of the model can be used by several threads: they share nothing that changes."""
         seeds = self._replaced is not None and self._replaced["seeds"]
-        return self._repeats and not (seeds or shares_hooks(self.module))
+        return self._repeats and not (seeds or behaviour.shares_hooks(self.module))
 
     def params(self) -> Tree:
         """Copy the module's own trainable parameters."""
@@ -227,7 +219,12 @@ class FunctionalModel:
 
     def try_out(self, params: Tree, x: Inputs, others: Inputs | None = None) -> Tensor:
         """Compute outputs with dropout off; learn, on ``others``, too, how to train the model."""
-        many = x if others is None else others
+        if others is not None:
+            with contextlib.suppress(Exception):  # one of them cannot be read: training says where
+                return self._learn(params, x, others)
+        return self._learn(params, x, x)
+
+    def _learn(self, params: Tree, x: Inputs, many: Inputs) -> Tensor:
         self.layer_keys = tuple(name for name in self.layer_keys if name != FUNCTIONS_KEY)
         counts = any(getattr(m, "scale_grad_by_freq", False) for m in self.module.modules())
         self.loop_reason = "scale_grad_by_freq counts the padding of a batch" if counts else ""
@@ -237,8 +234,8 @@ class FunctionalModel:
         sources = [*self._training.keyed, modes[0]]
         self._squeezed, examples = None, len(leaves(many)[0])
         one = row(many, slice(1))
-        before = values_of(self._kept(self._training.module))
-        tried = opened(params).map(Tensor.requires_grad_)
+        before = behaviour.values_of(self._kept(self._training.module))
+        tried = behaviour.opened(params).map(Tensor.requires_grad_)
         with torch.enable_grad():
             for source in sources:
                 source.axes, source.shapes = (), []
@@ -256,22 +253,22 @@ class FunctionalModel:
             if any(any(source.axes) for source in sources):
                 trained, alone = self.train(tried, many), self.train(tried, one)
             # Random numbers depend on the place.
-            turned = trained if any(shapes) else in_reverse(self.train, tried, many)
+            turned = trained if any(shapes) else behaviour.in_reverse(self.train, tried, many)
         with torch.no_grad():
             outputs = self.evaluate(params, x)
             among, lone = self.evaluate(tried, many), self.evaluate(tried, one)
-            turned_too = in_reverse(self.evaluate, tried, many)
+            turned_too = behaviour.in_reverse(self.evaluate, tried, many)
         # Batch statistics may depend on other examples: they leave out padding.
         pairs = [] if self.norms.dependent else [(trained, alone), (trained, turned)]
         pairs += [] if self.norms.always_dependent else [(among, lone), (among, turned_too)]
-        if any(depends_on_batch(*pair, examples) for pair in pairs):
+        if any(behaviour.depends_on_batch(*pair, examples) for pair in pairs):
             self.loop_reason = "outputs for an example depend on the other examples of its batch"
         size = len(leaves(x)[0])
         rows = isinstance(outputs, Tensor) and outputs.shape[:1] == (size,) and one is not many
         if rows and lone.shape != outputs[:1].shape and lone.numel() == outputs[0].numel():
             self._squeezed = outputs[0].shape
         with torch.no_grad():
-            self._repeats = are_equal(trained, self.train(tried, many))
+            self._repeats = behaviour.are_equal(trained, self.train(tried, many))
             if changed := self._changed(before):  # others may change only sometimes
                 for _ in range(SOMETIMES):
                     self.train(tried, x)
@@ -302,7 +299,7 @@ class FunctionalModel:
         self._prepare_calls()
         key, reason = torch.tensor(0) if self.needs_key else (), ""
         twin = self.twin()
-        if changes_in_place(lambda large: twin.train(large, x, key), params):
+        if behaviour.changes_in_place(lambda large: twin.train(large, x, key), params):
             reason, self.direct = "a pass changes parameters in place", True
         elif self.direct or gradients_differ(twin, params, x, key):
             reason, self.direct = "a map does not give the model's gradients", True
@@ -341,7 +338,7 @@ class FunctionalModel:
         return frozen + [pair for pair in module.named_buffers() if id(pair[1]) not in known]
 
     def _changed(self, before: Mapping[str, Tensor]) -> set[str]:
-        after = values_of(self._kept(self._training.module))
+        after = behaviour.values_of(self._kept(self._training.module))
         # A buffer whose shape changes is a cache.
         same = (n for n, b in before.items() if n in after and after[n].shape == b.shape)
         return {n for n in same if not torch.equal(before[n], after[n])}

@@ -4,9 +4,9 @@ Random numbers depend on the step's key, the number of the call and the position
 """
 
 import contextlib
-import inspect
 import math
 import random
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -126,10 +126,8 @@ class KeyedFunctions(Draws, TorchFunctionMode):
 
 def _is_recomputed() -> bool:
     """Tell whether a checkpoint calls this code, to run it again in the backward pass."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename != checkpoint.__file__:
-        frame = frame.f_back
-    return frame is not None
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    return any(frame.f_code.co_filename == checkpoint.__file__ for frame in frames)
 
 
 def generator_states() -> dict[str, object]:

@@ -110,16 +110,14 @@ class Task:
                 params, x, y = self.prepared(data)
                 places = np.linspace(0, data.size - 1, min(data.size, 8)).astype(int)
                 _, several, wanted = self.prepared(data, places)
-                trains = what == "training"
-                # Independence of examples is a matter of the model: one try of it suffices.
-                many = (several,) if trains else ()
-                outputs = (self.model.try_out if trains else self.model.evaluate)(params, x, *many)
+                trains = what == "training"  # one try of the model suffices
+                given = (several,) if trains else ()
+                outputs = (self.model.try_out if trains else self.model.evaluate)(params, x, *given)
             inputs.check_labels(data, outputs, self.loss, f"{what} data")
             inputs.warn_of_loss(self.model.module, outputs, self.loss)
             with _named("the loss fails on the model's outputs"):
                 check_values("loss", self.loss(outputs, y), len(y))
-            with torch.no_grad():
-                varied = self.model.evaluate(opened(params), several)
+            varied = functools.partial(self.model.evaluate, opened(params), several)
             if trains and couples(self.loss, varied, wanted):
                 self.model.loop_reason = "the loss of an example depends on others of its batch"
             with _named(f"the metric {self.metric.name} fails on the model's outputs"):
