@@ -111,8 +111,8 @@ class Task:
                 places = np.linspace(0, data.size - 1, min(data.size, 8)).astype(int)
                 _, several, wanted = self.prepared(data, places)
                 trains = what == "training"  # one try of the model suffices
-                given = (several,) if trains else ()
-                outputs = (self.model.try_out if trains else self.model.evaluate)(params, x, *given)
+                more = (several,) if trains else ()
+                outputs = (self.model.try_out if trains else self.model.evaluate)(params, x, *more)
             inputs.check_labels(data, outputs, self.loss, f"{what} data")
             inputs.warn_of_loss(self.model.module, outputs, self.loss)
             with _named("the loss fails on the model's outputs"):
