@@ -495,6 +495,16 @@ def test_a_loss_that_couples_examples_is_not_mapped() -> None:
         near = (outputs @ outputs.T).logsumexp(1)
         return near - (outputs * (targets == targets[:1])[:, None]).sum(1)
 
+    def balanced(outputs: Tensor, targets: Tensor) -> Tensor:
+        """Ask for outputs of all classes over a batch, which a head of zeros does not show."""
+        shares = outputs.softmax(1).mean(0)
+        entropy = (shares * shares.log()).sum()
+        return F.cross_entropy(outputs, targets, reduction="none") + entropy
+
+    zeros = nn.Linear(6, 3)
+    nn.init.zeros_(zeros.weight)
+    loops = federation(zeros, VECTORS, loss=balanced)
+    assert "the loss of an example" in loops.model.loop_reason
     loops = federation(dense(lambda m, x: m.last(m.first(x))), VECTORS, loss=coupled)
     assert "the loss of an example" in loops.model.loop_reason
     with pytest.raises(CannotMap, match="the loss of an example"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedzmg.models.behaviour import opened
 from fedzmg.tree import Tree, leaves
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def gradients_differ(model: "FunctionalModel", params: Tree, x: Any, key: Any) -
         flat = torch.cat([v.real.flatten() for v in outputs if v.requires_grad])
         return flat.dot(torch.linspace(0.5, 1.5, len(flat), dtype=flat.dtype))
 
-    params = params.map(_varied)  # not those that the module has
+    params = opened(params).map(lambda leaf: 0.7 * leaf.roll(1))  # not the module's own numbers
     with torch.enable_grad():
         try:
             plain = own_gradient(model, total, params.map(torch.clone), None)[1]
@@ -79,12 +80,6 @@ def gradients_differ(model: "FunctionalModel", params: Tree, x: Any, key: Any) -
             return True
     most = max(_largest(leaf) for leaf in plain.values())
     return any(_largest(found[n] - leaf) > 1e-3 * most + 1e-12 for n, leaf in plain.items())
-
-
-def _varied(leaf: Tensor) -> Tensor:
-    """Return numbers of the same size, moved by one place and scaled each by its own factor."""
-    scales = torch.linspace(0.7, 1.3, leaf.numel(), dtype=leaf.dtype).reshape(leaf.shape)
-    return leaf.where(leaf != 0, 0.1).roll(1) * scales
 
 
 def _largest(leaf: Tensor) -> float:
