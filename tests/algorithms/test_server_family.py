@@ -140,7 +140,6 @@ def test_one_mean_over_the_whole_vector(engine: str) -> None:
     torch.testing.assert_close(after, flat - flat.mean(), rtol=0, atol=1e-14)
     half = rule.changed(grad.map(lambda leaf: leaf.to(torch.bfloat16)))
     assert {leaf.dtype for leaf in half.values()} == {torch.bfloat16}
-    assert len(rule.changed(Tree({}))) == 0
 
     start = initial_params(task.model, task.init, 0)
     before = sum(float(leaf.double().sum()) for leaf in start.values())

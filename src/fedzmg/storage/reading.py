@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gzip
 import io
+import itertools
 import json
 import os
 import stat
@@ -80,17 +81,14 @@ def check_file(path: Path) -> None:
 def read_file(path: Path, *, typed: bool = False) -> bytes:
     """Read a regular file of bounded size; a path that a user ``typed`` may be a link or a pipe."""
     with _opened(path, typed=typed) as file:
-        return _within(file, path)
+        return file.read()
 
 
 def read_gzip(path: Path) -> bytes:
     """Read and decompress a file; damage raises ``OSError``, ``EOFError`` or ``zlib.error``."""
     with gzip.GzipFile(fileobj=io.BytesIO(read_file(path))) as file:
-        return _within(file, path)
-
-
-def _within(file: BinaryIO | gzip.GzipFile, path: Path) -> bytes:
-    content = file.read(LIMIT + 1)
+        pieces = iter(lambda: file.read(MIB), b"")
+        content = b"".join(itertools.islice(pieces, LIMIT // MIB + 1))
     if len(content) > LIMIT:
         raise _too_large(path)
     return content
