@@ -206,7 +206,7 @@ class Task:
                 the model cannot read become floats, bytes above 1 divided by 255.
             init: ``"torch"``, ``"keras"``, ``"given"`` (a pretrained start) or a function.
             axes: input axes by parameter name or pattern, in place of the layer's own.
-            client_names: all client ids, if order or completeness matters.
+            client_names: ids of all clients with examples, in the order wanted.
             parts: personal and frozen parts of the model, ``Parts(personal=("last:1",))``.
             batch_norm: statistics of BatchNorm layers: ``"average"`` (they travel and are
                 averaged), ``"local"`` (the layers stay with the client), ``"frozen"`` (constants)
