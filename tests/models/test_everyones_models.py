@@ -164,9 +164,11 @@ MAPPED: dict[str, Callable[[], Task]] = {
 }  # fmt: skip
 
 
-def trained(task: Task, engine: Any = "auto", **more: Any) -> dict[str, Tensor]:
+def trained(
+    task: Task, engine: Any = "auto", algorithm: str = "fedavg", **more: Any
+) -> dict[str, Tensor]:
     more = {"rounds": 2, "dtype": torch.float64, **more}
-    history = simulate(task, Trial.of("fedavg", client_lr=0.2), engine=engine, **more)[0]
+    history = simulate(task, Trial.of(algorithm, client_lr=0.2), engine=engine, **more)[0]
     assert history.diverged is None
     return dict(history.params.items())
 
@@ -473,6 +475,15 @@ def test_dropout_in_a_checkpoint_repeats_its_mask(again: bool) -> None:
     assert all(torch.equal(*pair) for pair in zip(drawn[::2], drawn[1::2], strict=True))
     repeated = trained(task, "sequential", rounds=1)
     assert all(torch.equal(leaf, repeated[key]) for key, leaf in found.items())
+
+
+def test_features_of_a_model_whose_only_layer_has_a_hook() -> None:
+    """The body of such a model has no parameter of its own."""
+    module = nn.Linear(6, 3)
+    plain = trained(federation(module, VECTORS, init="given"), "sequential", algorithm="moon")
+    module.weight.register_hook(lambda slope: slope * 1)
+    hooked = trained(federation(module, VECTORS, init="given"), "sequential", algorithm="moon")
+    assert all(torch.equal(leaf, plain[key]) for key, leaf in hooked.items())
 
 
 @pytest.mark.gpu

@@ -141,14 +141,14 @@ class FunctionalModel:
         A pass with them is that of a plain loop, whatever the model does with its parameters. What
         it changes in place is changed in ``params``.
         """
-        named = dict(self.module.named_parameters())
-        own = {name: named.get(name, leaf) for name, leaf in params.items()}
+        named = self.module.named_parameters()
+        own = {name: p for name, p in named if name in params and p.requires_grad}
         before = {name: p.data for name, p in own.items()}
         for name, p in own.items():
             p.data = torch.view_as_complex(params[name]) if p.is_complex() else params[name].data
         held = {name: p.data for name, p in own.items()}
         try:
-            yield Tree(own)
+            yield Tree({name: own.get(name, leaf) for name, leaf in params.items()})
         finally:
             for name, p in own.items():
                 if p.data_ptr() != held[name].data_ptr():
@@ -160,7 +160,8 @@ class FunctionalModel:
     ) -> Tensor:
         """Compute outputs; in training with copies of statistics, for ``moved``."""
         inputs = dict(params.items())
-        if self.direct and not any(isinstance(leaf, nn.Parameter) for leaf in inputs.values()):
+        trained = next((inputs[name] for name in inputs if name not in self.statistics), None)
+        if self.direct and trained is not None and not isinstance(trained, nn.Parameter):
             with self.holding({name: leaf.clone() for name, leaf in inputs.items()}) as own:
                 return self._pass(call, own, x, key, real, moved)
         inputs |= {name: inputs[name].detach() for name in self.statistics if name in inputs}
