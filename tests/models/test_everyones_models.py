@@ -492,7 +492,7 @@ def test_features_of_a_model_whose_only_layer_has_a_hook() -> None:
 def test_a_model_that_does_not_map_trains_alike_on_a_gpu(name: str) -> None:
     module, x = LOOPED[name]()
     task = federation(module, x, init="given")
-    found, expected = trained(task, "sequential", device="cuda"), trained(task, "sequential")
+    found, expected = (trained(task, "sequential", device=place) for place in ("cuda", "cpu"))
     for key, leaf in expected.items():
         torch.testing.assert_close(found[key].cpu(), leaf, rtol=0, atol=1e-6)
 
