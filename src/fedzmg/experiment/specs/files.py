@@ -227,7 +227,7 @@ class StudySpec(Plan):
 
     def orders(self) -> dict[str, list[str]]:
         # The others are tested against the first.
-        return {"order of algorithms": list(self.algorithms)}
+        return {"reference": [next(iter(self.algorithms))]}
 
     def check(self, task: Task | None = None) -> None:
         if task is None:
