@@ -20,6 +20,7 @@ from fedzmg.evaluation import accuracy
 from fedzmg.metrics import masked_accuracy
 from fedzmg.models.objective import cross_entropy, masked_cross_entropy
 from fedzmg.tasks.inputs import as_stored
+from fedzmg.tree import row
 from golden_problems import Net
 
 RNG = np.random.default_rng(0)
@@ -173,6 +174,16 @@ def test_fingerprint_ignores_memory_addresses() -> None:
     assert repr(one) != repr(same)
     prints = [make(prepare=prepare).fingerprint() for prepare in (one, same, other)]
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_a_change_of_protocol_does_not_try_the_model_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, tried = make(), []
+    try_out = task.model.try_out
+    monkeypatch.setattr(task.model, "try_out", lambda *own: tried.append(own) or try_out(*own))
+    replace(task, protocol=task.protocol.with_options({"epochs": 2}))
+    assert not tried
+    replace(task, test=row(task.test, slice(3)))
+    assert len(tried) == 1
 
 
 def columns(clients: Any = WHO, **changes: Any) -> Columns:

@@ -1,5 +1,6 @@
 """Examples of many clients as two columns and the offsets between clients."""
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -178,6 +179,10 @@ class FederatedData:
 
     def fingerprint(self) -> str:
         """Hash contents, order and client borders; the hash of a data set replaces its contents."""
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> str:
         digest = hashlib.sha256(self.origin.encode())
         digest.update("\x1f".join(named_leaves(self.examples.x)).encode())
         for tensor in leaves(self.examples):

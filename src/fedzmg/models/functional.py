@@ -62,6 +62,7 @@ class FunctionalModel:
         self.relocates = any(isinstance(m, nn.RNNBase) for m in module.modules())
         self._replaced: dict[str, Any] | None = None  # options of KeyedFunctions, if needed
         self.loop_reason = ""  # to train client by client; empty: clients can be mapped
+        self.tried: tuple[Any, ...] = ()  # examples and functions that a task has tried it with
         self._repeats = True  # a pass on the same examples gives the same outputs
         self._squeezed: torch.Size | None = None  # an example's outputs, if a lone one loses axes
         self._halves: tuple[Call, dict[bool, Call]] | None = None  # last layer; the others by mode

@@ -102,6 +102,13 @@ class Task:
             smaller = f"keep_partial = False drops batches of less than {protocol.batch_size}"
             raise InputError(f"{smaller}, and no client has more than {most} examples: none trains")
         self.metric.check_level("threshold", protocol.threshold)
+        used = self.train.examples, self.test, self.tune, self.loss, self.prepare, self.metric
+        if [*map(id, used)] != [*map(id, self.model.tried)]:
+            self._try_model()
+            self.model.tried = used
+        self.parts.split(self.model.layout)
+
+    def _try_model(self) -> None:
         parts = {"training": self.train.examples, "test": self.test, "tuning": self.tune}
         for what, data in parts.items():
             if data is None:
@@ -122,7 +129,6 @@ class Task:
                 self.model.loop_reason = "the loss of an example depends on others of its batch"
             with _named(f"the metric {self.metric.name} fails on the model's outputs"):
                 self.metric.check_values(self.metric.function(outputs, y), len(y))
-        self.parts.split(self.model.layout)
 
     def prepared(self, data: Examples, which: Any = slice(2)) -> tuple[Tree, Inputs, Tensor]:
         """Return the model's parameters, and a few examples in their precision."""
