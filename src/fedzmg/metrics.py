@@ -53,6 +53,10 @@ def _f1(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
     return 2 * true / (2 * true + false + missed).clamp(min=1)
 
 
+def _iou(true: Tensor, false: Tensor, missed: Tensor) -> Tensor:
+    return true / (true + false + missed).clamp(min=1)
+
+
 def ratio(sums: Tensor) -> Tensor:
     """Divide the first sum by the second."""
     return sums[..., 0] / sums[..., 1].clamp(min=1)
@@ -153,7 +157,7 @@ METRICS: dict[str, Metric] = {"masked_accuracy": MASKED_ACCURACY} | {
         Metric("f1", confusion, finish=partial(_macro, score=_f1)),
         Metric("f1_micro", confusion, finish=lambda c: _f1(*(n.sum(-1) for n in c.chunk(3, -1)))),
         Metric("dice", confusion, finish=partial(_macro, score=_f1)),
-        Metric("iou", confusion, finish=partial(_macro, score=lambda *c: _f1(*c) / (2 - _f1(*c)))),
+        Metric("iou", confusion, finish=partial(_macro, score=_iou)),
         Metric("auc", scores, finish=area_under_curve, pooled=True),
         Metric("perplexity", token_losses, False, perplexity),
         Metric("next_token_perplexity", _shifted(token_losses), False, perplexity),
