@@ -168,6 +168,27 @@ def test_probabilities_as_outputs_are_warned_of_once(
         assert len(recwarn) == isinstance(last, nn.Softmax)
 
 
+class Scaled(nn.CrossEntropyLoss):
+    """A loss with a scale of its own, trainable or not."""
+
+    def __init__(self, *, trainable: bool) -> None:
+        super().__init__(reduction="none")
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=trainable)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().forward(outputs * self.scale, targets)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_trainable_parameters_of_a_loss_are_warned_of(
+    trainable: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    warn_once.cache_clear()
+    loss = Scaled(trainable=trainable)
+    Task.from_arrays(nn.Linear(4, 3), X, Y, WHO, test=(X, Y), cohort=2, loss=loss)
+    assert ["scale" in str(w.message) for w in recwarn] == [True] * trainable
+
+
 class Rows(Dataset[Any]):
     """A dataset with a transform, which torch cannot iterate to an end."""
 
