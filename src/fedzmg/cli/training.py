@@ -126,7 +126,7 @@ def _train_study(
     ):
         result = run_study(spec, directory, task=task, progress=progress, remote=remote, **more)
     view, data = partial(views.study, result), result.as_dict()
-    time = f"{sum(run.seconds for run in result.study.runs):,.0f} s"
+    time = f"{sum(run.seconds for run in result.study.runs):,.0f} s, all runs together"
     common.show(data, view, as_json, directory, time=time, study=directory)
     with after_results(directory):
         if (chart := figures.curves(result)) is not None:
