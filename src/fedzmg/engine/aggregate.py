@@ -339,7 +339,7 @@ class Merger:
     def cohort(
         self, population: int, round_: Tensor, key: Any = (), delta: Tensor | None = None
     ) -> Cohort:
-        """Average (or take ``delta``, an aggregator's) and total every trial; no upload: zeros."""
+        """Sum up every trial's uploads; an aggregator's ``delta`` replaces their average."""
         assert self._forms is not None
         sums = self.sums
         if delta is None:

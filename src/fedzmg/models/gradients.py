@@ -1,7 +1,7 @@
 """Gradients of a loss: of one client or of mapped ones, and by a module's own parameters."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from fedzmg.models.functional import FunctionalModel
 
 _backward: Any = torch.autograd.Variable._execution_engine.run_backward
-BatchT = TypeVar("BatchT")
-Loss = Callable[[Tree, BatchT], Tensor | tuple[Tensor, Tree]]
+Loss = Callable[[Tree, Any], Tensor | tuple[Tensor, Tree]]
 
 
-def eager_gradient(loss: Loss[BatchT], params: Tree, batch: BatchT) -> tuple[Tensor, Tree]:
+def eager_gradient(loss: Loss, params: Tree, batch: Any) -> tuple[Tensor, Tree]:
     """Compute losses (one per mapped client) and each one's gradient for its own parameters.
 
     A loss may come with running statistics after the batch, which take the place of a gradient.
@@ -36,7 +35,7 @@ def eager_gradient(loss: Loss[BatchT], params: Tree, batch: BatchT) -> tuple[Ten
 
 
 def own_gradient(
-    model: "FunctionalModel", loss: Loss[BatchT], params: Tree, batch: BatchT
+    model: "FunctionalModel", loss: Loss, params: Tree, batch: Any
 ) -> tuple[Tensor, Tree]:
     """Compute the same as a plain loop does: by the backward pass of the module's parameters."""
     with model.holding(params) as own:
