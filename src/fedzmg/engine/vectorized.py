@@ -32,6 +32,14 @@ from fedzmg.tree import State, Tree, flatten_rows, leaves, row, tree_map, vmap
 MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4
 
+WHY_NOT = {
+    "control flow": "the model or loss decides by the value of a tensor, see torch.where",
+    ".item()": "the model or loss decides by the value of a tensor, see torch.where",
+    "dynamic shape": "the shape of a tensor depends on the values of another",
+    "have storage": "the model or loss hands a tensor to NumPy or Python",
+    "in extra_args that has more": "a tensor made in the model is changed in place",
+}
+"""Reasons by words of torch's errors."""
 MappedStep = Callable[..., tuple[Tensor, Tree, State]]
 """(numbers, context, params, scratch, batch, [active]) -> loss, params, scratch."""
 
@@ -232,9 +240,8 @@ def step_widths(lengths: tuple[int, ...], few: bool) -> list[int]:
 def cannot_map(cause: Exception | str) -> CannotMap:
     """Explain an error of mapped clients that train one by one, or a reason known before."""
     message = str(cause).removeprefix("vmap: ") or type(cause).__name__
-    reason = message.splitlines()[0].split(". ")[0].rstrip(".:")
-    if "control flow" in message or ".item()" in message:
-        reason = "the model or loss decides by the value of a tensor, see torch.where"
+    first = message.splitlines()[0].split(". ")[0].rstrip(".:")
+    reason = next((why for words, why in WHY_NOT.items() if words in message), first)
     return CannotMap(f"clients cannot be mapped ({reason}): use engine='sequential' or 'auto'")
 
 
