@@ -112,7 +112,7 @@ def check_labels(data: Examples, outputs: Any, loss: objective.LossFunction, wha
         y = y.where(kept, 0)
     if not isinstance(outputs, Tensor):
         given = f"the model gives a {type(outputs).__name__} for {what}"
-        raise InputError(f"{given}: return one tensor")
+        raise InputError(f"{given}: return one tensor, or give a loss and a metric that read it")
     shape, high = tuple(outputs.shape), y.max()
     if axis is None:
         if outputs.numel() != y[:2].numel():
