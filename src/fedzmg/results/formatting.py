@@ -25,9 +25,9 @@ def is_share(metric: str) -> bool:
     return "accuracy" in metric
 
 
-def range_text(low: float, high: float, metric: str) -> str:
-    """Format an interval of differences."""
-    ends = (value_text(end, metric, signed=True) for end in (low, high))
+def range_text(low: float, high: float, metric: str, *, signed: bool = True) -> str:
+    """Format an interval of differences, or of values without a sign."""
+    ends = (value_text(end, metric, signed=signed) for end in (low, high))
     return f"{next(ends).removesuffix(' %')} to {next(ends)}"
 
 

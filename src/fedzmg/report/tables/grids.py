@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from fedzmg.report.tables.table import Cell, Column, Table, words
-from fedzmg.results.formatting import count_text, options_text, value_text
+from fedzmg.results.formatting import count_text, options_text, range_text, value_text
 from fedzmg.results.reading import axes_of, name_of
 
 Entry = Mapping[str, Any]
@@ -21,6 +21,10 @@ def best_points(data: Mapping[str, Any]) -> Table:
     def remark(entry: Entry) -> Cell:
         lost = entry["best"] is None
         return words("all diverged" if lost else "on the border" * entry["best"]["border"])
+
+    def neighbours(entry: Entry) -> str | None:
+        found = _neighbours(entry["best"])
+        return range_text(min(found), max(found), metric, signed=False) if found else None
 
     def diverged(entry: Entry) -> Cell:
         number = sum(bool(point["diverged"]) for point in entry["points"])
@@ -42,7 +46,7 @@ def best_points(data: Mapping[str, Any]) -> Table:
                lambda e: words(options_text((e["best"] or nothing)["options"]) or "none")),
         *(option("best", axis) for axis in axes_of(data)),
         Column("score", "score", lambda e: (e["best"] or nothing)["score"], shown),
-        Column("neighbours", "", lambda e: neighbours_text(e["best"], metric) or None),
+        Column("neighbours", "", neighbours),
         Column("", "neighbours_low", lambda e: min(_neighbours(e["best"]), default=None)),
         Column("", "neighbours_high", lambda e: max(_neighbours(e["best"]), default=None)),
         Column("", "border", lambda e: e["best"] and " ".join(e["best"]["border_axes"])),
@@ -69,13 +73,6 @@ def best_points(data: Mapping[str, Any]) -> Table:
         caption += "; the whole test set chooses the same"
     title = f"Best points of the grid on {name_of(data)}"
     return Table.build("grid", title, columns, entries, f"{caption}.")
-
-
-def neighbours_text(best: Mapping[str, Any] | None, metric: str) -> str:
-    """Format the range of scores one step away from the best point; empty if there are none."""
-    found = _neighbours(best)
-    ends = [value_text(end, metric) for end in (min(found), max(found))] if found else []
-    return " to ".join(ends).replace(" % to", " to")
 
 
 def _neighbours(best: Mapping[str, Any] | None) -> list[float]:
