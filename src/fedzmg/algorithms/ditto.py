@@ -16,7 +16,7 @@ Degenerate cases: ``lam = 0`` is local training; for a large ``lam`` the persona
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ from fedzmg.contract import Algorithm, ClientRule, Number, WrapperKind, number, 
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
 from fedzmg.tree import State, Tree
 
-SEVERAL_POINTS = "a step has gradients at several models, and the pull is that of one of them"
+SEVERAL_POINTS: Mapping[WrapperKind, str] = {
+    "pull": "a step has gradients at several models, and the pull is that of one of them"
+}
 """Reason to refuse pulls around a rule."""
 
 
@@ -52,7 +54,7 @@ def no_own_model(params: Tree) -> OwnModel:
 class OwnModelClient(ClientRule):
     """A client that keeps a model of its own, and uses it."""
 
-    incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
+    incompatible = SEVERAL_POINTS
     is_personal = True
 
     def init_memory(self, params: Tree) -> State:

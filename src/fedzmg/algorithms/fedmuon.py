@@ -38,9 +38,8 @@ from torch import Tensor
 
 from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.moments import Moments, SharesState
-from fedzmg.contract import Algorithm, ClientRule, Need
+from fedzmg.contract import Algorithm, ClientRule, Layout, Need, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, Cohort, FullPass, Result, Stepped, Upload
-from fedzmg.rule import Layout, Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import Wrapper, known
 

@@ -25,9 +25,8 @@ Degenerate cases: ``alpha`` absent or 0, or ``rho = 0``, with everyone taking pa
 coefficient ``1 / lam``. Without ``alpha`` a step takes one gradient only.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -36,9 +35,8 @@ from fedzmg.algorithms.fedavg import Average
 from fedzmg.algorithms.feddyn import FedDynServer
 from fedzmg.algorithms.fedsam import unit_ascent
 from fedzmg.algorithms.moments import CorrectedClient
-from fedzmg.contract import Algorithm, WrapperKind
+from fedzmg.contract import Algorithm, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped, Upload
-from fedzmg.rule import Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
 
 
@@ -46,7 +44,7 @@ from fedzmg.tree import State, Tree
 class DualSteps(CorrectedClient):
     """Local steps of FedSpeed; base of the rules that differ in what they upload."""
 
-    incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
+    incompatible = SEVERAL_POINTS
 
     lr: Number = number(0.1, above=0, doc="client learning rate")
     rho: Number = number(0.1, low=0, doc="length of the ascent to the second gradient")

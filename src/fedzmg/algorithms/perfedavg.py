@@ -17,17 +17,15 @@ Differences from the paper: a client with too few batches for a meta step takes 
 Degenerate cases: ``alpha = 0`` is FedAvg on every second batch. On quadratic losses HF is exact.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedzmg.algorithms.ditto import SEVERAL_POINTS
 from fedzmg.algorithms.fedavg import Average
-from fedzmg.contract import Algorithm, ClientRule, WrapperKind
+from fedzmg.contract import Algorithm, ClientRule, Number, choice, number, rule_class
 from fedzmg.messages import ClientContext, FullPass, Result, Stepped
-from fedzmg.rule import Number, choice, number, rule_class
 from fedzmg.tree import State, Tree
 
 
@@ -39,7 +37,7 @@ def _pick(choose: Tensor, new: Tree, old: Tree) -> Tree:
 class PerFedAvg(ClientRule):
     """Meta steps: the gradient after an inner step moves the model."""
 
-    incompatible: ClassVar[Mapping[WrapperKind, str]] = {"pull": SEVERAL_POINTS}
+    incompatible = SEVERAL_POINTS
     needs = frozenset(("steps",))
 
     lr: Number = number(0.1, above=0, doc="learning rate of meta steps")
