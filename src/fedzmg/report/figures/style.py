@@ -132,8 +132,6 @@ class Chart(Figure):
         self, handles: Sequence[Artist], labels: Sequence[str], *, below: bool = False
     ) -> None:
         """Draw a legend right of the axes, or below them, as always if labels are long."""
-        if not labels:
-            return
         if not below and max(map(len, labels)) <= WIDE_LABEL:
             columns = -(-len(labels) // _LEGEND_ROWS)
             legend = self.body.legend(handles, labels, loc="outside right upper", ncols=columns)

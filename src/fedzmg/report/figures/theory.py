@@ -23,8 +23,6 @@ CHARTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 def theory(finding: Mapping[str, Any]) -> dict[str, Chart]:
     """Draw the figures of a finding, by the names of their files; none for one without curves."""
     name, series = str(finding["id"]), dict(finding["series"])
-    if not series:
-        return {}
     if name == "T5":
         (x, ours), (_, theirs) = series["FedZMG"], series["FedAvg"]
         series["gain"] = (x, [a / b for a, b in zip(ours, theirs, strict=True)])
