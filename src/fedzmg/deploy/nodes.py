@@ -3,13 +3,12 @@
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedzmg.deploy.codec import BadMessage
-from fedzmg.errors import InputError
-from fedzmg.storage.formats import RESTORE, read_json, write_json
+from fedzmg.storage.formats import read_json, write_json
 
 FORMAT = 1
 LONGEST_NAME = 60
@@ -49,13 +48,9 @@ class Nodes:
         """Read the file, or begin a federation with a new random id."""
         if not path.exists():
             return cls(path, secrets.token_hex(8), bound=bound)
-        values = read_json(path, wanted=FORMAT)
-        try:
-            nodes = [Node(**{f.name: one[f.name] for f in fields(Node)}) for one in values["nodes"]]
-            known = {node.client: node for node in nodes}
-            return cls(path, str(values["federation"]), known, bound, int(values["refused"]))
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{path} cannot be read ({error}): {RESTORE}") from None
+        values = read_json(path, wanted=FORMAT)  # checks the hash of what :meth:`save` wrote
+        known = {one["client"]: Node(**one) for one in values["nodes"]}
+        return cls(path, values["federation"], known, bound, values["refused"])
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
