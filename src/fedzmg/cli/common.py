@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from rich.console import RenderableType
 from typer import Option
 
+from fedzmg import plugins
 from fedzmg.errors import InputError
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
@@ -52,8 +53,6 @@ def with_plugins(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def loading(*args: Any, plugin: Texts = None, **given: Any) -> Any:
         for file in plugin or ():
-            from fedzmg import plugins
-
             plugins.load(file)
         return command(*args, **given)
 
