@@ -36,9 +36,6 @@ def run(names: Sequence[str] = (), size: Size = FULL) -> Iterator[Finding]:
         with _MODEL_LOCK if check.__module__ == networks.__name__ else nullcontext():
             return check(size)
 
-    pool = ThreadPoolExecutor(2)
-    with threads(1):  # the matrices are too small for threads within an operation
-        try:
-            yield from pool.map(result, checks)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    # The matrices are too small for threads within an operation.
+    with threads(1), ThreadPoolExecutor(2) as pool:
+        yield from pool.map(result, checks)
