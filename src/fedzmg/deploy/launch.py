@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
 from multiprocessing.connection import Listener
 from pathlib import Path
 
@@ -59,8 +58,8 @@ def run_server(
             (home / name).unlink(missing_ok=True)
         named = {node: re.fullmatch(r"device-(\d+)", key) for node, key in nodes.items()}
         bound = {node: int(found[1]) for node, found in named.items() if found}
-        own = replace(settings, spec=run.spec.to_toml(), bound=bound, parent=os.getpid())
-        write_json(home / "settings.json", asdict(own))
+        own = settings._replace(spec=run.spec.to_toml(), bound=bound, parent=os.getpid())
+        write_json(home / "settings.json", own._asdict())
         with open_gate(inner, host, port, most, keys, home / CUT) as counted:
             say(f"listening on {host}:{port}, {'TLS' if keys else 'plain text'}")
             _follow(flower, log, say)

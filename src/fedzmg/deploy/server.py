@@ -2,8 +2,9 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -25,8 +26,7 @@ LOG, PID, DONE = "server.log", "server.pid", "done.json"
 CUT = "cut_off.txt"  # file of the launcher for the server app: nodes that sent too many bytes
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """Everything that the server app needs to know."""
 
     spec: str  # text of the specification
@@ -36,7 +36,7 @@ class Settings:
     limits: Limits = Limits()
     plugins: tuple[str, ...] = ()
     track: str | None = None
-    bound: Mapping[str, int] = field(default_factory=dict)  # clients of nodes with a bound key
+    bound: Mapping[str, int] = {}  # clients of nodes with a bound key
     parent: int = 0  # process that started the server app, which ends with it
 
 
