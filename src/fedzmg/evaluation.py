@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
@@ -18,6 +18,7 @@ from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Inputs, Tree, row, stack, tree_map, vmap
 
 CHUNK = 500  # examples evaluated at once, if their outputs are not large
+LOOP_SIZE = 3000  # parameters from which a CPU maps all but dense layers more slowly than it loops
 LARGEST_OUTPUTS = 2**28  # bytes of a model's outputs computed at once, for several examples
 
 
@@ -166,8 +167,9 @@ def _for_each_model(
     params: Tree, objective: Objective, metric: Metric, prepare: PrepareFunction,
     reduce: Callable[[Tensor], Tensor],
 ) -> Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]:  # fmt: skip
-    """Build a function to evaluate every stacked model; a lone one beside a copy, for its bits."""
+    """Build a function to evaluate every stacked model."""
     first = next(iter(params.values()))
+    # A map of one takes other kernels, with other bits.
     wide = params.map(lambda leaf: torch.cat([leaf, leaf])) if len(first) == 1 else params
 
     def one(weights: Tree, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,7 +177,11 @@ def _for_each_model(
         loss, found = reduce(objective.loss(outputs, y)), metric.function(outputs, y)
         return loss, found if metric.pooled else reduce(found)
 
-    loop = bool(objective.model.loop_reason)
+    size = sum(leaf[0].numel() for leaf in params.values())
+    layers = (layer for layer in objective.model.source.modules() if layer._parameters)
+    dense = all(isinstance(layer, nn.Linear) for layer in layers)
+    slow = first.is_cpu and size >= LOOP_SIZE and not dense
+    loop = slow or bool(objective.model.loop_reason)
 
     def each(x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal loop
