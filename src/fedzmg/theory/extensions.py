@@ -1,6 +1,5 @@
 """E1 to E6, E11: conserved quantities, limits and step sizes beyond the paper's analysis."""
 
-import itertools
 import math
 from functools import partial
 
@@ -102,10 +101,8 @@ def _participation(size: Size, found: Finding) -> None:
     generator, problem, start, rate = setup(104)
     uneven = torch.full_like(problem.share, 0.5 / 7)
     uneven[0] = 0.5
-    cohorts = torch.zeros(8, 56, dtype=REAL)
-    for i, members in enumerate(itertools.combinations(range(8), count)):
-        cohorts[list(members), i] = 1.0
-
+    members = torch.combinations(torch.arange(8), count).T
+    cohorts = torch.zeros(8, 56, dtype=REAL).scatter(0, members, 1.0)
     equal = torch.full_like(uneven, 1 / 8)
     for name, share in (("equal clients", equal), ("one holds half", uneven)):
         weights = cohorts * share[:, None]
