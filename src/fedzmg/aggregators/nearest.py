@@ -33,9 +33,7 @@ def krum_scores(squared: Tensor, exists: Tensor, neighbours: Tensor) -> Tensor:
 
 def lowest(scores: Tensor, number: Tensor | int) -> Tensor:
     """Flag the rows with the lowest scores; of equal ones the first."""
-    order = scores.sort(stable=True).indices
-    ranks = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-    return ranks < number
+    return scores.argsort(stable=True).argsort() < number
 
 
 @dataclass(frozen=True)
