@@ -36,13 +36,6 @@ from fedzmg.tree import State, Tree
 from fedzmg.wrappers.wrapper import Wrapper
 
 
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the cosine between vectors of the last axis; zero for a zero vector."""
-    lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
-    found: Tensor = (a * b).sum(-1) / lengths.clamp(min=1e-8)
-    return found
-
-
 @rule_class
 class Moon(Wrapper):
     """Any client rule without memory, on the task's loss and a contrast of features."""
@@ -72,7 +65,7 @@ class Moon(Wrapper):
         there, before = batch.reference_features[:2]
         # A model of zeros stands in for a missing one; spectral norm divides it by zero.
         before = torch.where(context.memory.exists > 0, before, torch.zeros_like(before))
-        near, far = cosine(batch.features, there), cosine(batch.features, before)
+        near, far = (F.cosine_similarity(batch.features, z, -1) for z in (there, before))
         contrast = per_example(-F.logsigmoid((near - far) / self.temperature), batch.targets)
         added = torch.where(context.memory.exists > 0, contrast, torch.zeros_like(contrast))
         outputs, features = batch.reference_outputs[2:], batch.reference_features[2:]
