@@ -14,9 +14,8 @@ def train(message: Message, context: Context) -> Message:
     try:
         frame = from_records(message.content)
         with Client(str(context.node_config["worker"])) as worker:
-            # Pickled, as the folder of the socket belongs to this user alone.
-            worker.send(frame)
-            answer = worker.recv()
+            frame.send(worker)
+            answer = Frame.receive(worker)
     except (OSError, EOFError, ValueError) as error:
         answer = Frame({"error": f"{type(error).__name__} {error}"[:500]})
     return Message(to_records(answer), reply_to=message)

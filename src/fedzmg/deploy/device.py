@@ -121,8 +121,8 @@ def serve(listener: Listener, device: Device, say: Callable[[str], None]) -> Non
         while True:
             with listener.accept() as app:
                 try:
-                    answer = device.answer(app.recv())
-                    app.send(answer)
+                    answer = device.answer(Frame.receive(app))
+                    answer.send(app)
                     if error := answer.facts.get("error"):
                         say(f"client {device.client}: {error}")
                 except (OSError, EOFError, ValueError) as lost:
