@@ -178,10 +178,9 @@ def _for_each_model(
         return loss, found if metric.pooled else reduce(found)
 
     size = sum(leaf[0].numel() for leaf in params.values())
-    layers = (layer for layer in objective.model.source.modules() if layer._parameters)
-    dense = all(isinstance(layer, nn.Linear) for layer in layers)
-    slow = first.is_cpu and size >= LOOP_SIZE and not dense
-    loop = slow or bool(objective.model.loop_reason)
+    modules = objective.model.source.modules()
+    dense = all(isinstance(module, nn.Linear) for module in modules if module._parameters)
+    loop = bool(objective.model.loop_reason) or (first.is_cpu and size >= LOOP_SIZE and not dense)
 
     def each(x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal loop

@@ -126,8 +126,7 @@ def natural(ids: npt.ArrayLike, clients: int | None = None) -> Owners:
     """Split by a sortable client id; client ``i`` is the ``i``-th id of ``clients``, if known."""
     present, owners = number_clients(ids)
     if clients is not None and clients != len(present):
-        found = f"the ids name {len(present)} clients"
-        raise InputError(f"clients = {clients}: {found}, which cannot be chosen")
+        raise InputError(f"clients = {clients}: the ids name {len(present)}, leave clients out")
     return owners
 
 

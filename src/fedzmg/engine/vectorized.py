@@ -32,14 +32,12 @@ from fedzmg.tree import State, Tree, flatten_rows, leaves, row, tree_map, vmap
 MIN_WIDTH = 2
 MAX_COMPILED_WIDTHS = 4
 
-WHY_NOT = {
-    "control flow": "the model or loss decides by the value of a tensor, see torch.where",
-    ".item()": "the model or loss decides by the value of a tensor, see torch.where",
+WHY_NOT = {  # by words of torch's errors
+    "It looks like you": "the model or loss decides by the value of a tensor, see torch.where",
     "dynamic shape": "the shape of a tensor depends on the values of another",
     "have storage": "the model or loss hands a tensor to NumPy or Python",
     "in extra_args that has more": "a tensor made in the model is changed in place",
 }
-"""Reasons by words of torch's errors."""
 MappedStep = Callable[..., tuple[Tensor, Tree, State]]
 """(numbers, context, params, scratch, batch, [active]) -> loss, params, scratch."""
 

@@ -186,13 +186,10 @@ def step_operations(task: Task) -> int:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """As torch's ``FlopCounterMode``, which loads the compiler: that takes a second."""
+    """As torch's ``FlopCounterMode``, but does not load the compiler, which takes a second."""
 
     operations: int = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
+    _should_skip_dynamo = classmethod(lambda _: False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from torch.utils.flop_counter import flop_registry  # takes a quarter of a second

@@ -41,12 +41,11 @@ def depends_on_batch(batch: Any, others: Any, examples: int) -> bool:
 def in_reverse(compute: Callable[..., Any], params: Tree, x: Any) -> Any:
     """Compute outputs of examples in reverse order, and put them back in order."""
     size = len(leaves(x)[0])
-    back = torch.arange(size).flip(0)
 
     def turned(leaf: Any) -> Any:
-        return leaf[back] if isinstance(leaf, Tensor) and leaf.shape[:1] == (size,) else leaf
+        return leaf.flip(0) if isinstance(leaf, Tensor) and leaf.shape[:1] == (size,) else leaf
 
-    return tree_map(turned, compute(params, row(x, back)))
+    return tree_map(turned, compute(params, tree_map(turned, x)))
 
 
 def couples(loss: Callable[..., Tensor], compute: Callable[[], Any], y: Tensor) -> bool:

@@ -103,7 +103,6 @@ def module_to(module: ModuleT, device: torch.device, dtype: torch.dtype) -> Modu
     moved = copy_module(module)
     moved._apply(converted)  # type: ignore[no-untyped-call]
     for child in moved.modules():
-        for name, value in list(vars(child).items()):
-            if isinstance(value, Tensor):  # a plain attribute
-                setattr(child, name, converted(value))
+        plain = {name: value for name, value in vars(child).items() if isinstance(value, Tensor)}
+        vars(child).update({name: converted(value) for name, value in plain.items()})
     return moved

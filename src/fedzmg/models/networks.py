@@ -120,13 +120,11 @@ def resnet18_gn(outputs: int, channels: int = 3, width: int = 64, groups: int = 
     layers: list[nn.Module] = [
         nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()
     ]  # fmt: skip
-    now = width
-    for stage in range(4):
-        wide = width * 2**stage
+    for stage, narrow in enumerate((1, 1, 2, 4)):
+        now, wide = width * narrow, width * 2**stage
         layers.append(_ResidualBlock(now, wide, 1 if stage == 0 else 2, groups))
         layers.append(_ResidualBlock(wide, wide, 1, groups))
-        now = wide
-    return nn.Sequential(*layers, _Mean(), nn.Linear(now, outputs))
+    return nn.Sequential(*layers, _Mean(), nn.Linear(8 * width, outputs))
 
 
 class _Attention(nn.Module):

@@ -27,9 +27,7 @@ LABELS = ("label", "labels", "target", "targets", "y", "fine_label")
 
 def as_stored(x: Inputs, dtype: torch.dtype) -> Inputs:
     """Convert inputs to the model's precision; token ids stay integers."""
-    if not isinstance(x, Tensor):
-        return tree_map(lambda leaf: as_stored(leaf, dtype), x)
-    return x.to(dtype) if x.is_floating_point() else x
+    return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, x)
 
 
 def unit_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:

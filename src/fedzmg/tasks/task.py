@@ -336,9 +336,8 @@ class Task:
 
 def _refuse(options: Mapping[str, Any], *names: str) -> None:
     """Refuse options that the data itself gives."""
-    for name in names:
-        if name in options:
-            raise InputError(f"{name} is given by the data: leave it out, or use Task.from_arrays")
+    if given := next((name for name in names if name in options), ""):
+        raise InputError(f"{given} is given by the data: leave it out, or use Task.from_arrays")
 
 
 @contextlib.contextmanager
