@@ -178,8 +178,7 @@ def _for_each_model(
         return loss, found if metric.pooled else reduce(found)
 
     size = sum(leaf[0].numel() for leaf in params.values())
-    modules = objective.model.source.modules()
-    dense = all(isinstance(module, nn.Linear) for module in modules if module._parameters)
+    dense = all(isinstance(m, nn.Linear) for m in objective.model.source.modules() if m._parameters)
     loop = bool(objective.model.loop_reason) or (first.is_cpu and size >= LOOP_SIZE and not dense)
 
     def each(x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -170,6 +170,14 @@ def test_settings_reach_every_part() -> None:
             plan.with_settings(parse_settings(wrong.split()))
 
 
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [(".5", 0.5), ("-.5", -0.5), ("[.1, 1.5]", [0.1, 1.5]), ("a/.5", "a/.5"), ("v.5", "v.5")],
+)
+def test_numbers_may_begin_with_a_point(given: str, value: object) -> None:
+    assert parse_settings([f"key={given}"]) == {"key": value}
+
+
 def test_stopping_is_off_unless_a_file_says_so(tmp_path: Path) -> None:
     plan = grid()
     assert "stop" not in plan.to_toml()

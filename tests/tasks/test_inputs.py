@@ -242,7 +242,8 @@ def test_one_dataset_per_client(kind: str) -> None:
     parts = [make(rows) for rows in mine]
     task = Task.from_datasets(
         linear(), {f"c{9 - i}": part for i, part in enumerate(parts)}, test=make(range(24)),
-        tune=make(range(5)), collate=padded if kind == "collate" else None, cohort=2,
+        tune=make(range(5)) if kind == "pairs" else {"a": make(range(2)), "b": make(range(2, 5))},
+        collate=padded if kind == "collate" else None, cohort=2,
     )  # fmt: skip
     own = Task.from_arrays(linear(), double, Y, WHO, test=(double, Y), cohort=2)
     assert task.train.names == ("c9", "c8", "c7", "c6")

@@ -24,12 +24,12 @@ def grid(
     from fedzmg.storage.formats import read_json
 
     spec, task, directory = training.prepare("grid", file, set_, out)
-    data = _trained(spec, task, directory, on, track, as_json, max_minutes)
+    data = _trained(spec, task, directory, on, track, max_minutes)
     folders = {name: directory / spec.folder(name) for name in data["algorithms"]}
     manifests = [read_json(folder / "manifest.json") for folder in folders.values()]
-    seconds = f"{sum(manifest.get('seconds', 0.0) for manifest in manifests):,.0f} s"
+    spent = f"{sum(one.get('seconds', 0.0) for one in manifests):,.0f} s, all trials together"
     view = partial(render, [best_points(data)])
-    common.show(data, view, as_json, directory, time=seconds, grid=directory)
+    common.show(data, view, as_json, directory, rounds=spent, grid=directory)
     if not as_json:
         common.say(*warnings(data))
     with training.after_results(directory):
@@ -70,7 +70,7 @@ def tune(
     spec.check(chosen)
     directory = out or training.default_directory(f"tune-{chosen.name}", spec)
     common.say(*chosen.notes)
-    found = Tuned(_trained(spec, chosen, directory, on, track, as_json))
+    found = Tuned(_trained(spec, chosen, directory, on, track))
     common.show(found.data, lambda _: str(found), as_json, directory, grid=directory)
     line = _compare_line(task, found.data["algorithms"], set_ or [])
     if as_json:
@@ -80,7 +80,7 @@ def tune(
 
 
 def _trained(
-    spec: Any, task: Any, out: Path, on: str | None, track: str | None, as_json: bool,
+    spec: Any, task: Any, out: Path, on: str | None, track: str | None,
     max_minutes: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     from fedzmg import trackers
@@ -90,7 +90,7 @@ def _trained(
     with (
         training.remote_of(on, track, spec, task) as remote,
         training.progress_of(
-            task, out, None if remote else track, as_json, spec.packs(), naming=naming
+            task, out, None if remote else track, spec.packs(), naming=naming
         ) as progress,
     ):
         options: Any = {"task": task, "progress": progress, "remote": remote}

@@ -79,15 +79,15 @@ def remote_of(
 
 @contextlib.contextmanager
 def progress_of(
-    task: "Task", directory: Path, track: str | None, as_json: bool,
-    *packs: Mapping[str, int], naming: "Naming | None" = None,
+    task: "Task", directory: Path, track: str | None, *packs: Mapping[str, int],
+    naming: "Naming | None" = None,
 ) -> "Iterator[Tracking]":  # fmt: skip
     """Show rounds on the terminal and to trackers; report the time limit."""
     from fedzmg import trackers
     from fedzmg.experiment.training import TimeLimitReached
     from fedzmg.terminal.live import Display
 
-    console, makers = Terminal(stderr=as_json), trackers.named(track)
+    console, makers = Terminal(stderr=True), trackers.named(track)
     try:
         with (
             Display(console, task.metric.name, *packs) as display,
@@ -122,12 +122,12 @@ def _train_study(
     packs = dict.fromkeys(sizes, 1)
     with (
         remote_of(on, track, spec, task) as remote,
-        progress_of(task, directory, None if remote else track, as_json, packs, sizes) as progress,
+        progress_of(task, directory, None if remote else track, packs, sizes) as progress,
     ):
         result = run_study(spec, directory, task=task, progress=progress, remote=remote, **more)
     view, data = partial(views.study, result), result.as_dict()
-    time = f"{sum(run.seconds for run in result.study.runs):,.0f} s, all runs together"
-    common.show(data, view, as_json, directory, time=time, study=directory)
+    spent = f"{sum(run.seconds for run in result.study.runs):,.0f} s, all runs together"
+    common.show(data, view, as_json, directory, rounds=spent, study=directory)
     with after_results(directory):
         if (chart := figures.curves(result)) is not None:
             written = figures.save(chart, directory / "curves")
@@ -215,8 +215,7 @@ def run(
     name = f"{spec.task}-{folder_name(spec.algorithm)}-seed-{spec.seed}"
     directory = out or default_directory(name, spec)
     common.say(*built.notes, *notes)
-    progress_shown = progress_of(built, directory, track, as_json)
-    with remote_of(on, track) as remote, progress_shown as progress:
+    with remote_of(on, track) as remote, progress_of(built, directory, track) as progress:
         say_changed([directory], directory, progress.say)
         if remote is None:
             [history] = run_pack(built, [resolved], [directory], progress=progress)
@@ -232,6 +231,7 @@ def run(
     text = f"{metric} {last.metric:.4f}, loss {last.loss:.4f} after round {last.round}"
     if history.clients and (own := history.clients[-1].personal) is not None:
         text += f"; clients' own models: {metric} {own[own == own].mean():.4f} on average"
+        text += f" (on their own {history.clients[-1].part} examples)"
     if diverged is not None:
         text = f"diverged in round {diverged}: {history.why_diverged()}\n{text}"
     common.show(summary, lambda _: text, as_json, directory, run=directory)
@@ -243,7 +243,7 @@ def study(
 ) -> None:  # fmt: skip
     """Compare algorithms over seeds on identical cohorts and batches; scores, tests, curves."""
     spec, task, directory = prepare("study", file, set_, out)
-    _train_study(spec, task, directory, track, as_json, on, max_minutes=max_minutes)
+    _train_study(spec, task, directory, track, as_json, on, max_minutes=max_minutes, grow=True)
 
 
 def validate(file: File, set_: Settings = None, on: On = None, as_json: Json = False) -> None:

@@ -29,6 +29,7 @@ from fedzmg.wrappers.wrapper import Wrapper
 Places: TypeAlias = tuple[Tensor, Tree, list[Tree]]  # memory of models, see :func:`rows_like`
 CHUNK_BYTES = 1 << 22  # models that the loop collects before they are merged
 TOGETHER, TOGETHER_BYTES = 4, 1 << 28  # large models that are merged together, at most
+_on_host = functools.lru_cache(8)(Tensor.cpu)
 
 
 @dataclass(frozen=True)
@@ -207,11 +208,6 @@ class Sequential:
 
     def _at(self, batch: ClientBatch, what: str) -> str:
         return f"client {self.program.data.names[batch.client]!r}, {what}, engine {self.path!r}"
-
-
-@functools.lru_cache(8)
-def _on_host(number: Tensor) -> Tensor:
-    return number.cpu()
 
 
 def takes_out(rule: ClientRule) -> bool:

@@ -29,7 +29,7 @@ from fedzmg.tree import num_bytes, row
 LINE_BYTES = {"run": 480, "grid": 260}  # approximate size of a line of metrics.jsonl
 SECONDS = 2.0  # time limit of all measurements, as far as it can be foreseen
 TRIALS = 8  # maximum number of trials that are timed together on a GPU; on a CPU it is one
-STEPS, ROUNDS, TEST_EXAMPLES, BATCH = 2, 3, 200, 1000
+STEPS, ROUNDS, TEST_EXAMPLES, BATCH = 2, 6, 200, 1000
 """Size of the measurement: local steps of each client, rounds, evaluated examples, and the batch
 size above which a batch that no client fills is not measured in full."""
 
@@ -123,18 +123,19 @@ def _timed(
     task = replace(task, protocol=replace(task.protocol, batch_size=measured))
     probe = f"one step of one client on {few} examples"
     step, simulation = _time_steps(task, spec, trials[:1], clients=1, steps=1)
-    extrapolated = ROUNDS * STEPS * cohort * step > SECONDS
+    extrapolated = 2 * STEPS * cohort * step > SECONDS
     if not extrapolated:
         few = TEST_EXAMPLES
         trials = trials[: TRIALS if simulation.device.type == "cuda" else 1]
         step, simulation = _time_steps(task, spec, trials, cohort, STEPS)
         probe = f"{STEPS} steps of {simulation.task.protocol.cohort * len(trials)} clients"
     device = simulation.device
-    began = time.perf_counter()
     test = row(task.test, slice(few)).to(device, simulation.dtype)
     objective = task.objective.to(device, simulation.dtype)
-    evaluate(simulation.snapshot.params, test, objective, task.metric, task.prepare)
-    example = (_clock(device) - began) / len(simulation.trials) / test.size
+    for _ in range(2):  # the first one warms up
+        began = time.perf_counter()
+        evaluate(simulation.snapshot.params, test, objective, task.metric, task.prepare)
+        example = (_clock(device) - began) / len(simulation.trials) / test.size
     return {
         "seconds": steps * step + evaluated * example, "device": device.type,
         "engine": simulation.choice.path, "probe": probe, "extrapolated": extrapolated,

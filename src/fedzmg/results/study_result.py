@@ -136,7 +136,9 @@ class StudyResult:
         }
         personal = [self._personal(row.label) for row in rows]
         if any(personal):
-            columns["own models"] = [f"{statistics.fmean(p):.4f}" if p else "" for p in personal]
+            part = next(run.clients[-1].part for run in study.runs if run.clients)
+            means_of = (f"{statistics.fmean(p):.4f}" if p else "" for p in personal)
+            columns[f"own models ({part})"] = [*means_of]
         words = ["final: mean over the last tenth of the rounds"]
         if any(row.test for row in rows):
             words.append(f"diff. and p: paired t-test of {study.reference} minus this one")
@@ -239,10 +241,9 @@ def study_result(
             late=late.get(label), evidence=evidence.get(label),
             traffic={k: statistics.fmean(r.traffic[k] for r in longest) for k in runs[0].traffic},
             seconds=statistics.fmean(run.seconds for run in longest),
-            dropped=sum(run.dropped for run in runs),
             diverged=sum(run.complete and run.seed not in ends[label] for run in runs),
-            unfinished=sum(not run.complete for run in runs),
-            curve=scores.drawn_curve(runs), runs=len(runs),
+            unfinished=sum(not run.complete for run in runs), runs=len(runs),
+            curve=scores.drawn_curve(runs), dropped=sum(run.dropped for run in runs),
         )  # fmt: skip
         found.append(own)
     notes = (*filter(None, [why_not]), *_notes(study, ends))

@@ -167,11 +167,10 @@ class Preset(ABC):
         return {
             "name": self.name, "summary": self.summary,
             "about": inspect.cleandoc(type(self).__doc__ or ""), "data": self.data or None,
-            "missing": self.missing, "clients": self.clients,
+            "missing": self.missing, "clients": self.clients, "fields": fields,
             "model": {"parameters": parameters, "bytes": num_bytes(params)},
             "protocol": dict(vars(self.protocol)),
             "tuned": {name: found._asdict() for name, found in tunings(self.name).items()},
-            "fields": fields,
         }  # fmt: skip
 
 

@@ -279,7 +279,7 @@ class Task:
             model: as in :meth:`from_arrays`.
             datasets: a dataset per client, by name or in order.
             test: a dataset, or one per client in the form of ``datasets``.
-            tune: a dataset, as in :meth:`from_arrays`.
+            tune: as ``test``, for tuning as in :meth:`from_arrays`.
             collate: function of a list of examples that returns ``(inputs, targets)`` or a dict,
                 for example to pad texts. It gets all examples of training, test or tuning at once.
             **options: other arguments of :meth:`from_arrays`.
@@ -294,7 +294,8 @@ class Task:
         if own:
             options["test_clients"] = test_ids
         if tune is not None:
-            options["tune"] = inputs.read_datasets({"": tune}, "tuning dataset", collate)[:2]
+            parts = inputs.by_client(tune) or {"": tune}
+            options["tune"] = inputs.read_datasets(parts, "tuning dataset", collate)[:2]
         options |= {"test": (test_x, test_y), "client_names": [*clients]}
         return cls.from_arrays(model, x, y, ids, **options)
 

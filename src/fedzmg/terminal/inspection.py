@@ -86,7 +86,7 @@ def _scores(found: Difference) -> Table:
             tested = [f"{pair.test.p:.3g}", signed_text(pair.test.effect_size), str(pair.test.n)]
         rows.append([pair.name, *means, value_text(gap, metric, signed=True), *tested])
     heads = ("algorithm", "A", "B", "difference", "p", "d_z", "pairs")
-    return Table.of(f"final {metric}, means over seeds (of a grid: its best point)", heads, rows)
+    return Table.of(f"final {metric}, means over common seeds (of a grid: best point)", heads, rows)
 
 
 def _mean(found: Difference, values: Mapping[str, float]) -> float | None:

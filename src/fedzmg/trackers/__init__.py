@@ -157,9 +157,8 @@ def settings(simulation: Simulation, trial: Trial) -> dict[str, Any]:
     return {
         "task": task.name, "algorithm": trial.algorithm.name, "seed": trial.seed,
         **trial.algorithm.options(), **flat({**tables, "participation": participation}),
-        "engine": simulation.choice.path, "device": simulation.device.type,
+        "engine": simulation.choice.path, "device": simulation.device.type, "fedzmg": __version__,
         "dtype": str(simulation.dtype).removeprefix("torch."), "precision": simulation.precision,
-        "fedzmg": __version__,
     }  # fmt: skip
 
 

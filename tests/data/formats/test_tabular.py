@@ -13,7 +13,9 @@ from fuzzing import damaged, fuzz_tests
 from hypothesis import strategies as st
 from PIL import Image
 from test_arrays import rows_of, texts
+from torch import nn
 
+from fedzmg import Task
 from fedzmg.data.columns import Columns
 from fedzmg.data.formats import common, tabular
 from fedzmg.errors import InputError
@@ -47,6 +49,14 @@ def test_numbers_of_a_csv_file(tmp_path: Path) -> None:
     assert columns.array("x").dtype == np.float32
     assert columns.array("y").dtype == np.int64
     assert columns.notes == ()
+
+
+def test_targets_of_a_regression_stay_as_they_are(tmp_path: Path) -> None:
+    columns = read(tmp_path, "f,client,label\n1,b,2.5\n2,a,-1\n3,b,0\n")
+    assert columns.array("y").tolist() == [-1.0, 2.5, 0.0]
+    model = nn.Sequential(nn.Linear(1, 1), nn.Flatten(0))
+    task = Task.from_columns(model, columns, test=columns, loss="squared_error", cohort=1)
+    assert task.test.y.tolist() == [-1.0, 2.5, 0.0]
 
 
 def test_several_files_are_one_table(tmp_path: Path) -> None:

@@ -149,14 +149,17 @@ def refuse_row(bad: Array, what: str, values: Array, remedy: str) -> None:
 
 
 def assemble(
-    where: str, by: Grouping, features: Features, y: Any, *, classes: Names = None, notes: Any = ()
-) -> Columns:
+    where: str, by: Grouping, features: Features, y: Any, *, classes: Names = None,
+    notes: Any = (), regression: bool = False,
+) -> Columns:  # fmt: skip
     """Make sorted columns of features and labels in the order of the file."""
     columns: dict[str, Column] = {}
     names: tuple[str, ...] = ()
     order, owners = by
     if y is not None:
-        ids, names = labels(y, where, classes)
+        ids: Array = np.asarray(y if regression and len(y) and isinstance(y[0], float) else ())
+        if classes or not np.isfinite(ids).all() or (ids % 1 == 0).all():
+            ids, names = labels(y, where, classes)
         if len(ids) != len(order):
             raise InputError(f"{where}: {len(ids)} labels for {len(order)} rows: give one for each")
     if callable(features):

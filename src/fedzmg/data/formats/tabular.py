@@ -45,7 +45,7 @@ def read_table(
     Args:
         paths: a Parquet or CSV file, or several.
         client: the column with the client of each row; None if rows belong to nobody yet.
-        label: the column with labels, whole numbers or names of classes; None for no labels.
+        label: the column with whole numbers, names of classes or other numbers; None for none.
         features: the columns to learn from; all others by default. Several must hold numbers, one
             may hold images, arrays or text. An empty list reads labels and clients only.
         classes: names of classes in the order of their ids; sorted by default.
@@ -78,7 +78,8 @@ def read_table(
     decode = partial(decode_all, size=size, grey=grey, stored=stored)
     inputs = _inputs(where, features or (), columns.__getitem__, entries, decode)
     grouping = common.by_client(columns.get(client), table.num_rows, where)
-    return common.assemble(where, grouping, inputs, columns.get(label), classes=classes)
+    y = columns.get(label)
+    return common.assemble(where, grouping, inputs, y, classes=classes, regression=True)
 
 
 def _table(path: Path, client: Any, label: Any, features: Names) -> tuple[Any, list[str]]:
@@ -230,7 +231,7 @@ def _columns(
     declared = _feature(first, chosen[0], "dtype") if chosen else None
     decode = partial(decode_all, size=size, grey=grey)
     inputs = _inputs(where, chosen, read, partial(_entries, parts), decode, declared)
-    return common.assemble(where, grouping, inputs, y, classes=classes)
+    return common.assemble(where, grouping, inputs, y, classes=classes, regression=True)
 
 
 def _entries(parts: Mapping[str, Any], name: str) -> Entries:

@@ -109,7 +109,8 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
     for text in texts:
         key, equals, given = (part.strip() for part in text.partition("="))
         try:
-            value = tomllib.loads(f"value = {given}")["value"]
+            number = re.sub(r"(?<![\w./\\-])(-?)\.(?=\d)", r"\g<1>0.", given)  # .5, not in a path
+            value = tomllib.loads(f"value = {number}")["value"]
         except ValueError:  # not TOML, or a number of thousands of digits
             value = given
         if not key or not equals:

@@ -108,7 +108,7 @@ def own_models(result: StudyResult) -> Table | None:
     epochs = int(study.protocol.get("fine_tune") or 0)
     tuned = f" Fine-tuned: after {fmt.count_text(epochs, 'epoch')} of SGD on the client's training "
     tuned += "examples at the client learning rate, on a copy."
-    caption = "Each client's own examples after the last round; every client counts once. Own "
+    caption = f"Each client's own {lasts[0].part} examples after the last round. Own "
     caption += "model: the personal model of the algorithm, or the common one if it has none."
     caption += tuned * ("tuned" in kinds and epochs > 0)
     title = f"Clients' own models on {study.name}"
