@@ -61,8 +61,7 @@ def tuning_notes(
             notes.append(f"{task}: learning rates tuned on {TUNED_ON[task]}")
     if untuned:
         some = ", ".join(untuned[:3]) + f" and {len(untuned) - 3} more" * (len(untuned) > 3)
-        remedy = "('fedzmg tune' and fedzmg.tune search)"
-        notes.append(f"{some}: default learning rates, not tuned for {task} {remedy}")
+        notes.append(f"{some}: default learning rates, not tuned for {task}: try 'fedzmg tune'")
     return list(dict.fromkeys(notes))
 
 

@@ -73,7 +73,7 @@ def _tensor(values: Any, what: str) -> Tensor:
         tensor = torch.as_tensor(_plain(values)).to_dense()
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        if "length" in reason or "shape" in reason:
+        if any(word in reason for word in ("length", "shape", "equal size")):
             reason += "; pad examples to one length, Task.from_datasets by collate="
         raise InputError(f"{what} cannot be read as an array of numbers: {reason}") from None
     if tensor.ndim == 0:

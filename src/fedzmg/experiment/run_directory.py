@@ -175,7 +175,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def describe_training(simulation: Simulation) -> dict[str, Any]:
     """Describe versions, machine, data, execution path and the trials of a pack."""
     device, task = simulation.device, simulation.task
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     sides = [side for t in simulation.trials for side in (t.algorithm.client, t.algorithm.server)]
     projects = any(hasattr(rule, "axes") for side in sides for rule in chain(side))
     unprojected = not_projected(task.model.layout) if projects else ""
