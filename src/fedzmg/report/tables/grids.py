@@ -24,7 +24,8 @@ def best_points(data: Mapping[str, Any]) -> Table:
 
     def neighbours(entry: Entry) -> str | None:
         found = _neighbours(entry["best"])
-        return range_text(min(found), max(found), metric, signed=False) if found else None
+        span = range_text(min(found), max(found), metric, signed=False) if found else None
+        return value_text(found[0], metric) if len(found) == 1 else span
 
     def diverged(entry: Entry) -> Cell:
         number = sum(bool(point["diverged"]) for point in entry["points"])
