@@ -172,7 +172,10 @@ def test_settings_reach_every_part() -> None:
 
 @pytest.mark.parametrize(
     ("given", "value"),
-    [(".5", 0.5), ("-.5", -0.5), ("[.1, 1.5]", [0.1, 1.5]), ("a/.5", "a/.5"), ("v.5", "v.5")],
+    [
+        *((".5", 0.5), ("-.5", -0.5), ("[.1, 1.5]", [0.1, 1.5])),
+        *(("a/.5", "a/.5"), ("v.5", "v.5"), ("'a .5'", "a .5")),
+    ],
 )
 def test_numbers_may_begin_with_a_point(given: str, value: object) -> None:
     assert parse_settings([f"key={given}"]) == {"key": value}

@@ -1,5 +1,6 @@
 """Strict models of TOML files, their text, and settings of the command line."""
 
+import contextlib
 import json
 import re
 import tomllib
@@ -108,11 +109,10 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for text in texts:
         key, equals, given = (part.strip() for part in text.partition("="))
-        try:
-            number = re.sub(r"(?<![\w./\\-])(-?)\.(?=\d)", r"\g<1>0.", given)  # .5, not in a path
-            value = tomllib.loads(f"value = {number}")["value"]
-        except ValueError:  # not TOML, or a number of thousands of digits
-            value = given
+        value, number = given, re.sub(r"(?<![\w./\\-])(-?)\.(?=\d)", r"\g<1>0.", given)  # .5
+        for form in (number, given):  # of several that are TOML, what was given
+            with contextlib.suppress(ValueError):  # also for a number of thousands of digits
+                value = tomllib.loads(f"value = {form}")["value"]
         if not key or not equals:
             raise InputError(
                 f"--set {brief(text)}: expected KEY=VALUE, such as client.lr=0.03; a value is a "
