@@ -80,9 +80,8 @@ def tune(
 
 
 def _trained(
-    spec: Any, task: Any, out: Path, on: str | None, track: str | None,
-    max_minutes: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    spec: Any, task: Any, out: Path, on: str | None, track: str | None, limit: float | None = None
+) -> dict[str, Any]:
     from fedzmg import trackers
     from fedzmg.experiment.grids.grid import run_grid
 
@@ -94,7 +93,7 @@ def _trained(
         ) as progress,
     ):
         options: Any = {"task": task, "progress": progress, "remote": remote}
-        return run_grid(spec, out, max_minutes=max_minutes, **options)
+        return run_grid(spec, out, max_minutes=limit, **options)
 
 
 def _axis(text: str) -> tuple[str, list[float]]:

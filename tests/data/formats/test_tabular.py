@@ -59,6 +59,13 @@ def test_targets_of_a_regression_stay_as_they_are(tmp_path: Path) -> None:
     assert task.test.y.tolist() == [-1.0, 2.5, 0.0]
 
 
+def test_single_precision_targets_of_a_parquet_file(tmp_path: Path) -> None:
+    targets = pa.array([0.5, 1.0], pa.float32())
+    pq.write_table(pa.table({"f": [1, 2], "label": targets}), tmp_path / "t.parquet")
+    columns = tabular.read_table(tmp_path / "t.parquet", client=None)
+    assert columns.array("y").tolist() == [0.5, 1.0]
+
+
 def test_several_files_are_one_table(tmp_path: Path) -> None:
     paths = [tmp_path / "1.csv", tmp_path / "2.csv"]
     paths[0].write_text("client,label,f\n7,cat,1\n007,dog,2\n")

@@ -150,14 +150,15 @@ def refuse_row(bad: Array, what: str, values: Array, remedy: str) -> None:
 
 def assemble(
     where: str, by: Grouping, features: Features, y: Any, *, classes: Names = None,
-    notes: Any = (), regression: bool = False,
+    notes: Any = (), real: bool = False,
 ) -> Columns:  # fmt: skip
     """Make sorted columns of features and labels in the order of the file."""
     columns: dict[str, Column] = {}
     names: tuple[str, ...] = ()
     order, owners = by
     if y is not None:
-        ids: Array = np.asarray(y if regression and len(y) and isinstance(y[0], float) else ())
+        numeric = real and all(isinstance(one, int | float | np.integer | np.floating) for one in y)
+        ids: Array = np.asarray(y if numeric else ())
         if classes or not np.isfinite(ids).all() or (ids % 1 == 0).all():
             ids, names = labels(y, where, classes)
         if len(ids) != len(order):

@@ -78,8 +78,7 @@ def read_table(
     decode = partial(decode_all, size=size, grey=grey, stored=stored)
     inputs = _inputs(where, features or (), columns.__getitem__, entries, decode)
     grouping = common.by_client(columns.get(client), table.num_rows, where)
-    y = columns.get(label)
-    return common.assemble(where, grouping, inputs, y, classes=classes, regression=True)
+    return common.assemble(where, grouping, inputs, columns.get(label), classes=classes, real=True)
 
 
 def _table(path: Path, client: Any, label: Any, features: Names) -> tuple[Any, list[str]]:
@@ -231,7 +230,7 @@ def _columns(
     declared = _feature(first, chosen[0], "dtype") if chosen else None
     decode = partial(decode_all, size=size, grey=grey)
     inputs = _inputs(where, chosen, read, partial(_entries, parts), decode, declared)
-    return common.assemble(where, grouping, inputs, y, classes=classes, regression=True)
+    return common.assemble(where, grouping, inputs, y, classes=classes, real=True)
 
 
 def _entries(parts: Mapping[str, Any], name: str) -> Entries:
