@@ -488,7 +488,8 @@ def test_features_of_a_model_whose_only_layer_has_a_hook() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", LOOPED)
+# torch's own gradients of ``scale_grad_by_freq`` differ between a CPU and a GPU.
+@pytest.mark.parametrize("name", [name for name in LOOPED if name != "frequencies"])
 def test_a_model_that_does_not_map_trains_alike_on_a_gpu(name: str) -> None:
     module, x = LOOPED[name]()
     task = federation(module, x, init="given")

@@ -199,6 +199,43 @@ def test_recurrence_against_the_fused_layer(mapped: bool) -> None:
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4 * float(e.abs().max()))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "clients", "batch", "steps", "units"),
+    [("GRU", 1, 8, 1, 64), ("GRU", 5, 5, 3, 1024), ("GRU", 3, 13, 9, 256), ("GRU", 40, 30, 7, 128),
+     ("LSTM", 2, 3, 2, 32), ("LSTM", 9, 8, 6, 512), ("LSTM", 70, 4, 20, 256)],
+)  # fmt: skip
+def test_recurrences_in_one_launch(
+    kind: str, clients: int, batch: int, steps: int, units: int, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from fedzmg.models.kernels import recurrence, triton_layers, triton_lstm
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(recurrence, "STEP", 0.0)  # whatever is faster
+    gates = 3 if kind == "GRU" else 4
+    from_input = torch.randn(clients, batch, steps, gates * units, device="cuda")
+    weights = (torch.randn(clients, gates * units, units, device="cuda") / units**0.5).to(dtype)
+    bias = torch.randn(clients, gates * units, device="cuda") / 9
+    assert recurrence.recurrence_for(weights, batch) is not None
+
+    def run(weights: Tensor, precision: str) -> list[Tensor]:
+        if kind == "GRU":
+            found = triton_layers.forward(from_input, weights, bias, precision)
+            signal = 1e-6 * from_input[..., :units].contiguous()  # float16 alone would lose it
+            return [*found, *triton_layers.backward(signal, *found, weights, precision)]
+        found = triton_lstm.forward(from_input, weights, bias, precision)
+        signal = 1e-6 * from_input[..., :units].transpose(1, 2).contiguous()
+        of_cell = signal[:, 0].contiguous()
+        back = triton_lstm.backward(signal, of_cell, *found[1:], weights, precision)
+        return [*found, back]
+
+    for got, want in zip(run(weights, "tf32"), run(weights.float(), "ieee"), strict=True):
+        limit = 2e-3 if dtype == torch.float16 else 2e-2
+        assert float((got - want).abs().max() / want.abs().max()) < limit
+
+
 @pytest.mark.parametrize(
     ("device", "dtype"),
     [("cpu", torch.float32), pytest.param("cuda", torch.float32, marks=pytest.mark.gpu)],

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedzmg.models.kernels.layers import MULTIPLIERS, of_call
 from fedzmg.models.kernels.precision import crowd, narrowed
+from fedzmg.models.kernels.recurrence import recurrence_for
 
 FIRST, SECOND, THIRD = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 
@@ -158,6 +159,9 @@ def forward(
     units, weights = width // 3, narrowed(weights, precision)
     states = from_input.new_zeros(clients, steps + 1, batch, units)
     gates = from_input.new_empty(clients, steps, batch, 4, units)
+    if (kernels := recurrence_for(weights, batch)) is not None:
+        kernels.forward(from_input, weights, bias, states, gates)
+        return states, gates
     tile = _tile(weights, batch, back=False)
     grid = (triton.cdiv(units, tile["BLOCK"]), clients)
     for time in range(steps):
@@ -176,6 +180,9 @@ def backward(
     weights = narrowed(weights, precision)
     to_input = signal.new_empty(clients, batch, steps, 3 * units)
     to_hidden = signal.new_empty(clients, steps, batch, 3 * units)
+    if (kernels := recurrence_for(weights, batch)) is not None:
+        kernels.backward(signal, gates, weights, to_hidden, states=states, to_input=to_input)
+        return to_input, to_hidden
     carried = signal.new_empty(clients, batch, units)
     tile = _tile(weights, batch, back=True)
     grid = (triton.cdiv(units, tile["BLOCK"]), clients)

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedzmg.models.kernels.precision import narrowed
+from fedzmg.models.kernels.recurrence import recurrence_for
 from fedzmg.models.kernels.triton_layers import add_product, sigmoid, tanh
 
 MOST_ROWS = 32  # of a batch, computed by one program
@@ -118,7 +119,11 @@ def forward(
     clients, batch, steps, width = from_input.shape
     states, cells = (from_input.new_empty(clients, steps, batch, width // 4) for _ in range(2))
     gates = from_input.new_empty(clients, steps, batch, width)
-    given = from_input, narrowed(weights, precision), bias, states, cells, gates
+    weights = narrowed(weights, precision)
+    if (kernels := recurrence_for(weights, batch)) is not None:
+        kernels.forward(from_input, weights, bias, states, gates, cells)
+        return states, cells, gates
+    given = from_input, weights, bias, states, cells, gates
     for time in range(steps):
         _launch(_step_kernel, given, time, states, precision)
     return states, cells, gates
@@ -128,8 +133,11 @@ def backward(
     signal: Tensor, of_cell: Tensor, cells: Tensor, gates: Tensor, weights: Tensor, precision: str
 ) -> Tensor:
     """Compute the gradients of the gates' sums ``[clients, steps, batch, 4 U]``."""
-    sums = torch.empty_like(gates)
-    given = signal, of_cell.clone(), cells, gates, narrowed(weights, precision), sums
+    sums, weights = torch.empty_like(gates), narrowed(weights, precision)
+    if (kernels := recurrence_for(weights, signal.shape[2])) is not None:
+        kernels.backward(signal, gates, weights, sums, cells=cells, of_cell=of_cell)
+        return sums
+    given = signal, of_cell.clone(), cells, gates, weights, sums
     for time in reversed(range(signal.shape[1])):
         _launch(_back_kernel, given, time, signal, precision)
     return sums
