@@ -203,6 +203,9 @@ def draws(layer: int, call: int, places: int, share: float | None) -> float:
     below = None if share is None else int(share * RANGE)
     got = triton_layers.draws(keys, layer, call, places, below)
     bits = random_bits(keys[:, None], layer, torch.Size((places,)), keys.device, call)
+    if below is not None:
+        kept = triton_layers.draws(keys, layer, call, places, below, torch.float32, 1.5)
+        assert torch.equal(kept, (bits >= below) * 1.5)
     return float((got != (bits if below is None else bits < below)).sum())
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from fedzmg.models.kernels.layers import RANGE, draws, mapped
+from fedzmg.models.kernels.layers import RANGE, draws, dropout_factors, mapped
+from fedzmg.models.kernels.precision import suits_kernels
 
 NO_KEY = torch.zeros((), dtype=torch.int64)  # of a pass without one: evaluations draw equal numbers
 Values = Callable[..., Tensor]  # (mode, tensor, *parameters) -> random values like the tensor
@@ -35,8 +36,14 @@ class Draws:
     axes: tuple[int, ...] = ()  # axis of examples by call; the first one in calls beyond the last
     shapes: list[torch.Size] | None = None  # shapes drawn, while the axes are being learnt
 
-    def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
-        """Draw 32 random bits for every element, or whether they are ``below`` a number."""
+    def draw(
+        self, shape: torch.Size, device: torch.device, below: int | None = None,
+        kind: torch.dtype | None = None, kept: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """Draw 32 random bits for every element, or whether they are ``below`` a number.
+
+        With a ``kind``, on a GPU, zero where they are, and ``kept`` where they are not.
+        """
         call, key = self.calls, self.key
         vars(self)["calls"] = call + 1  # a module takes longer to set an attribute
         if self.shapes is not None:
@@ -44,8 +51,12 @@ class Draws:
         if self.plain:
             bits = torch.randint(RANGE, shape, device=device)
             return bits if below is None else bits < below
-        key = key if key.device == device else key.to(device)
-        found: Tensor = draws(key, self.layer, call, shape.numel(), below)
+        key, places = key if key.device == device else key.to(device), shape.numel()
+        found: Tensor
+        if kind is not None and below is not None:
+            found = dropout_factors(key, self.layer, call, places, below, kind, kept)
+        else:
+            found = draws(key, self.layer, call, places, below)
         axis = self.axes[call] if call < len(self.axes) else 0
         if axis == 0:
             return found.reshape(shape)
@@ -118,10 +129,10 @@ class KeyedFunctions(Draws, TorchFunctionMode):
         if self.seeds:
             self.found.add(kind)
 
-    def draw(self, shape: torch.Size, device: torch.device, below: int | None = None) -> Tensor:
+    def draw(self, shape: torch.Size, *options: Any) -> Tensor:
         """Draw like a layer, and note that a random function was used."""
         self.note("random")
-        return super().draw(shape, device, below)
+        return super().draw(shape, *options)
 
 
 def _is_recomputed() -> bool:
@@ -143,7 +154,7 @@ def _drop(x: Tensor, zeroed: Tensor, p: float) -> Tensor:
         kept = (~zeroed.numpy()).astype(np.float32)
         kept *= 1 / (1 - p)
         return x * torch.from_numpy(kept)
-    if x.is_cpu or not mapped():
+    if x.is_cpu or not mapped():  # with other than our kernels
         return x * (~zeroed).to(x.dtype).mul_(1 / (1 - p))
     return torch.where(zeroed, 0.0, x / (1 - p))
 
@@ -168,10 +179,13 @@ def _dropout(form: Callable[..., Tensor], axes: int = 0, unbatched: int = 0) -> 
             return input
         first = 1 if input.ndim == unbatched else axes
         shape = (*input.shape[:first], *[1] * (input.ndim - first)) if axes else input.shape
+        size, below = torch.Size(shape), int(p * RANGE)
         if p == 1:
             out = input * 0
+        elif form is _drop and suits_kernels(input) and not (mode.plain or mapped()):
+            out = input * mode.draw(size, input.device, below, input.dtype, 1 / (1 - p))
         else:
-            out = form(input, mode.draw(torch.Size(shape), input.device, int(p * RANGE)), p)
+            out = form(input, mode.draw(size, input.device, below), p)
         return input.copy_(out) if inplace else out
 
     return replaced

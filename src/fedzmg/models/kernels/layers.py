@@ -284,6 +284,15 @@ def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None = 
     return found
 
 
+def dropout_factors(
+    key: Tensor, layer: int, call: int, places: int, below: int, kind: torch.dtype, kept: float
+) -> Tensor:
+    """Draw factors of a batch's places on a GPU: zero for bits below a number, or ``kept``."""
+    from fedzmg.models.kernels import triton_layers
+
+    return triton_layers.draws(key.reshape(1), layer, call, places, below, kind, kept)[0]
+
+
 def _draw(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
     if keys.is_cuda and HAS_TRITON:
         from fedzmg.models.kernels import triton_layers

@@ -203,10 +203,11 @@ def _hash(bits):
     return bits ^ (bits >> 15)
 
 
-@triton.jit(do_not_specialize=["salt", "factor", "below"])
+@triton.jit(do_not_specialize=["salt", "factor", "below", "kept"])
 def _draws_kernel(
-    keys, out, salt, factor, below, places, COMPARE: tl.constexpr, BLOCK: tl.constexpr
+    keys, out, salt, factor, below, kept, places, FORM: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Draw bits (``FORM`` 0), flags of those ``below`` (1), or zero for these and ``kept`` (2)."""
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + client)
@@ -216,21 +217,26 @@ def _draws_kernel(
     # Half the range is taken off the salt and off both sides of the comparison: signed words.
     bits = (bits ^ salt.to(tl.uint32) ^ 0x80000000) * factor.to(tl.uint32)
     here = out + client * places + place
-    if COMPARE:
-        drawn = (bits ^ 0x80000000).to(tl.int32, bitcast=True)
+    drawn = (bits ^ 0x80000000).to(tl.int32, bitcast=True)
+    if FORM == 0:
+        tl.store(here, bits.to(tl.int64), mask=place < places)
+    elif FORM == 1:
         tl.store(here, drawn < below, mask=place < places)
     else:
-        tl.store(here, bits.to(tl.int64), mask=place < places)
+        tl.store(here, tl.where(drawn < below, 0.0, kept), mask=place < places)
 
 
-def draws(keys: Tensor, layer: int, call: int, places: int, below: int | None) -> Tensor:
-    """Draw random bits ``[clients, places]``, or compare them with a number."""
-    compare = below is not None
-    kind = torch.bool if compare else torch.int64
-    out = torch.empty((len(keys), places), dtype=kind, device=keys.device)
+def draws(
+    keys: Tensor, layer: int, call: int, places: int, below: int | None = None,
+    kind: torch.dtype | None = None, kept: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Draw bits ``[clients, places]``, flags of those ``below``, or zero for these and ``kept``."""
+    form = 0 if below is None else 1 if kind is None else 2
+    own = (torch.int64, torch.bool, kind)[form]
+    out = torch.empty((len(keys), places), dtype=own, device=keys.device)
     grid, (salt, factor) = (triton.cdiv(places, 1024), len(keys)), of_call(layer, call)
+    least = (below or 0) - (1 << 31)
     _draws_kernel[grid](
-        keys.contiguous(), out, salt - (1 << 31), factor, (below or 0) - (1 << 31), places,
-        COMPARE=compare, BLOCK=1024,
-    )  # fmt: skip
+        keys.contiguous(), out, salt - (1 << 31), factor, least, kept, places, FORM=form, BLOCK=1024
+    )
     return out
