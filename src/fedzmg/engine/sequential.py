@@ -22,6 +22,7 @@ from fedzmg.messages import FullPass, Upload
 from fedzmg.models.gradients import eager_gradient, own_gradient
 from fedzmg.models.kernels import threads
 from fedzmg.models.objective import Batch
+from fedzmg.models.recurrent import join_weights
 from fedzmg.tree import State, Tree, leaves, num_bytes, row, rows_like, stack, tree_map
 from fedzmg.wrappers.parts import PartsClient
 from fedzmg.wrappers.wrapper import Wrapper
@@ -47,6 +48,7 @@ class Sequential:
     parallel: int = 1
     # Memory of merged models is kept: getting it from the system every round takes long.
     kept: list[Places | None] = field(default_factory=list, repr=False, compare=False)
+    lasting: list[Tree] = field(default_factory=list, repr=False, compare=False)
     _weights: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def train(
@@ -141,7 +143,11 @@ class Sequential:
             return found
 
         statistics: dict[str, Tensor] = {}
-        if place is None and (alone := self._places(sent.params, 1)) is not None:
+        stays = place is None and self._moves and takes_out(rule)
+        if stays:
+            place = self._lasting(work.params)
+            work = work._replace(params=place)
+        elif place is None and (alone := self._places(sent.params, 1)) is not None:
             place = alone[2][0]
         out = [] if place is None else [place]
         if out:
@@ -168,16 +174,32 @@ class Sequential:
             for name, trained in work.params.items():  # others are statistics, or all of no step
                 if trained.data_ptr() != all_[name].data_ptr():
                     all_[name].detach().copy_(trained)
-            work = work._replace(params=Tree({}) if given else all_.map(Tensor.detach))
+            mine = all_.map(lambda leaf: leaf.detach().clone() if stays else leaf.detach())
+            work = work._replace(params=Tree({}) if given else mine)
         return local.finish(rule, context, work, subtract=subtract)
 
     def _places(self, params: Tree, number: int) -> Places | None:
         """Make memory for models of clients, if they are to be trained in place."""
         program, one_type = self.program, len({leaf.dtype for leaf in params.values()}) == 1
-        model = program.objective.model
-        stays = not (model.direct or (program.device.type != "cpu" and model.relocates))
+        stays = not (program.objective.model.direct or self._moves)
         fits = one_type and stays and takes_out(program.rule)
         return rows_like(params, number) if fits else None
+
+    @property
+    def _moves(self) -> bool:
+        """Tell whether cuDNN moves weights that it has not seen before to memory of its own."""
+        model = self.program.objective.model
+        return self.program.device.type != "cpu" and model.relocates and not model.direct
+
+    def _lasting(self, params: Tree) -> Tree:
+        """Copy a model to the memory of all clients, whose tensors cuDNN has seen before."""
+        if not self.lasting:
+            self.lasting.append(params.map(lambda leaf: leaf.detach().clone().requires_grad_()))
+            join_weights(self.program.objective.model.module, self.lasting[0])
+        [place] = self.lasting
+        with torch.no_grad():
+            torch._foreach_copy_(leaves(place), [params[name] for name in place])
+        return place
 
     def _batches(self, stream: Stream, divisor: int = 0) -> Iterator[Batch]:
         """Gather one batch after another; examples weigh ``1 / divisor``, or sum to one."""

@@ -58,7 +58,7 @@ class FunctionalModel:
         self.norms = NormLayers(self.module, batch_norm)
         # Passes use the module's own parameters, with values put there: see :meth:`holding`.
         self.direct = any(getattr(p, t) for p in module.parameters() for t in PARAMETER_HOOKS)
-        # cuDNN moves the parameters of recurrent layers to other memory.
+        # cuDNN moves the parameters of recurrent layers to other memory, unless they stay there.
         self.relocates = any(isinstance(m, nn.RNNBase) for m in module.modules())
         self._replaced: dict[str, Any] | None = None  # options of KeyedFunctions, if needed
         self.loop_reason = ""  # to train client by client; empty: clients can be mapped

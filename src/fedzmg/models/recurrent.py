@@ -3,12 +3,14 @@
 Parameters, their names and outputs are torch's. In a loop over clients torch's kernels run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import _VF, Tensor, nn
+from torch.backends import cudnn
+from torch.backends.cudnn.rnn import get_cudnn_mode
 from torch.nn.utils.rnn import PackedSequence
 
 from fedzmg.models.kernels import layers, lstm
@@ -127,6 +129,28 @@ class Recurrent(nn.RNNBase):
         outs, lasts = zip(*found, strict=True)
         last = tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
         return torch.cat(outs, -1) if len(outs) > 1 else outs[0], last
+
+
+def join_weights(module: nn.Module, params: Mapping[str, Tensor]) -> None:
+    """Move weights on a GPU to where cuDNN reads a layer's without copying them.
+
+    torch does so for all layers together; with dropout between them, they run one by one.
+    """
+    for prefix, rnn in module.named_modules():
+        if not isinstance(rnn, nn.RNNBase) or rnn.num_layers == 1 or not rnn.dropout:
+            continue
+        ways, inputs = 1 + rnn.bidirectional, rnn.input_size
+        for first in range(0, len(rnn._all_weights), ways):
+            layer = rnn._all_weights[first : first + ways]
+            names = [f"{prefix}.{name}".lstrip(".") for own in layer for name in own]
+            weights = [params[name] for name in names if name in params]
+            if len(weights) == len(names) and cudnn.is_acceptable(weights[0]):  # type: ignore[no-untyped-call]
+                kind: int = get_cudnn_mode(rnn.mode)  # type: ignore[no-untyped-call]
+                sizes = rnn.hidden_size, rnn.proj_size
+                one_layer = len(layer[0]), inputs, kind, *sizes, 1, rnn.batch_first, ways > 1
+                with torch.no_grad():
+                    torch._cudnn_rnn_flatten_weight(weights, *one_layer)
+            inputs = ways * (rnn.proj_size or rnn.hidden_size)
 
 
 class Cell(nn.RNNCellBase):
