@@ -19,6 +19,9 @@ from fedzmg.tree import Inputs, Tree, row, stack, tree_map, vmap
 
 CHUNK = 500  # examples evaluated at once, if their outputs are not large
 LOOP_SIZE = 3000  # parameters from which a CPU maps all but dense layers more slowly than it loops
+CUDNN_SIZE = (
+    1_000_000  # parameters from which a GPU maps recurrent layers more slowly than it loops
+)
 LARGEST_OUTPUTS = 2**28  # bytes of a model's outputs computed at once, for several examples
 
 
@@ -178,8 +181,12 @@ def _for_each_model(
         return loss, found if metric.pooled else reduce(found)
 
     size = sum(leaf[0].numel() for leaf in params.values())
-    dense = all(isinstance(m, nn.Linear) for m in objective.model.source.modules() if m._parameters)
-    loop = bool(objective.model.loop_reason) or (first.is_cpu and size >= LOOP_SIZE and not dense)
+    layers = [m for m in objective.model.source.modules() if m._parameters]
+    if first.is_cpu:
+        slow = size >= LOOP_SIZE and not all(isinstance(m, nn.Linear) for m in layers)
+    else:
+        slow = size >= CUDNN_SIZE and any(isinstance(m, nn.RNNBase) for m in layers)
+    loop = bool(objective.model.loop_reason) or slow
 
     def each(x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal loop
