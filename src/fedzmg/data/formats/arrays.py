@@ -2,7 +2,7 @@
 
 import warnings
 import zipfile
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +34,12 @@ def read_arrays(paths: common.Paths) -> Columns:
                 others.append(repr(name))
                 continue
             common.refuse_bomb(here, info.file_size, info.compress_size)
-            with common.reading(here), archive.open(info) as stream:
+            old_header = warnings.catch_warnings(action="ignore")  # and damaged ones
+            with common.reading(here), archive.open(info) as stream, old_header:
                 role = _ROLES[name]
                 if role in found:
                     raise InputError(f"{here}: is there twice: remove one")
-                found[role] = _array(stream)
+                found[role] = np.lib.format.read_array(stream, allow_pickle=False)
                 if found[role].size == 0 or stream.read(1):
                     raise InputError(f"{here}: is empty, or longer than its shape: write it again")
     if not {"x", "y"} <= set(found):
@@ -62,9 +63,3 @@ def _columns(where: str, notes: Any, x: Any, y: Any = None, clients: Any = None)
     if not text:
         common.check_numbers(values, f"{where}: x")
     return common.assemble(where, common.by_client(clients, rows, where), values, y, notes=notes)
-
-
-def _array(stream: IO[bytes]) -> Array:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about headers in an old notation, and damaged ones
-        return np.lib.format.read_array(stream, allow_pickle=False)

@@ -55,9 +55,7 @@ def read_image_folder(
 
 def _find(root: Path) -> tuple[list[Path], list[Path]]:
     """List the images by path, and all other files."""
-    inside = root.resolve()
-    images: list[Path] = []
-    others: list[Path] = []
+    inside, images, others = root.resolve(), list[Path](), list[Path]()
     for path in sorted(root.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(root).parts):
             continue
@@ -84,8 +82,7 @@ def decode_all(
     if size is not None and (len(size) != 2 or min(size) < 1 or np.prod(size) > _MOST_PIXELS):
         raise InputError(f"size = {size}: expected a height and a width of at least 1")
     x: Array | None = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         for row, (where, source) in zip(np.argsort(order), sources, strict=True):
             with common.reading(where, _REMEDY):
