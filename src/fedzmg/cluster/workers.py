@@ -1,6 +1,9 @@
 """Values that drivers and worker processes exchange, on this machine or on a Ray cluster."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+Function: TypeAlias = Callable[..., Any]
 
 
 class Needs(NamedTuple):

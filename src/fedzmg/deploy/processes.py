@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -24,6 +24,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }  # fmt: skip
 """Environment in which Flower contacts nobody but its own server."""
+Process: TypeAlias = "subprocess.Popen[bytes]"
 APP = Path(__file__).with_name("app.toml")
 
 
@@ -67,7 +68,7 @@ class Flower:
         own = {"PATH": path, "FLWR_HOME": str(self.home)}
         self.environment = {**os.environ, **QUIET, **own, **more}
 
-    def start(self, *command: str, log: str) -> "subprocess.Popen[bytes]":
+    def start(self, *command: str, log: str) -> Process:
         """Start a process in a group of its own, which ends with this one."""
         with (self.home / log).open("wb") as file:
             return subprocess.Popen(
@@ -103,7 +104,7 @@ def _end(text: str) -> str:
     return " ".join(text.split())[-300:]
 
 
-def stop(*processes: "subprocess.Popen[bytes]") -> None:
+def stop(*processes: Process) -> None:
     """End processes and everything that they started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
@@ -158,9 +159,7 @@ def unreachable(server: str) -> str:
     return ""
 
 
-def supernode(
-    flower: Flower, server: str, worker: str, keys: tuple[Path, Path] | None
-) -> "subprocess.Popen[bytes]":
+def supernode(flower: Flower, server: str, worker: str, keys: tuple[Path, Path] | None) -> Process:
     """Start a SuperNode, whose messages go to the worker at a Unix socket.
 
     ``keys`` are the CA's certificate and the private key of this device; None: plain text.
