@@ -25,17 +25,13 @@ if TYPE_CHECKING:  # a command that only prints help does without torch
 
 Rounds = Annotated[int | None, opt("Instead of the task's own number of rounds.")]
 Out = Annotated[Path | None, opt("Directory for results.", "under runs/")]
-Track = Annotated[
-    str | None, opt("Also log rounds to trackers, comma-separated: tensorboard, mlflow, wandb.")
-]
+Track = Annotated[str | None, opt("Log to trackers, by commas: tensorboard, mlflow, wandb.")]
 TaskName = Annotated[str, Argument(help="A task of 'fedzmg list', or FILE.py:NAME of your own.")]
 AlgorithmSettings = Annotated[
     Texts, setting("e.g. fedavg.client.lr=0.03; client.lr=0.03 changes all.", "ALGORITHM.KEY=VALUE")
 ]
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
-Settings = Annotated[
-    Texts, setting("e.g. rounds=20, seeds=[0,1], protocol.cohort=5, fedavg.client.lr=0.1.")
-]
+Settings = Annotated[Texts, setting("e.g. rounds=20, seeds=[0,1], fedavg.client.lr=0.1.")]
 FileOut = Annotated[Path | None, opt("Directory for results.", "runs/ and the file's name")]
 Minutes = Annotated[
     float | None,
@@ -61,8 +57,7 @@ def remote_of(
 
     needs_server = "mlflow" in trackers.named(track) and not os.environ.get("MLFLOW_TRACKING_URI")
     if on not in (None, "processes:1") and needs_server:
-        remedy = "set MLFLOW_TRACKING_URI to a server, which all workers can write to"
-        raise InputError(f"--track mlflow with --on {on}: {remedy}")
+        raise InputError(f"--track mlflow with --on {on}: set MLFLOW_TRACKING_URI to a server")
     if on is None and spec is not None and task is not None and not needs_server:
         from fedzmg.cluster.estimate import by_default
 
@@ -105,9 +100,8 @@ def after_results(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        missing = "a figure is missing, all results are stored"
         again = f"'fedzmg report {directory}' draws it again ({type(error).__name__}: {error})"
-        raise InputError(f"{missing}; {again}") from None
+        raise InputError(f"a figure is missing, all results are stored; {again}") from None
 
 
 def _train_study(
@@ -163,8 +157,7 @@ def compare(
         missing = [name for name in kept.algorithms if name not in spec.algorithms]
         missing += [f"seed {seed}" for seed in kept.seeds if seed not in spec.seeds]
         if missing:
-            held = f"{directory} holds a comparison that also has {', '.join(missing)}"
-            raise InputError(f"{held}; name these too, or choose another directory with --out")
+            raise InputError(f"{directory} also has {', '.join(missing)}: name them, or set --out")
     common.say(*chosen.notes, *tuning_notes(chosen.name, untuned(spec), (), chosen.options))
     _train_study(spec, chosen, directory, track, as_json, on, grow=True)
 
@@ -192,8 +185,7 @@ def run(
     from fedzmg.storage.files import folder_name
 
     if (Path(task) / "spec.toml").is_file():
-        remedy = f"'fedzmg run {task}/spec.toml --out {task}' continues it"
-        raise InputError(f"{task} is a run directory: {remedy}")
+        raise InputError(f"{task} is a run: continue by 'fedzmg run {task}/spec.toml --out {task}'")
     from_file = task.endswith(".toml")
     spec = files.read(Path(task), "run") if from_file else RunSpec(task=load_reference(task))
     assert isinstance(spec, RunSpec)

@@ -123,8 +123,7 @@ def train_run(
     if not isinstance(cluster, RayCluster):
         raise InputError(f"--on {cluster.on} trains several runs: use --on ray for a single one")
     if not spec.shards:
-        remedy = "--set shards=8 cuts the population into 8 parts by client number"
-        raise InputError(f"--on {cluster.on} trains a run in shards: {remedy}")
+        raise InputError(f"--on {cluster.on} trains a run in shards: make some by --set shards=8")
     setup = worker.Setup(task.fingerprint(), cluster.threads, worker.versions(), loaded_files())
     while True:
         shards = RemoteShards(cluster, setup, spec, task)
@@ -132,10 +131,9 @@ def train_run(
             [history] = run_pack(task, [run], [directory], progress=progress, shards=shards)
             return history
         except LostWorker as error:
-            losses += 1
+            losses, lost = losses + 1, f"lost ({str(error)[:200]})"
             if losses > MOST_LOSSES:
-                remedy = "use more shards, or workers with more memory"
-                raise InputError(f"every worker was lost ({str(error)[:200]}): {remedy}") from None
-            progress.say(f"worker lost ({str(error)[:200]}), trained again from the checkpoint")
+                raise InputError(f"every worker was {lost}: use more shards or memory") from None
+            progress.say(f"worker {lost}, trained again from the checkpoint")
         finally:
             shards.close()

@@ -58,12 +58,10 @@ class Sampler:
         self._examples.flags.writeable = False  # a user's function gets it
         self._schedule = self._numbered(participation.schedule or (), data.names)
         if self._how == "poisson" and replacement:
-            problem = 'sampler = "poisson" draws every client at most once'
-            raise InputError(f"{problem}: use replacement = false")
+            raise InputError('sampler = "poisson" draws no client twice: use replacement = false')
         held = int((self._examples > 0).sum())
         if self._how == "examples" and (held if not replacement else held and cohort) < cohort:
-            remedy = 'choose a smaller cohort, or another sampler than "examples"'
-            raise InputError(f"cohort = {cohort} but {held} clients have examples: {remedy}")
+            raise InputError(f"cohort = {cohort} but {held} clients have examples: choose fewer")
 
     def draw(self, seed: int, round_: int) -> list[int]:
         """Return the clients of a round, the same for every algorithm under this seed."""
@@ -90,8 +88,7 @@ class Sampler:
         known = {name: number for number, name in enumerate(names)} if schedule else {}
         for client in (c for one in schedule for c in one if isinstance(c, str)):
             if client not in known:
-                expected = f"a name of one of the {len(names)} clients, such as {names[0]!r}"
-                raise InputError(f"schedule: no client {client!r}: expected {expected}")
+                raise InputError(f"schedule: no client {client!r}: use names such as {names[0]!r}")
         lists = [[known[c] if isinstance(c, str) else c for c in one] for one in schedule]
         return [self._own(one, f"schedule, list {i}") for i, one in enumerate(lists, 1)]
 
@@ -99,13 +96,11 @@ class Sampler:
         try:
             cohort = [operator.index(client) for client in given]
         except TypeError:
-            expected = "a list of client numbers"
-            raise InputError(f"{source}: {brief(given)}: expected {expected}") from None
+            raise InputError(f"{source}: {brief(given)}: expected client numbers") from None
         population = len(self._examples)
         for client in cohort:
             if not 0 <= client < population:
                 raise InputError(f"{source}: no client {client}: expected 0 to {population - 1}")
         if len(set(cohort)) < len(cohort) and not self._replacement:
-            remedy = "name each once, or set replacement = true"
-            raise InputError(f"{source}: {brief(cohort)} names a client twice: {remedy}")
+            raise InputError(f"{source}: {brief(cohort)} names a client twice: name each once")
         return cohort

@@ -140,9 +140,8 @@ def _open_job(
     if directory.exists:
         settings = [flat(spec.model_dump()) for spec in (directory.spec(), run.spec)]
         if settings[0] != settings[1]:
-            difference = training.first_difference(*settings)
-            another = f"holds another run ({difference}): {training.ANOTHER}"
-            raise InputError(f"{directory.path} {another}")
+            first = training.first_difference(*settings)
+            raise InputError(f"{directory.path} holds another run ({first}): {training.ANOTHER}")
         facts = directory.manifest()
         run_directory.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}

@@ -105,5 +105,4 @@ def _remove(out: Path, name: str) -> bool:
 
 def _foreign(path: Path, writer: str) -> InputError:
     who = "report" if writer == REPORT else f"'fedzmg {writer}'"
-    remedy = f"move it away, or {ELSEWHERE}"
-    return InputError(f"no {who} wrote {path}, and one would replace it: {remedy}")
+    return InputError(f"no {who} wrote {path}, and one would replace it: move it, or {ELSEWHERE}")

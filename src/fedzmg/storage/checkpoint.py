@@ -79,8 +79,7 @@ def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
     except OSError as error:
         raise UnusableCheckpoint(error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
-        size = path.stat().st_size
-        raise UnusableCheckpoint(f"its {size} bytes are not a complete checkpoint") from None
+        raise UnusableCheckpoint(f"its {path.stat().st_size} bytes are incomplete") from None
 
 
 def checkpointed(path: Path) -> tuple[int, list[int]]:

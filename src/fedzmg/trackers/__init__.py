@@ -294,6 +294,5 @@ def named(names: str | Sequence[str] | None) -> dict[str, Make]:
         found[name], modules = TRACKERS.look_up(name)
         for module in modules:
             if importlib.util.find_spec(module) is None:
-                remedy = f"pip install 'fedzmg[{name}]'"
-                raise InputError(f"tracker {name!r} needs the package {module!r}: {remedy}")
+                raise InputError(f"tracker {name!r} needs {module!r}: pip install 'fedzmg[{name}]'")
     return found
