@@ -19,9 +19,7 @@ new = Typer(help="Write a template for an algorithm of your own.", no_args_is_he
 
 
 def check(
-    target: Annotated[
-        str, Argument(metavar="FILE", help="A file with ALGORITHMS, or an algorithm's name.")
-    ],
+    target: Annotated[str, Argument(metavar="FILE", help="A file with ALGORITHMS, or a name.")],
     algorithm: Annotated[str | None, opt("Only this algorithm of the file.", "all")] = None,
     as_json: Json = False,
 ) -> None:
@@ -70,9 +68,7 @@ def load_algorithms(target: str, name: str | None = None) -> list[Any]:
 @new.command(name="algorithm")
 def new_algorithm(
     name: Annotated[str, Argument(help="Lower-case letters, digits and _, such as my_rule.")],
-    out: Annotated[
-        Path | None, opt("File to write; its test is written beside it.", "NAME.py")
-    ] = None,
+    out: Annotated[Path | None, opt("File to write, with its test beside it.", "NAME.py")] = None,
 ) -> None:
     """Write a file with a working algorithm, and its test; then change the equations."""
     from fedzmg import testing
