@@ -100,7 +100,7 @@ __device__ float sum_totals(const float* totals, int example, int row) {
 // LSTM: states, cells [client, steps, batch, UNITS]; gates write, keep, new, show.
 // from_input: [client, batch, steps, GATES, UNITS]; bias: [client, GATES, UNITS];
 // gates: [client, steps, batch, 4, UNITS]; exchange: [client, steps, PARTS, BATCH, OWN], 16 bits.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) forward_kernel(
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) recurrence_forward(
     const float* from_input, const u16* weights, const float* bias, float* states, float* cells,
     float* gates, u32* exchange, int clients, int steps, int batch
 ) {
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) forward_kernel(
 // LSTM: signal [client, steps, batch, UNITS]; of_cell [client, batch, UNITS].
 // to_hidden: [client, steps, batch, GATES, UNITS]; exchange: [client, steps, PARTS, BATCH, GATES,
 // OWN], 16 bits, relative to scales [client, steps, PARTS, BATCH], since gradients may be small.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) backward_kernel(
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) recurrence_backward(
     const float* signal, const float* of_cell, const float* states, const float* cells,
     const float* gates, const u16* weights, float* to_input, float* to_hidden, u32* exchange,
     u32* scales, int clients, int steps, int batch

@@ -103,7 +103,7 @@ class Recurrence:
         module = _checked(driver.cuModuleLoadData(binary))
         most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         found = []
-        for name in (b"forward_kernel", b"backward_kernel"):
+        for name in (b"recurrence_forward", b"recurrence_backward"):
             found.append(_checked(driver.cuModuleGetFunction(module, name)))
             _checked(driver.cuFuncSetAttribute(found[-1], most, self.shared))
         return found
