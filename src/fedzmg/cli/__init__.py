@@ -95,8 +95,7 @@ def main() -> None:
         if hasattr(error, "__notes__"):  # of a user's own model, loss or metric
             raise
         path, reason = (getattr(error, key, None) for key in ("filename", "strerror"))
-        remedy = "check the name, permissions and free space"
-        _fail(f"{path or 'the output'}: {reason or error}; {remedy}")
+        _fail(f"{path or 'the output'}: {reason or error}; check name, permissions and space")
     except (MemoryError, RuntimeError) as error:
         # torch raises a RuntimeError; others are mistakes of this program.
         if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):

@@ -13,6 +13,7 @@ from typer import Option
 
 from fedzmg import plugins
 from fedzmg.errors import InputError
+from fedzmg.report.writing import check_place, refuse_foreign
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
 INTERRUPTED = 130
@@ -98,8 +99,6 @@ def print_path(what: str, path: Path | str, *, err: bool = False) -> None:
 
 def check_output(path: Path, files: Iterable[str] = (), writer: str = "") -> None:
     """Check before long work that a directory of ``files``, or a single file, can be written."""
-    from fedzmg.report.writing import check_place, refuse_foreign
-
     if not files and path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory; choose a file with --out")
     check_place(path if files else path.parent)

@@ -80,15 +80,11 @@ def _trained(
     from fedzmg import trackers
     from fedzmg.experiment.grids.grid import run_grid
 
-    naming = trackers.by_point(spec)
-    with (
-        training.remote_of(on, track, spec, task) as remote,
-        training.progress_of(
-            task, out, None if remote else track, spec.packs(), naming=naming
-        ) as progress,
-    ):
-        options: Any = {"task": task, "progress": progress, "remote": remote}
-        return run_grid(spec, out, max_minutes=limit, **options)
+    more: Any = {"task": task, "max_minutes": limit}
+    with training.remote_of(on, track, spec, task) as remote:
+        shown, naming = None if remote else track, trackers.by_point(spec)
+        with training.progress_of(task, out, shown, spec.packs(), naming=naming) as progress:
+            return run_grid(spec, out, progress=progress, remote=remote, **more)
 
 
 def _axis(text: str) -> tuple[str, list[float]]:

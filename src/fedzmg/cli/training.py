@@ -14,6 +14,7 @@ from typer import Argument
 from fedzmg.cli import common
 from fedzmg.cli.common import DEVICES, ENGINES, Device, Json, Texts, opt, setting
 from fedzmg.errors import InputError
+from fedzmg.storage.files import folder_name
 from fedzmg.terminal.render import Terminal, print_text
 
 if TYPE_CHECKING:  # a command that only prints help does without torch
@@ -171,7 +172,6 @@ def run(
     from fedzmg.experiment.specs import files, strict
     from fedzmg.experiment.specs.run import RunSpec
     from fedzmg.plugins import load_reference
-    from fedzmg.storage.files import folder_name
 
     if (Path(task) / "spec.toml").is_file():
         raise InputError(f"{task} is a run: continue by 'fedzmg run {task}/spec.toml --out {task}'")
@@ -298,7 +298,5 @@ def task_and_settings(command: str, task: str, set_: Texts) -> "tuple[Task, dict
 
 def default_directory(name: str, spec: "Experiment") -> Path:
     """Return the default directory, which the same command finds again by a hash of settings."""
-    from fedzmg.storage.files import folder_name
-
     text = json.dumps(spec.model_dump(), sort_keys=True, default=str)
     return Path("runs") / f"{folder_name(name)}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

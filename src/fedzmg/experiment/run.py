@@ -164,8 +164,7 @@ def _open_job(
         )  # fmt: skip
     if progress is not None:
         if until is None and job.position is not None and job.position.rejected:
-            used = f"the previous checkpoint is used, from round {job.done}"
-            progress.say(f"{job.position.rejected}: {used}")
+            progress.say(f"{job.position.rejected}: continuing from round {job.done}")
         with training.named_write_errors(directory.path):
             directory.repair(job.position)
     return job

@@ -134,8 +134,7 @@ def warnings(data: Mapping[str, Any]) -> list[str]:
             found.append(f"every point of {name} diverged; search smaller learning rates")
         elif best["border"]:
             edges = ", ".join(f"{key} = {best['options'][key]:.4g}" for key in best["border_axes"])
-            where = f"the best point of {name} lies on the border ({edges})"
-            found.append(f"{where}; a wider grid may do better")
+            found.append(f"the best point of {name} lies on the border ({edges}): widen the grid")
         other = entry.get("best_by_test")
         if best is not None and other is not None and other["options"] != best["options"]:
             found.append(f"for {name} the whole test set, as in the paper, chooses {_point(other)}")

@@ -255,8 +255,7 @@ def clients(result: StudyResult) -> Chart | None:
     caption = f"The flatter and the {'higher' if higher else 'lower'}, the fairer"
     if len(study.seeds) > 1:
         caption += "; mean over seeds with one standard deviation"
-    xlabel = "share of the clients, in percent"
-    drawn = _banded(result, found, title, f"{caption}.", study.metric, xlabel)
+    drawn = _banded(result, found, title, f"{caption}.", study.metric, "percent of the clients")
     for axes in [] if drawn is None else drawn.body.axes:
         for level in study.thresholds:
             axes.axhline(level, color=style.QUIET_INK, linestyle=style.DOTTED, linewidth=1.0)
