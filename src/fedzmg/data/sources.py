@@ -1,7 +1,6 @@
 """Catalog of named data sets, and the matching of a user's files to their layouts and splits.
 
-Archives (zip, tar, single compressed files) may be hostile: members cannot leave the folder, only
-regular files are unpacked, and their number and size are bounded. First bytes tell their kind.
+Archives may be hostile: members cannot leave the folder, and their number and size are bounded.
 """
 
 import bz2

@@ -167,8 +167,7 @@ def remove_leftovers(directory: Path, *names: str, seconds: float = 0.0) -> None
     """Remove temporary files that killed processes left in a directory.
 
     ``names`` are the files that they wrote; without names, all leftovers are removed from a
-    directory that is certainly ours. Without a lock, ``seconds`` is the age at which a file has no
-    writer any more.
+    directory of ours. Without a lock, ``seconds`` is the age of a file without a writer.
     """
     written = "|".join(map(re.escape, names)) or ".+"
     own = "" if names else r"|\.tmp\w{6}"  # of safetensors

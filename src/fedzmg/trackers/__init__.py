@@ -5,8 +5,7 @@
     with Tracking(trackers.named("tensorboard"), out) as progress:
         run_study(spec, out, progress=progress)
 
-Trackers are imported when a run starts. Tracking is a progress observer: the training loop does
-not know of it.
+Trackers are imported when a run starts.
 """
 
 import contextlib

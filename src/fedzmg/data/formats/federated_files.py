@@ -1,7 +1,6 @@
 """Readers for files that hold one client after the other: TFF's HDF5 and LEAF's JSON.
 
-HDF5 has a group ``examples/<client>`` for each client. Files come in the order given, clients of a
-file sorted by name.
+HDF5 has a group ``examples/<client>`` for each client, which are sorted by name in every file.
 
 ============  ======================================================================
 EMNIST        ``pixels`` [n, 28, 28] floats from 0 to 1, ``label`` [n]
