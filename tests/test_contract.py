@@ -15,8 +15,9 @@ from hypothesis import given as hypotheses
 from hypothesis import strategies as st
 
 from fedzmg import algorithms
-from fedzmg.algorithms import SGD, Adam, ReddiAdam, ZeroMean
+from fedzmg.algorithms import SGD, Adam, Average, ReddiAdam, ZeroMean
 from fedzmg.contract import (
+    Algorithm,
     ClientRule,
     Number,
     ParamInfo,
@@ -57,6 +58,27 @@ class Wrapper(ClientRule):
 
     def step(self, context: ClientContext, params: Tree, scratch: Any, grad: Tree) -> Any:
         return self.inner.step(context, params, scratch, self.scale * grad)
+
+
+def boxed(**methods: Any) -> Algorithm:
+    kind = dataclass(frozen=True)(type("Mine", (Boxed,), methods))
+    return Algorithm("mine", kind(), Average())
+
+
+@pytest.mark.parametrize(
+    ("methods", "named"),
+    [
+        ({"init_memmory": lambda self, params: ()}, "'init_memory'"),
+        ({"start": lambda self: ()}, "(self, context)"),
+        ({"step": lambda self, context, scratch, params, grad: ()}, "params, scratch, grad"),
+    ],
+)
+def test_methods_that_no_engine_would_call_are_rejected(
+    methods: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(named)):
+        boxed(**methods)
+    boxed(_start=lambda self: (), start=lambda self, given: given.params)
 
 
 # Ranges.

@@ -1,11 +1,15 @@
 """Rules: frozen dataclasses whose fields are checked hyper-parameters, possibly one in another."""
 
 import dataclasses
+import difflib
+import functools
+import inspect
 import math
 import sys
 import typing
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
+from types import FunctionType
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -209,8 +213,32 @@ def check_rule(side: str, rule: Any, kind: type[Rule]) -> None:
     made = getattr(rule, "__dataclass_params__", None)
     if undone or not dataclasses.is_dataclass(rule) or not (made and made.frozen):
         raise InputError(f"{name} is not a frozen dataclass: put @dataclass(frozen=True) above it")
+    _check_methods(type(rule), kind)
     check_names(f"value in {name}.needs", getattr(rule, "needs", ()), kind._known_needs)
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if isinstance(value, Rule) or (isinstance(value, type) and issubclass(value, Rule)):
             check_rule(field.name, value, kind)
+
+
+@functools.cache
+def _check_methods(rule: type, kind: type[Rule]) -> None:
+    """Reject methods whose names are nearly, or whose arguments are not, those of ``kind``."""
+    known = {n: v for n, v in vars(kind).items() if isinstance(v, FunctionType) and n[0] != "_"}
+    classes = rule.__mro__[: rule.__mro__.index(kind)]
+    for name, method in [pair for one in classes for pair in vars(one).items()]:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+        if not close or name.startswith("_") or not isinstance(method, FunctionType):
+            continue
+        if name not in known:
+            problem = f"{rule.__name__}.{name}: {kind.__name__} has no such method"
+            raise InputError(f"{problem}; did you mean {close[0]!r}? (a helper: '_{name}')")
+        given, wanted = ([*inspect.signature(f).parameters] for f in (method, known[name]))
+        wrong = given != wanted and set(given) == set(wanted)
+        try:
+            inspect.signature(method).bind(*wanted)
+        except TypeError:
+            wrong = True
+        if wrong:
+            problem = f"{rule.__name__}.{name}({', '.join(given)})"
+            raise InputError(f"{problem}: expected the arguments ({', '.join(wanted)})")
