@@ -664,6 +664,17 @@ def test_compiled_kernels_are_loaded_sooner(
     assert choose.kernel_seconds(*known) == choose.LOADING_SECONDS
 
 
+def test_a_loop_without_memory_names_client_and_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    built = simulation("sequential", rounds=1)
+    monkeypatch.setattr("fedzmg.engine.sequential.eager_gradient", full)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        built.run_round()
+    assert any("client" in note and "step 1" in note for note in caught.value.__notes__)
+
+
 def test_buffers_that_did_not_fit_are_released_before_the_next_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -100,7 +100,8 @@ def main() -> None:
         # torch raises a RuntimeError; others are mistakes of this program.
         if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
             raise
-        _fail(f"out of memory {error}: use a smaller cohort or model, or a larger machine")
+        places = "".join(f" ({place})" for place in getattr(error, "__notes__", ()))
+        _fail(f"out of memory {error}{places}: use a smaller cohort or model, or a larger machine")
     except Exception as error:
         # Pydantic replaces Ctrl-C inside its serializer by an error of its own.
         if type(error).__name__ == "PydanticSerializationError" and "Interrupt" in str(error):

@@ -249,7 +249,9 @@ class Simulation:
             try:
                 return self._launch_once(round_, before)
             except torch.OutOfMemoryError:
-                pass  # no state has changed; the error's traceback still holds tensors
+                if self.choice.path == "sequential":  # notes name client and step
+                    raise
+                # No state has changed; the error's traceback still holds tensors.
             self.engines.halve(len(self.planner.batches(round_)), self.device)
             self._rebuild()
 
