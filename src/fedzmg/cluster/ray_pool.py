@@ -1,7 +1,4 @@
-"""Workers of one training as Ray tasks; their messages go through an actor.
-
-Nothing here imports torch: the actor starts at once.
-"""
+"""Workers of one training as Ray tasks, with messages through an actor; imports no torch."""
 
 import contextlib
 import importlib

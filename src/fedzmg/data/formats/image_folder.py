@@ -1,7 +1,4 @@
-"""Reader for image folders: ``ROOT/<client>/<label>/*.png``.
-
-Images need Pillow. Clients are sorted by name, images of a client by path.
-"""
+"""Reader for image folders, ``ROOT/<client>/<label>/*.png``, sorted by path; it needs Pillow."""
 
 import io
 import warnings
@@ -71,10 +68,7 @@ def _find(root: Path) -> tuple[list[Path], list[Path]]:
 def decode_all(
     sources: Entries, order: Ids, size: Size = None, grey: bool | None = None, stored: int = 0
 ) -> Array:
-    """Decode images of one shape into one column; image ``order[i]`` goes to row ``i``.
-
-    Sources are paths, bytes or images of Pillow. ``stored`` bytes in files bound the result.
-    """
+    """Decode paths, bytes or images of Pillow into a column, image ``order[i]`` to row ``i``."""
     try:
         from PIL import Image
     except ImportError:
