@@ -30,8 +30,8 @@ from fedzmg import algorithms
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized, step_widths
 from fedzmg.errors import InputError, check_names
 from fedzmg.experiment.estimate import step_operations
-from fedzmg.models.kernels import PRECISIONS, rounding
-from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision, timer
+from fedzmg.kernels import PRECISIONS, rounding
+from fedzmg.kernels.precision import DEFAULT_PRECISION, Precision, timer
 from fedzmg.models.networks import CharGRU, cifar100_cnn, emnist_cnn, mlp
 from fedzmg.provenance import environment
 from fedzmg.report.tables.table import Table

@@ -25,8 +25,8 @@ from torch import nn
 
 from bench import Machine, seconds, time_rounds
 from fedzmg.engine.vectorized import Vectorized
+from fedzmg.kernels import rounding
 from fedzmg.models import CharTransformer, add_lora
-from fedzmg.models.kernels import rounding
 from fedzmg.models.objective import cross_entropy
 from fedzmg.provenance import environment
 from fedzmg.simulation import Simulation, Trial, resolve_device

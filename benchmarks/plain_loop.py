@@ -35,8 +35,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench import NEVER, WORKLOADS, wait
 from fedzmg import tasks
 from fedzmg.data.plan import ClientBatch
+from fedzmg.kernels import onednn, rounding
 from fedzmg.models import networks
-from fedzmg.models.kernels import onednn, rounding
 from fedzmg.models.objective import cross_entropy
 from fedzmg.provenance import environment
 from fedzmg.simulation import EnginePlanner, RoundPlanner, Simulation, Trial, resolve_device

@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench import NEVER, WORKLOADS, wait
-from fedzmg.models.kernels.precision import Precision
+from fedzmg.kernels.precision import Precision
 from fedzmg.provenance import environment
 from fedzmg.simulation import Simulation, Trial
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedzmg import draw
-from fedzmg.models.kernels import layers
+from fedzmg.kernels import layers
 
 
 def test_the_largest_draw_stays_below_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ from torch import Tensor
 from fedzmg import algorithms, tasks
 from fedzmg.diagnose.diagnosis import excerpt, updates
 from fedzmg.errors import InputError
-from fedzmg.models.kernels import rounding
+from fedzmg.kernels import rounding
 from fedzmg.models.objective import Batch, Objective
 from fedzmg.provenance import environment
 from fedzmg.seeds import stream

@@ -30,7 +30,7 @@ import torch
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from fedzmg.errors import InputError
-from fedzmg.models.kernels import rounding
+from fedzmg.kernels import rounding
 from fedzmg.provenance import environment
 from fedzmg.simulation import RoundPlanner, RoundReport, Trial, resolve_device, simulate
 from fedzmg.storage.formats import write_json

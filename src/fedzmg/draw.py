@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedzmg.models.kernels.layers import RANGE, draws
+from fedzmg.kernels.layers import RANGE, draws
 from fedzmg.tree import Tree
 
 T = TypeVar("T", Tensor, Tree)

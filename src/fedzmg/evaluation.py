@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedzmg.data.federated import Examples
 from fedzmg.errors import InputError
-from fedzmg.models.kernels import MappedLayers
+from fedzmg.kernels import MappedLayers
 from fedzmg.models.objective import Objective, PrepareFunction
 from fedzmg.tree import Inputs, Tree, row, stack, tree_map, vmap
 

@@ -28,10 +28,10 @@ from fedzmg.engine.local import Chunk, Engine, Program
 from fedzmg.engine.probe import Probe
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
+from fedzmg.kernels import MappedLayers, convolution, layers, onednn, threads
+from fedzmg.kernels.precision import HAS_TRITON, same_bits
 from fedzmg.models import FunctionalModel
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import MappedLayers, convolution, layers, onednn, threads
-from fedzmg.models.kernels.precision import HAS_TRITON, same_bits
 from fedzmg.simulation import Simulation, rounds
 from fedzmg.tree import Tree
 from golden_problems import Net, random_task

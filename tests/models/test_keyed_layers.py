@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
+from fedzmg.kernels.layers import BLOCK, RANGE, draws, hash32, random_bits
 from fedzmg.models import FunctionalModel, RandomFlip, RandomShift
-from fedzmg.models.kernels.layers import BLOCK, RANGE, draws, hash32, random_bits
 from fedzmg.models.layers import KeyedDropout, KeyedLayer
 from fedzmg.seeds import key, step_keys
 from golden_problems import Net

@@ -32,9 +32,9 @@ from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.timings import LOOP, PathName, Timings, Way, clearly_best
 from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import CannotMap, InputError, check_names
-from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, threads
-from fedzmg.models.kernels.convolution import MAX_CHANNELS
-from fedzmg.models.kernels.precision import HAS_TRITON, cached_answer, crowd, precision
+from fedzmg.kernels import ONEDNN_BY_DEFAULT, onednn, threads
+from fedzmg.kernels.convolution import MAX_CHANNELS
+from fedzmg.kernels.precision import HAS_TRITON, cached_answer, crowd, precision
 from fedzmg.tree import num_bytes, row
 
 EngineName = Literal["auto", PathName]

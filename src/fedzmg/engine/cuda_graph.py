@@ -21,10 +21,10 @@ from fedzmg.data.plan import Padded
 from fedzmg.engine import local
 from fedzmg.engine.local import Program, Work
 from fedzmg.engine.replay import capturing, copied, copy_all, unshared
+from fedzmg.kernels import MappedLayers, convolution
+from fedzmg.kernels.precision import bits_are_kept, code_hash, precision
 from fedzmg.messages import ClientContext
 from fedzmg.models.gradients import eager_gradient
-from fedzmg.models.kernels import MappedLayers, convolution
-from fedzmg.models.kernels.precision import bits_are_kept, code_hash, precision
 from fedzmg.models.layout import warn_once
 from fedzmg.models.objective import Batch
 from fedzmg.tree import Inputs, State, Tree, leaves, row, tree_map

@@ -14,7 +14,7 @@ import torch
 from fedzmg.data.plan import ClientBatch
 from fedzmg.engine.local import Broadcast, Engine, Program
 from fedzmg.engine.sequential import TOGETHER_BYTES, Sequential
-from fedzmg.models.kernels import threads
+from fedzmg.kernels import threads
 from fedzmg.tree import State, num_bytes, row
 
 CHOOSING_SHARE = 0.032  # share of a training on a CPU for timing its paths

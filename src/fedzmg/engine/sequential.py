@@ -18,9 +18,9 @@ from fedzmg.engine import local
 from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program
 from fedzmg.engine.replay import unshared
 from fedzmg.errors import noted
+from fedzmg.kernels import threads
 from fedzmg.messages import FullPass, Upload
 from fedzmg.models.gradients import eager_gradient, own_gradient
-from fedzmg.models.kernels import threads
 from fedzmg.models.objective import Batch
 from fedzmg.models.recurrent import join_weights
 from fedzmg.tree import State, Tree, leaves, num_bytes, row, rows_like, stack, tree_map

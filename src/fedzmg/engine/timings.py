@@ -7,7 +7,7 @@ from fedzmg.engine.local import Engine, Program
 from fedzmg.engine.probe import Probe, pass_seconds
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
-from fedzmg.models.kernels import channels_last, onednn, threads
+from fedzmg.kernels import channels_last, onednn, threads
 
 PathName = Literal["sequential", "vectorized", "compiled", "cuda_graph", "compiled_cuda_graph"]
 CLEAR_SPEEDUP = 1.07  # speed-up of the loop that other kernels need to be taken

@@ -22,10 +22,10 @@ from fedzmg.engine.local import Broadcast, Chunk, Models, Outcome, Program, Work
 from fedzmg.engine.replay import Replayed, copy_all
 from fedzmg.engine.sequential import Sequential, common_origin
 from fedzmg.errors import CannotMap, InputError
+from fedzmg.kernels import MappedLayers
+from fedzmg.kernels.precision import bits_are_kept
 from fedzmg.messages import ClientContext, FullPass
 from fedzmg.models.gradients import eager_gradient
-from fedzmg.models.kernels import MappedLayers
-from fedzmg.models.kernels.precision import bits_are_kept
 from fedzmg.models.objective import Batch
 from fedzmg.tree import State, Tree, flatten_rows, leaves, row, tree_map, vmap
 

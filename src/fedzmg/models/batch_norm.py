@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedzmg.errors import InputError, check_names
-from fedzmg.models.kernels import norm as fused
+from fedzmg.kernels import norm as fused
 from fedzmg.parts import BATCH_NORM
 from fedzmg.rule import Layout, ParamInfo, Role
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from fedzmg.models.kernels.layers import RANGE, draws, dropout_factors, mapped
-from fedzmg.models.kernels.precision import suits_kernels
+from fedzmg.kernels.layers import RANGE, draws, dropout_factors, mapped
+from fedzmg.kernels.precision import suits_kernels
 
 NO_KEY = torch.zeros((), dtype=torch.int64)  # of a pass without one: evaluations draw equal numbers
 Values = Callable[..., Tensor]  # (mode, tensor, *parameters) -> random values like the tensor

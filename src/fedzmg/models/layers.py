@@ -21,8 +21,8 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList
 
 from fedzmg.errors import InputError
-from fedzmg.models.kernels import layers
-from fedzmg.models.kernels.layers import RANGE, mapped
+from fedzmg.kernels import layers
+from fedzmg.kernels.layers import RANGE, mapped
 from fedzmg.models.keyed import Draws, drop_path, dropout
 from fedzmg.models.recurrent import RECURRENT, Recurrent
 

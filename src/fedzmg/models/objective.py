@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedzmg.errors import InputError
+from fedzmg.kernels.layers import mapped
 from fedzmg.models.copies import module_to
 from fedzmg.models.functional import FunctionalModel, Maybe, Moved
-from fedzmg.models.kernels.layers import mapped
 from fedzmg.tree import Inputs, Tree
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # to one loss per example

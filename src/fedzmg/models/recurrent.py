@@ -13,9 +13,9 @@ from torch.backends import cudnn
 from torch.backends.cudnn.rnn import get_cudnn_mode
 from torch.nn.utils.rnn import PackedSequence
 
-from fedzmg.models.kernels import layers, lstm
-from fedzmg.models.kernels.layers import mapped
-from fedzmg.models.kernels.precision import suits_kernels
+from fedzmg.kernels import layers, lstm
+from fedzmg.kernels.layers import mapped
+from fedzmg.kernels.precision import suits_kernels
 
 States = tuple[Tensor, ...]  # hidden state, and the cell of an LSTM
 

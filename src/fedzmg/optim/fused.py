@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.kernels.precision import HAS_TRITON
 from fedzmg.models.layout import Axes
 from fedzmg.optim import updates
 from fedzmg.optim.updates import Options, Weights, inputs

@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, it 
 from torch.optim import Optimizer
 
 from fedzmg.errors import InputError, unknown
-from fedzmg.models.kernels.precision import HAS_TRITON
+from fedzmg.kernels.precision import HAS_TRITON
 from fedzmg.models.layout import Axes, Known, check_names, group_axes, known_axes
 from fedzmg.optim import fused, updates
 

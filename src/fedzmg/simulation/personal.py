@@ -18,8 +18,8 @@ from fedzmg.engine.local import Broadcast
 from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.evaluation import CHUNK, total
+from fedzmg.kernels import MappedLayers
 from fedzmg.messages import ClientContext, Result, Stepped, Upload
-from fedzmg.models.kernels import MappedLayers
 from fedzmg.simulation.history import Watched
 from fedzmg.tree import Inputs, State, Tree, row, vmap
 from fedzmg.wrappers.parts import filled, pick

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedzmg.contract import ClientRule, chain
 from fedzmg.engine.local import Program
 from fedzmg.errors import InputError
-from fedzmg.models.kernels.precision import Precision
+from fedzmg.kernels.precision import Precision
 from fedzmg.tasks.task import Task
 
 

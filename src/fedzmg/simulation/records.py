@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedzmg.engine.aggregate import Merger
 from fedzmg.engine.sums import OUTLIER, ratios_to_median
-from fedzmg.models.kernels.precision import timer
+from fedzmg.kernels.precision import timer
 from fedzmg.simulation.history import Record
 from fedzmg.tasks.task import Task
 from fedzmg.tree import leaves

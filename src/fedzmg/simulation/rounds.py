@@ -22,9 +22,9 @@ from fedzmg.engine.vectorized import MIN_WIDTH, Vectorized
 from fedzmg.errors import noted
 from fedzmg.evaluation import Evaluation, evaluate
 from fedzmg.federation import Federation
+from fedzmg.kernels import channels_last, onednn, rounding, threads
+from fedzmg.kernels.precision import DEFAULT_PRECISION, Precision, same_bits, timer
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import channels_last, onednn, rounding, threads
-from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision, same_bits, timer
 from fedzmg.simulation.closing import Closing
 from fedzmg.simulation.dry_run import dry_run
 from fedzmg.simulation.history import History, Record, Watched, measure

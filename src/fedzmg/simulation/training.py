@@ -9,7 +9,7 @@ import torch
 from fedzmg.engine.choose import EngineName, EnginePlanner
 from fedzmg.errors import InputError, check_names
 from fedzmg.federation import Federation
-from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision
+from fedzmg.kernels.precision import DEFAULT_PRECISION, Precision
 from fedzmg.simulation.history import History, Record
 from fedzmg.simulation.rounds import RoundReport, Simulation
 from fedzmg.simulation.trial import Trial

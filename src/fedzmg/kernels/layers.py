@@ -27,8 +27,8 @@ from torch.backends.mkldnn import set_flags
 from torch.library import custom_op
 from torch.overrides import TorchFunctionMode
 
-from fedzmg.models.kernels import convolution, patches
-from fedzmg.models.kernels.precision import HAS_TRITON, clients_first, precision, suits_kernels
+from fedzmg.kernels import convolution, patches
+from fedzmg.kernels.precision import HAS_TRITON, clients_first, precision, suits_kernels
 
 WIDE = 1 << 16  # weights of a convolution above which patches are faster for one client
 MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
@@ -180,7 +180,7 @@ def clients_gru(
     from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
 ) -> tuple[Tensor, Tensor]:
     """Compute states ``[clients, steps + 1, batch, units]`` and the gates that backward needs."""
-    from fedzmg.models.kernels import triton_layers
+    from fedzmg.kernels import triton_layers
 
     from_input, weights, bias = (t.contiguous() for t in (from_input, weights, bias))
     return triton_layers.forward(from_input, weights, bias, rounding)
@@ -208,7 +208,7 @@ def clients_gru_back(
     signal: Tensor, states: Tensor, gates: Tensor, weights: Tensor, rounding: str
 ) -> tuple[Tensor, Tensor]:
     """Compute gradients of ``from_input`` and of the products with the weights."""
-    from fedzmg.models.kernels import triton_layers
+    from fedzmg.kernels import triton_layers
 
     signal, weights = signal.contiguous(), weights.contiguous()
     return triton_layers.backward(signal, states, gates, weights, rounding)
@@ -288,14 +288,14 @@ def dropout_factors(
     key: Tensor, layer: int, call: int, places: int, below: int, kind: torch.dtype, kept: float
 ) -> Tensor:
     """Draw factors of a batch's places on a GPU: zero for bits below a number, or ``kept``."""
-    from fedzmg.models.kernels import triton_layers
+    from fedzmg.kernels import triton_layers
 
     return triton_layers.draws(key.reshape(1), layer, call, places, below, kind, kept)[0]
 
 
 def _draw(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
     if keys.is_cuda and HAS_TRITON:
-        from fedzmg.models.kernels import triton_layers
+        from fedzmg.kernels import triton_layers
 
         found = triton_layers.draws(keys.reshape(-1), layer, call, places, below)
     elif keys.device.type == "cpu":

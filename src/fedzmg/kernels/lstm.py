@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from fedzmg.models.kernels.precision import clients_first, precision
+from fedzmg.kernels.precision import clients_first, precision
 
 
 def states(from_input: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,7 @@ def clients_lstm(
     from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute states ``[clients, time, batch, units]``, the last cell, all cells and gates."""
-    from fedzmg.models.kernels import triton_lstm
+    from fedzmg.kernels import triton_lstm
 
     from_input, weights, bias = (t.contiguous() for t in (from_input, weights, bias))
     states, cells, gates = triton_lstm.forward(from_input, weights, bias, rounding)
@@ -54,7 +54,7 @@ def clients_lstm_back(
     signal: Tensor, of_cell: Tensor, cells: Tensor, gates: Tensor, weights: Tensor, rounding: str
 ) -> Tensor:
     """Compute the gradients of the gates' sums ``[clients, time, batch, 4 units]``."""
-    from fedzmg.models.kernels import triton_lstm
+    from fedzmg.kernels import triton_lstm
 
     signal, of_cell, weights = (t.contiguous() for t in (signal, of_cell, weights))
     return triton_lstm.backward(signal, of_cell, cells, gates, weights, rounding)

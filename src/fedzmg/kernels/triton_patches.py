@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedzmg.models.kernels.precision import within_reach
+from fedzmg.kernels.precision import within_reach
 
 BLOCK = 1024  # values that one program computes
 # Triton compiles no kernel for each of these, which differ between layers.

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._C._functorch import maybe_current_level
 from torch.library import custom_op
 
-from fedzmg.models.kernels.precision import clients_first, suits_kernels, within_reach
+from fedzmg.kernels.precision import clients_first, suits_kernels, within_reach
 
 
 def available(x: Tensor) -> bool:
@@ -41,7 +41,7 @@ def clients_batch_norm(
     momentum: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Normalise ``[clients, batch, ...]``: outputs, means, scales, moved running statistics."""
-    from fedzmg.models.kernels import triton_norm
+    from fedzmg.kernels import triton_norm
 
     own = [part.contiguous() for part in (weight, bias, mean, var)]
     return triton_norm.forward(_dense(x), real.contiguous().view(torch.uint8), own, momentum, eps)
@@ -56,7 +56,7 @@ def clients_batch_norm_back(
     x: Tensor, signal: Tensor, real: Tensor, weight: Tensor, means: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of images, weights and biases."""
-    from fedzmg.models.kernels import triton_norm
+    from fedzmg.kernels import triton_norm
 
     own = weight.contiguous(), means, scales
     return triton_norm.backward(

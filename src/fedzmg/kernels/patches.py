@@ -17,7 +17,7 @@ from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd import Function
 from torch.library import custom_op
 
-from fedzmg.models.kernels.precision import clients_first
+from fedzmg.kernels.precision import clients_first
 
 MOST_BYTES = 1 << 26  # of patches at a time
 Pair = Sequence[int]
@@ -83,7 +83,7 @@ class _Form:
         for first in range(0, max(1, self.batch), self.images_at_once):
             images = slice(first, first + self.images_at_once)
             if x.is_cuda:
-                from fedzmg.models.kernels.triton_patches import cut
+                from fedzmg.kernels.triton_patches import cut
 
                 yield images, cut(self, x[:, images]).expand(self.clients, -1, -1)
                 continue
@@ -99,7 +99,7 @@ class _Form:
     def add(self, whole: Tensor, patches: Tensor) -> None:
         """Add patches to padded images, each where it was cut."""
         if whole.is_cuda:
-            from fedzmg.models.kernels.triton_patches import add
+            from fedzmg.kernels.triton_patches import add
 
             add(self, whole, patches)
             return

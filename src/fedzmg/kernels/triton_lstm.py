@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedzmg.models.kernels.precision import narrowed
-from fedzmg.models.kernels.recurrence import recurrence_for
-from fedzmg.models.kernels.triton_layers import add_product, sigmoid, tanh
+from fedzmg.kernels.precision import narrowed
+from fedzmg.kernels.recurrence import recurrence_for
+from fedzmg.kernels.triton_layers import add_product, sigmoid, tanh
 
 MOST_ROWS = 32  # of a batch, computed by one program
 UNITS, DEPTH, WARPS, STAGES = 32, 64, 4, 3  # DEPTH: columns of the weights read at a time

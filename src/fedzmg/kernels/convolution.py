@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-from fedzmg.models.kernels import patches, precision
-from fedzmg.models.kernels.precision import clients_first
+from fedzmg.kernels import patches, precision
+from fedzmg.kernels.precision import clients_first
 
 SMALL = 1 << 20  # bytes of a client's outputs, or values of its patches: measuring does not pay
 MAX_CHANNELS = 128  # more do not fit in the tiles of our kernels
@@ -102,7 +102,7 @@ def _fastest(
         weights = torch.ones(w.shape, dtype=w.dtype, device=w.device).requires_grad_(learns)
         images = torch.ones(x.shape, dtype=x.dtype, device=x.device)
         if name == "kernels":
-            from fedzmg.models.kernels.triton_convolution import compile_ahead
+            from fedzmg.kernels.triton_convolution import compile_ahead
 
             compile_ahead(_channels_last(images), weights, *form[1:], learns=learns, inner=inner)
             images = _kernel_layout(images)
@@ -146,7 +146,7 @@ def clients_conv2d(
     x: Tensor, w: Tensor, rows: int, columns: int, rounding: str, turned: bool
 ) -> Tensor:
     """Convolve ``[clients, batch, ...]`` images with own weights; ``turned``: transposed."""
-    from fedzmg.models.kernels.triton_convolution import convolve
+    from fedzmg.kernels.triton_convolution import convolve
 
     return convolve(_channels_last(x), w, (rows, columns), rounding, turned=turned)
 
@@ -165,7 +165,7 @@ def clients_conv2d_weight(
     x: Tensor, signal: Tensor, taps: list[int], rows: int, columns: int, rounding: str
 ) -> Tensor:
     """Compute the gradient of the weights."""
-    from fedzmg.models.kernels.triton_convolution import weight_gradient
+    from fedzmg.kernels.triton_convolution import weight_gradient
 
     inputs, back = _channels_last(x), _channels_last(signal)
     out = weight_gradient(inputs, back, (taps[0], taps[1]), (rows, columns), rounding)

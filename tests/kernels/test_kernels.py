@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedzmg.models import kernels, recurrent
-from fedzmg.models.kernels import (
+from fedzmg import kernels
+from fedzmg.kernels import (
     MappedLayers,
     convolution,
     layers,
@@ -27,7 +27,8 @@ from fedzmg.models.kernels import (
     precision,
     rounding,
 )
-from fedzmg.models.kernels.precision import milliseconds
+from fedzmg.kernels.precision import milliseconds
+from fedzmg.models import recurrent
 from fedzmg.models.layers import swap_layers
 from fedzmg.models.recurrent import LSTM, scan
 
@@ -156,7 +157,7 @@ def test_convolutions_of_the_papers_models_and_of_a_resnet(
 def test_products_on_tensor_cores(
     channels: int, filters: int, size: int, taps: int, dtype: torch.dtype
 ) -> None:
-    from fedzmg.models.kernels import triton_convolution as kernels
+    from fedzmg.kernels import triton_convolution as kernels
 
     torch.manual_seed(0)
     pad = (taps // 2, taps // 2)
@@ -210,7 +211,7 @@ def test_recurrences_in_one_launch(
     kind: str, clients: int, batch: int, steps: int, units: int, dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from fedzmg.models.kernels import recurrence, triton_layers, triton_lstm
+    from fedzmg.kernels import recurrence, triton_layers, triton_lstm
 
     torch.manual_seed(0)
     monkeypatch.setattr(recurrence, "STEP", 0.0)  # whatever is faster

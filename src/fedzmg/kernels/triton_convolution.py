@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from fedzmg.models.kernels.precision import bits_are_kept, crowd, milliseconds
+from fedzmg.kernels.precision import bits_are_kept, crowd, milliseconds
 
 
 @triton.jit

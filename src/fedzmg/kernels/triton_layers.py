@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedzmg.models.kernels.layers import MULTIPLIERS, of_call
-from fedzmg.models.kernels.precision import crowd, narrowed
-from fedzmg.models.kernels.recurrence import recurrence_for
+from fedzmg.kernels.layers import MULTIPLIERS, of_call
+from fedzmg.kernels.precision import crowd, narrowed
+from fedzmg.kernels.recurrence import recurrence_for
 
 FIRST, SECOND, THIRD = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedzmg.models.kernels import (
+from fedzmg.kernels import (
     patches,
     triton_convolution,
     triton_layers,
@@ -22,7 +22,7 @@ from fedzmg.models.kernels import (
     triton_norm,
     triton_patches,
 )
-from fedzmg.models.kernels.layers import RANGE, random_bits
+from fedzmg.kernels.layers import RANGE, random_bits
 
 CONVOLUTIONS = {
     # clients, batch, channels, filters, height, width, taps, padding
