@@ -76,7 +76,10 @@ Pool: TypeAlias = ProcessPool | RayPool
 
 @contextlib.contextmanager
 def connected(on: str) -> Iterator[Cluster]:
-    """Connect to a cluster, then leave it; Ray's workers have as many threads as this process."""
+    """Connect to a cluster, and leave it at the end; one on this machine is started and stopped.
+
+    Workers of Ray have as many threads as this process: their number decides the last bits.
+    """
     if own := re.fullmatch(r"processes(?::([1-9]\d{0,5}))?", on):
         yield Processes(on, int(own[1]) if own[1] else None)
         return

@@ -28,7 +28,10 @@ STEP_SECONDS, OPERATIONS = 2e-4, 5e9  # of a client's step; and operations of a 
 
 
 def by_default(spec: Plan, task: Task) -> str | None:
-    """Return ``processes:N`` for long trainings on a CPU; N fixes threads, so no clock decides."""
+    """Return ``processes:N`` for long trainings of several packs or many trials on a CPU.
+
+    Counts decide, not measured times: they fix the threads of a worker, and so its last bits.
+    """
     parts = _packs(spec, task)
     trials = sum(map(len, parts.values()))
     # OMP_NUM_THREADS limits this number, too; without it torch counts cores, not hyper-threads.
@@ -59,7 +62,10 @@ def wall_seconds(packs: Sequence[float], workers: int) -> float:
 
 
 def estimate_on(cluster: Cluster, spec: Spec, found: dict[str, Any]) -> dict[str, Any]:
-    """Add workers and wall time on a cluster to a cost, for the time of a trial on this machine."""
+    """Add the number of workers and the wall time on a cluster to the cost of a specification.
+
+    The time of a trial is measured here; workers of another kind take another time.
+    """
     needs = cluster.needs(spec.device)
     workers = cluster.workers(needs)
     if isinstance(spec, RunSpec):

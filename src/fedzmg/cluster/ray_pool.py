@@ -1,4 +1,7 @@
-"""Workers of one training as Ray tasks, with messages through an actor; imports no torch."""
+"""Workers of one training as Ray tasks; their messages go through an actor.
+
+Nothing here imports torch: the actor starts at once.
+"""
 
 import contextlib
 import importlib

@@ -1,4 +1,7 @@
-"""Code of worker processes, which build tasks and plugins again: no user's class is unpickled."""
+"""Code that runs in worker processes: one pack of trials at a time.
+
+Specifications arrive as values; tasks and plugins are built again: no user's class is unpickled.
+"""
 
 import functools
 import math

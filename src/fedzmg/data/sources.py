@@ -1,4 +1,7 @@
-"""Catalog of data sets, matching of files to splits, and safe unpacking of hostile archives."""
+"""Catalog of named data sets, and the matching of a user's files to their layouts and splits.
+
+Archives may be hostile: members cannot leave the folder, and their number and size are bounded.
+"""
 
 import bz2
 import fnmatch

@@ -47,7 +47,10 @@ def _raw(dtype: torch.dtype) -> torch.dtype:
 
 
 def decode(arrays: Mapping[str, Wire], like: T) -> T:
-    """Build a value like ``like``; all arrays are checked before anything is allocated."""
+    """Build a value of the structure, shapes and types of ``like``; check every array.
+
+    Nothing is allocated before names, types, shapes and sizes are known to be right.
+    """
     wanted = named_leaves(like)
     if arrays.keys() != wanted.keys():
         other = sorted(arrays.keys() ^ wanted.keys())

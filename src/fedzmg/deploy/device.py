@@ -27,7 +27,10 @@ FORMAT = 1
 
 
 class Device:
-    """Answers the server's messages with the task ``data``; ``state`` holds client memory."""
+    """Answers the server's messages; one at a time.
+
+    ``data`` is a task or ``FILE.py:NAME``; ``state`` is the directory of client memory.
+    """
 
     def __init__(self, data: str, client: int, state: Path, device: torch.device) -> None:
         self.client, self._state, self._device = client, state, device

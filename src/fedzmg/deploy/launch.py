@@ -36,7 +36,10 @@ MOST_RESTARTS = 20  # restarts of a server app that ends without a result, such 
 def run_server(
     spec: RunSpec, settings: Settings, host: str, port: int, keys: Path | None, say: Say
 ) -> None:
-    """Run a server until its training has ended; the key ``device-3`` may only be client 3."""
+    """Run a server until its training has ended.
+
+    The key ``device-3`` may only be client 3. A killed server app starts again from its checkpoint.
+    """
     # Leave by an exception when a service manager stops this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     task, run = prepare(spec, spec.build_task(), settings.clients)

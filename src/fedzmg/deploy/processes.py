@@ -117,7 +117,10 @@ def stop(*processes: Process) -> None:
 
 @contextlib.contextmanager
 def superlink(flower: Flower, port: int, keys: Path | None) -> Iterator[dict[str, str]]:
-    """Run a SuperLink on loopback; yield the name of each node's key. No ``keys``: plain text."""
+    """Run a SuperLink on the loopback interface; yield the name of the key of every node.
+
+    Without ``keys``, it speaks plain text and accepts every node.
+    """
     command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--disable-runtime-dependency-installation"]
     if keys is None:
@@ -157,7 +160,10 @@ def unreachable(server: str) -> str:
 
 
 def supernode(flower: Flower, server: str, worker: str, keys: tuple[Path, Path] | None) -> Process:
-    """Start a SuperNode for a worker at a Unix socket; ``keys`` are the CA's and the device's."""
+    """Start a SuperNode, whose messages go to the worker at a Unix socket.
+
+    ``keys`` are the CA's certificate and the private key of this device; None: plain text.
+    """
     command = ["flower-supernode", "--superlink", server, "--host", "127.0.0.1"]
     command += ["--port", str(free_port()), "--node-config", f"worker={json.dumps(worker)}"]
     if keys is None:

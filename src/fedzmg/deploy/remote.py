@@ -125,7 +125,10 @@ class Remote:
         self, down: Down, round_: int, planned: dict[int, list[ClientBatch]],
         about: Mapping[int, Mapping[str, Any]],
     ) -> dict[int, list[Outcome]]:  # fmt: skip
-        """Send a round, collect answers until the deadline; with too few, ask the others again."""
+        """Send a round to its clients and collect their answers until the deadline.
+
+        With too few answers, the round is sent again to the clients that have not answered.
+        """
         arrays, need = encode(down), min(self.limits.min_replies, len(planned))
         largest = self.limits.max_update * (1 + _norm(down.params))
         found: dict[int, list[Outcome]] = {}

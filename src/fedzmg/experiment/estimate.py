@@ -1,4 +1,7 @@
-"""Estimated cost of a run, grid or study: one step is measured, or a few if two seconds suffice."""
+"""Estimated cost of a run, a grid or a study, before anything runs.
+
+Time comes from one measured step of one client, or a few of a cohort if two seconds suffice.
+"""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Presets: frozen dataclasses whose fields declared with :func:`decision` are options of a user."""
+"""Presets: frozen dataclasses whose described fields are options that a user can change.
+
+Fields declared with :func:`decision` are options (``--set preset.alpha=1``), others identify it.
+"""
 
 import contextlib
 import dataclasses
@@ -102,7 +105,10 @@ class Preset(ABC):
         """Build the task."""
 
     def assembled(self, train: FederatedData, tune: Examples, test: Examples, **parts: Any) -> Task:
-        """Build the task around its data; a cohort larger than its clients shrinks, with a note."""
+        """Build the task around its data and other parts, with network, protocol and tuned options.
+
+        With fewer clients than the cohort, all of them take part in every round; a note says so.
+        """
         protocol, notes = self.protocol, tuple(parts.pop("notes", ()))
         if protocol.cohort > len(train):
             few = f"{len(train)} clients are here: a round draws all of them instead of "

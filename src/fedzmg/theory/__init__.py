@@ -1,4 +1,7 @@
-"""The theory of FedZMG as programs: T1 to T13 test the paper's claims, E1 to E11 go beyond them."""
+"""The theory of FedZMG as programs: predicted numbers, measured numbers and verdicts.
+
+``T1`` to ``T13`` test the paper's claims, ``E1`` to ``E11`` go beyond them. See ``docs/theory.md``.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +9,7 @@ from contextlib import nullcontext
 from threading import Lock
 
 from fedzmg.errors import check_names
-from fedzmg.kernels import threads
+from fedzmg.models.kernels import threads
 from fedzmg.theory import convergence, extensions, lemmas, networks  # noqa: F401
 from fedzmg.theory.finding import FULL, QUICK, REGISTERED, Check, Finding, Size, Value
 

@@ -1,4 +1,7 @@
-"""Reader for image folders, ``ROOT/<client>/<label>/*.png``, sorted by path; it needs Pillow."""
+"""Reader for image folders: ``ROOT/<client>/<label>/*.png``.
+
+Images need Pillow. Clients are sorted by name, images of a client by path.
+"""
 
 import io
 import warnings
@@ -68,7 +71,10 @@ def _find(root: Path) -> tuple[list[Path], list[Path]]:
 def decode_all(
     sources: Entries, order: Ids, size: Size = None, grey: bool | None = None, stored: int = 0
 ) -> Array:
-    """Decode paths, bytes or images of Pillow into a column, image ``order[i]`` to row ``i``."""
+    """Decode images of one shape into one column; image ``order[i]`` goes to row ``i``.
+
+    Sources are paths, bytes or images of Pillow. ``stored`` bytes in files bound the result.
+    """
     try:
         from PIL import Image
     except ImportError:

@@ -163,7 +163,10 @@ class Stops:
             self.now |= new
 
     def halved(self, rows: Rows, firsts: Sequence[int], round_: int) -> dict[int, Stopped]:
-        """Return trials that stop now: a point's first seed decides, the others never begin."""
+        """Return the trials of points, by their first ones, that do not continue after this round.
+
+        The first seed of a point decides. Its other seeds, which never began, stop at round 0.
+        """
         keep = next((n for end, n in self._spec.search.halving if end == round_), None)
         if keep is None:
             return {}

@@ -1,4 +1,7 @@
-"""Shared parts of grids and studies, checked without the data, and algorithms that a call names."""
+"""Shared parts of grids and studies, and the algorithms that a call or a command names.
+
+Everything but the data is checked without the data.
+"""
 
 # ruff: noqa: RUF012 (pydantic copies mutable defaults)
 import math
@@ -228,7 +231,10 @@ Algorithms = Chosen | Sequence[Chosen] | Mapping[str, Chosen | tuple[Chosen, Map
 
 
 def named_algorithms(given: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return options and objects by name, of a text with commas, "all", a list or a table."""
+    """Return options by name, as in a file, and algorithms that were passed as objects by name.
+
+    Names are a text with commas or "all", a list, or a table of variants.
+    """
     if isinstance(given, str):
         names = [name.strip() for name in given.split(",")]
         given = list(algorithms.ALGORITHMS) if names == ["all"] else names
