@@ -1,7 +1,8 @@
 """One run whose cohorts are trained by the workers of a cluster, in shards.
 
 Every worker has the examples once, and the client memory of its shards in the run directory. The
-driver sends the model and receives one sum per shard. A lost worker leads back to a checkpoint.
+driver sends the model and receives one sum per shard. A lost worker ends the attempt; the next one
+continues from the last checkpoint.
 """
 
 import functools

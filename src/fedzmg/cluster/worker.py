@@ -1,6 +1,8 @@
 """Code that runs in worker processes: one pack of trials at a time.
 
-Specifications arrive as values; tasks and plugins are built again: no user's class is unpickled.
+Specifications arrive as values; tasks and plugins are built again from them, so a class of a
+user's own file is never unpickled. Results go to the directories of the study or grid, under the
+usual locks.
 """
 
 import functools

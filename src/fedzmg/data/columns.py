@@ -1,7 +1,8 @@
 """Named columns with one row per example, and the client of each row, in memory and on disk.
 
-Readers make columns, the catalog keeps them. Agreed names: ``x`` (images, as stored), ``y``
-(labels, int64), ``coarse`` (coarse labels), ``text`` (strings).
+Readers (``fedzmg.data.formats``) make columns, the catalog keeps them, partitions and presets turn
+them into :class:`~fedzmg.data.federated.FederatedData`. Agreed names: ``x`` (images, as stored),
+``y`` (labels, int64), ``coarse`` (coarse labels), ``text`` (strings).
 
 On disk they are ``.npy`` files, mapped into memory instead of read, and ``meta.json`` with names,
 clients, notes and fingerprint, written last.

@@ -139,7 +139,8 @@ def pachinko(
     fine labels from Dirichlet(leaf), among those that still have examples. Then it takes
     ``per_client`` random examples, one coarse label and one fine label at a time; a label that
     runs out is deleted and its level renormalised. Later clients find fewer labels and are more
-    skewed. Left-over examples are ``UNUSED``. Small ``root`` and ``leaf`` mean strong skew.
+    skewed. Left-over examples are ``UNUSED``. Each fine label lies below one coarse label. Small
+    ``root`` and ``leaf`` mean strong skew.
     """
     fine = _check(fine, clients, per_client=per_client, root=root, leaf=leaf)
     above_each = np.asarray(coarse)

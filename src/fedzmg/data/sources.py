@@ -1,6 +1,7 @@
 """Catalog of named data sets, and the matching of a user's files to their layouts and splits.
 
-Archives may be hostile: members cannot leave the folder, and their number and size are bounded.
+Archives (zip, tar, single compressed files) may be hostile: members cannot leave the folder, only
+regular files are unpacked, and their number and size are bounded. First bytes tell their kind.
 """
 
 import bz2

@@ -29,7 +29,8 @@ FORMAT = 1
 class Device:
     """Answers the server's messages; one at a time.
 
-    ``data`` is a task or ``FILE.py:NAME``; ``state`` is the directory of client memory.
+    ``data`` is a task of ``fedzmg list``, or ``FILE.py:NAME`` of one's own; ``state`` is the
+    directory of client memory.
     """
 
     def __init__(self, data: str, client: int, state: Path, device: torch.device) -> None:

@@ -38,7 +38,8 @@ def run_server(
 ) -> None:
     """Run a server until its training has ended.
 
-    The key ``device-3`` may only be client 3. A killed server app starts again from its checkpoint.
+    The key ``device-3`` may only be client 3. A server app that is killed is started again and
+    continues from its last checkpoint.
     """
     # Leave by an exception when a service manager stops this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -1,6 +1,7 @@
 """Estimated cost of a run, a grid or a study, before anything runs.
 
-Time comes from one measured step of one client, or a few of a cohort if two seconds suffice.
+Time comes from a few measured steps, within about two seconds. One step of one client comes first.
+If there is time, a cohort trains for a few steps; otherwise the one step stands for all.
 """
 
 import time

@@ -1,8 +1,11 @@
 """Kept copies: results without checkpoints, small enough to share.
 
-A copy holds specifications, manifests, every logged number and the figures. ``metrics.jsonl.gz``
-replaces every ``metrics.jsonl``, line for line, and ``kept.json`` names the source. Everything that
-reads results also reads a copy; training continues only in what :func:`restore` makes of one.
+A kept copy holds specifications, manifests, every logged number and the figures. It has no
+checkpoints, no client memory and no locks. ``metrics.jsonl.gz`` replaces every ``metrics.jsonl``,
+line for line, and ``kept.json`` names the source.
+
+Everything that reads results also reads a copy; training does not continue in one. It continues in
+a directory that :func:`restore` makes of a copy, with the finished runs.
 """
 
 import gzip
@@ -73,7 +76,8 @@ def keep(source: Path, to: Path) -> Kept:
 def restore(source: Path, to: Path) -> tuple[list[Path], list[Path]]:
     """Copy the finished runs and searches of a kept copy to a directory that training continues in.
 
-    Returns the finished parts, and those that training begins again: a copy has no checkpoints.
+    Returns the parts that are finished, and those that training begins again: a copy has no
+    checkpoints.
     """
     if not (source / lock.KEPT).is_file():
         raise InputError(f"{source} is not a kept copy: pass a directory that 'fedzmg keep' made")

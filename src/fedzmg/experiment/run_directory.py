@@ -251,8 +251,9 @@ def refuse_other_task(directory: Path, facts: Mapping[str, Any], task: Task) -> 
 def export_model(run: Path, to: Path | None = None) -> Path:
     """Write the model of a run's newest checkpoint as a state dict in safetensors.
 
-    The file loads with ``safetensors.torch.load_file`` and ``module.load_state_dict``, without
-    frozen parameters (``strict=False``). A finished run needs the checkpoint of its last round.
+    The file loads with ``safetensors.torch.load_file`` and ``module.load_state_dict``. It does not
+    hold frozen parameters (``strict=False``). A finished run without the checkpoint of its last
+    round raises ``InputError``.
     """
     directory = RunDirectory(run)
     spec = directory.spec()

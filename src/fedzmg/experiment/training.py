@@ -91,7 +91,8 @@ def claimed(
 ) -> Iterator[tuple[lock.Hold, bool]]:
     """Lock a directory and write its plan ``name``, or check that it holds the same plan.
 
-    With ``grow``, a study that extends it replaces it. Yield the lock, and True for a part of it.
+    With ``grow``, a study that extends the one there replaces it. Yield the lock, and True for a
+    study that is only a part of the one there.
     """
     check_folder(out)
     with lock.hold([out], say) as held:
@@ -207,7 +208,8 @@ def training_loop(
 
     The locks ``held`` are checked before every write. The time ``end`` raises
     ``TimeLimitReached``, Ctrl-C raises ``Interrupted``; everything finished is stored then. There
-    are ``checkpoint_seconds`` between checkpoints, more if they take long to write; 0: no pause.
+    are ``checkpoint_seconds`` between checkpoints, more if they take long to write; 0 writes one
+    after every round.
     """
     rounds, interval, saved_at = simulation.rounds, checkpoint_seconds, time.monotonic()
     if simulation.choice.fallback:

@@ -1,7 +1,8 @@
 """Verification: train the first rounds of runs and grids again and compare every number.
 
 Runs that were packed together are packed again. On a CPU a trial does not depend on the others, so
-a run can also be verified alone; on a GPU it cannot. Nothing is written to the results.
+a run can also be verified alone; on a GPU it cannot. A grid logs only some rounds. Nothing is
+written to the results.
 """
 
 import contextlib
@@ -102,7 +103,8 @@ def verify(
 
     ``path`` is a run directory, a directory that holds some, or a grid. The first ``runs`` are
     verified, of a grid so many algorithms. ``task`` is a user's own; ``say`` receives the name of
-    what is trained next. ``InputError``: there is no run, or its data or machine is missing.
+    what is trained next. ``InputError``: there is no run, or it needs data or a machine that are
+    not here.
     """
     for option, value in (("rounds", rounds), ("runs", runs)):
         if value is not None and value < 1:

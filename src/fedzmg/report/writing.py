@@ -1,7 +1,8 @@
 """Safe writing of output files: nothing that another program or person wrote is replaced.
 
-Every command that fills a directory lists its files in ``written.json``. A report replaces and
-removes the files of the previous one there; other commands replace their own and remove none.
+Every command that fills a directory lists its files in ``written.json``. The next
+report in the same directory replaces and removes the files of the previous one; other commands
+replace their own files and remove none.
 """
 
 import contextlib

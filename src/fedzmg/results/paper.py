@@ -1,7 +1,8 @@
 """Accuracy results printed in the FedZMG paper, for comparison with our own.
 
-It prints no final accuracies and no chosen learning rates. Percentages are fractions here. Its
-rounds count from 0: its index 80 is our round 81.
+These are all numbers of its result tables. It prints no final accuracies and no chosen learning
+rates. Percentages are fractions here. Its rounds count from 0: its index 80 is our round 81. The
+paper's heterogeneity table is in :data:`fedzmg.data.heterogeneity.PAPER`.
 """
 
 import json

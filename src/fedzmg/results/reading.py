@@ -1,7 +1,8 @@
 """Directories of results, read back as plain data; nothing is trained.
 
-Runs belong to one study when they share the task, its preset and protocol, and the data. Within a
-study an algorithm with several settings has several labels.
+A report may cover any mixture of directories: runs, studies, grids, heterogeneity. Runs belong to
+one study when they share the task, its preset and protocol, and the data. Within a study an
+algorithm with several settings has several labels.
 """
 
 import itertools

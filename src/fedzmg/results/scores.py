@@ -90,7 +90,8 @@ def final_score(
     """Return the mean of the evaluations in the last tenth of the rounds, else the latest one.
 
     For 1000 rounds with an evaluation every five, the last hundred rounds hold the twenty
-    evaluations 901, 906, ..., 996; ``author`` leaves out the first. It is nan if one is not finite.
+    evaluations 901, 906, ..., 996; the rule ``author`` leaves out the first of them. The mean is
+    nan if one of the evaluations is not finite.
     """
     start = np.searchsorted(rounds, total - max(1, total // 10) + (1 if rule == "full" else 2))
     heights = np.asarray(values, dtype=np.float64)

@@ -167,7 +167,8 @@ def remove_leftovers(directory: Path, *names: str, seconds: float = 0.0) -> None
     """Remove temporary files that killed processes left in a directory.
 
     ``names`` are the files that they wrote; without names, all leftovers are removed from a
-    directory of ours. Without a lock, ``seconds`` is the age of a file without a writer.
+    directory that is certainly ours. Without a lock, ``seconds`` is the age at which a file has no
+    writer any more.
     """
     written = "|".join(map(re.escape, names)) or ".+"
     own = "" if names else r"|\.tmp\w{6}"  # of safetensors

@@ -45,7 +45,8 @@ def info(name: str) -> Preset:
 def get(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """Build the preset of that name, with some of its fields changed.
 
-    ``my_task.py:task`` names your own: a :class:`Task` in that file, or a function that makes one.
+    ``my_task.py:task`` names a task of your own: a :class:`Task` in that file, or a function
+    without arguments that returns one.
 
     >>> get("digits").protocol.cohort
     5

@@ -1,6 +1,7 @@
 """Presets: frozen dataclasses whose described fields are options that a user can change.
 
-Fields declared with :func:`decision` are options (``--set preset.alpha=1``), others identify it.
+A field declared with :func:`decision` is an option (``--set preset.centring=image``). A field
+without a description identifies the preset.
 """
 
 import contextlib

@@ -194,7 +194,8 @@ class Characters(PaperTask):
 
     The paper's CNN has 1,690,046 parameters (1,663,370 with ten outputs). Its protocol: 1000
     rounds, 10 clients, 4 epochs, batches of 16 that cross the border between epochs. The paper's
-    text names the thresholds 75 and 85 %, its tables 20 and 33 %; protocol.threshold is 75 %.
+    text names the thresholds 75 and 85 %, its tables 20 and 33 %; protocol.threshold is the first
+    of the text.
 
     The paper describes 62 classes, but its client count and accuracy are those of digits only.
     Digits with 62 outputs are the likeliest reading, and the default of stand-ins.

@@ -38,7 +38,8 @@ FULL_BATCH = 10**5  # batch size that needs no comparison with the number of exa
 class Task:
     """Data, model, loss and metric that belong together.
 
-    Presets are in ``fedzmg.tasks``; :meth:`from_arrays` and :meth:`from_columns` make your own.
+    Presets are in ``fedzmg.tasks``; :meth:`from_arrays` and :meth:`from_columns` make one from a
+    user's own parts.
     """
 
     name: str
@@ -56,7 +57,8 @@ class Task:
     preset: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Options of the preset; of a user's own task, ``batch_norm`` if the model has such layers."""
     test_owners: npt.NDArray[np.int64] | None = None
-    """Position in ``train`` of each test example's client, -1 for none; None: none has any."""
+    """Position in ``train`` of each test example's client, negative for none of them; None if no
+    test example belongs to a training client."""
     notes: tuple[str, ...] = ()
     """Notes on the data, such as counts that differ from the official."""
     parts: Parts = Parts()
@@ -267,7 +269,8 @@ class Task:
         """Build a task from one dataset per client: torch's, Hugging Face's, or lists of examples.
 
         Every dataset is read once, here: random transforms are drawn once. Examples are pairs
-        (input, target) or dicts with a ``label``; several others become keywords of the model.
+        (input, target) or dicts with a ``label``; several other entries become keywords of the
+        model.
 
         Args:
             model: as in :meth:`from_arrays`.

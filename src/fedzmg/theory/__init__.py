@@ -1,6 +1,7 @@
 """The theory of FedZMG as programs: predicted numbers, measured numbers and verdicts.
 
-``T1`` to ``T13`` test the paper's claims, ``E1`` to ``E11`` go beyond them. See ``docs/theory.md``.
+Every check is a pure function of a :class:`Size` with its own seeds. ``T1`` to ``T13`` test the
+paper's claims, ``E1`` to ``E11`` go beyond them. ``docs/theory.md`` derives the predictions.
 """
 
 from collections.abc import Iterator, Sequence

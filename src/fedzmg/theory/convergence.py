@@ -78,7 +78,8 @@ def _one_step(size: Size, found: Finding) -> None:
     (held, held_tight), (failed, _) = counts
     found.add("trajectories that violate it", 0, held, 0, basis="claim")
     found.add("the same with the negative term kept", 0, held_tight, 0, basis="claim")
-    # The distance stays positive while the bound shrinks: all must violate it once steps are small.
+    # The distance stays positive while the bound shrinks: every trajectory must violate the
+    # recursion once steps are small.
     found.add("violations if 1 is added to w_0: all", size.problems, failed, 0)
 
 

@@ -5,7 +5,8 @@
     with Tracking(trackers.named("tensorboard"), out) as progress:
         run_study(spec, out, progress=progress)
 
-Trackers are imported when a run starts.
+Trackers are imported when a run starts. Tracking is a progress observer: the training loop does
+not know of it.
 """
 
 import contextlib

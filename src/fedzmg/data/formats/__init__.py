@@ -1,7 +1,8 @@
 """File formats; every reader has one signature.
 
-A reader is called as ``read_NAME(paths, **options)`` and returns columns, or raises ``InputError``.
-Readers are imported on first use: HDF5 alone takes a while.
+A reader is called as ``read_NAME(paths, **options)`` and returns
+:class:`~fedzmg.data.columns.Columns`. It raises :class:`~fedzmg.errors.InputError` for a file that
+it cannot use. Readers are imported on first use: HDF5 alone takes a while.
 """
 
 import importlib

@@ -16,7 +16,8 @@ _ROLES = {"x": "x", "y": "y", "clients": "clients", "client": "clients"}
 def from_arrays(x: Any, y: Any = None, clients: Any = None) -> Columns:
     """Make columns of arrays, or of anything that NumPy makes arrays of; types stay as they are.
 
-    Rows of ``x`` are numbers of any shape or text, ``y`` and ``clients`` whole numbers or text.
+    Rows of ``x`` are numbers of any shape, or strings; ``y`` has whole numbers or names of classes,
+    ``clients`` whole numbers or strings.
     """
     return _columns("arrays", (), x, y, clients)
 

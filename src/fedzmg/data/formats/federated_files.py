@@ -1,6 +1,7 @@
 """Readers for files that hold one client after the other: TFF's HDF5 and LEAF's JSON.
 
-HDF5 has a group ``examples/<client>`` for each client, which are sorted by name in every file.
+HDF5 has a group ``examples/<client>`` for each client. Files come in the order given, clients of a
+file sorted by name.
 
 ============  ======================================================================
 EMNIST        ``pixels`` [n, 28, 28] floats from 0 to 1, ``label`` [n]

@@ -168,7 +168,8 @@ def from_dataset(dataset: Any, *, client: str | None, label: str | None, **optio
 def from_partitions(partitions: Parts, *, label: str | None, **options: Any) -> Columns:
     """Make columns of one dataset for each client, in the order given.
 
-    ``partitions`` are datasets by client, or in order. Options are those of :func:`from_dataset`.
+    ``partitions`` are datasets by name of client; those of a sequence are called 0, 1, 2, ...
+    Options are those of :func:`from_dataset`.
     """
     named = partitions if isinstance(partitions, Mapping) else dict(enumerate(partitions))
     parts = {f"client {str(name)!r}": dataset for name, dataset in named.items()}

@@ -37,7 +37,8 @@ def score(
 ) -> dict[str, Any]:
     """Return the scores of an algorithm's grid, ready for JSON.
 
-    ``stops`` are trials stopped early: diverged points score worst, other stopped ones nothing.
+    ``stops`` are trials that were stopped early. A point that diverged has the worst score, other
+    stopped points have none.
     """
     axes, points, seeds = spec.axes_of(name), spec.points(name), len(spec.seeds)
     shape, metric = [len(values) for values in axes.values()], task.metric

@@ -193,7 +193,8 @@ class StudySpec(Plan):
     last; 0: only after the last."""
     rates: str = "tuned"
     """``tuned``: found for the task before; ``known``: the same, else defaults; ``given``: defaults
-    and the tables; otherwise the directory of a finished grid. Options in the tables go first."""
+    and the tables here; otherwise the directory of a finished grid. Options in the tables go
+    first."""
     rates_by: Literal["tune", "test"] = "tune"
     """Examples by which the grid's point is chosen: those set aside, or all, as in the paper; then
     all have to report, too, which ``preset.selection = "test"`` says."""

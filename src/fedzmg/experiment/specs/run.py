@@ -37,7 +37,8 @@ class Participants(Strict):
     schedule: list[list[int | str]] | None = None
     """Clients of every round by number or name, repeated from the start."""
     epochs: int | float | list[int | float] | None = None
-    """Local epochs in place of the protocol's: a number, or a range to draw from every time."""
+    """Local epochs in place of the protocol's: a number, or a range to draw from for every client
+    and round."""
     steps: int | list[int] | None = None
     """Local steps in place of epochs: a number, or a range."""
 
