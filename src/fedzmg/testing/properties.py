@@ -58,7 +58,7 @@ def _numbers_can_be_packed(case: Case) -> str:
     values = {key: getattr(rule, f.name) for key, (rule, f) in fields.items()}
     floats = [key for key, value in values.items() if isinstance(value, float)]
     if plain := [key for key in floats if "number" not in fields[key][1].metadata]:
-        raise Violation(f"{', '.join(plain)}: a plain float; declare it with number(DEFAULT)")
+        raise Violation(f"{', '.join(plain)} is a plain float: declare number(DEFAULT, doc=...)")
     first, second = (trial.algorithm.options() for trial in case.trials())
     varied = [key for key in first if first[key] != second[key]]
     case.packed_rules()  # an error if trials do not fit together
