@@ -100,7 +100,8 @@ def _axis(text: str) -> tuple[str, list[float]]:
         spaced = [low * (high / low) ** (i / steps) for i in range(steps + 1)]
         return key.strip(), [float(f"{value:.4g}") for value in spaced]
     except ValueError:
-        raise InputError(f"--axis {text}: expected KEY=1,2,3 or KEY=LOW..HIGH, LOW > 0") from None
+        wanted = "KEY=NUMBER,NUMBER,... or KEY=LOW..HIGH with 0 < LOW < HIGH"
+        raise InputError(f"--axis {text}: expected {wanted}") from None
 
 
 def _compare_line(task: str, tuned: dict[str, Any], given: list[str]) -> list[str]:

@@ -26,11 +26,15 @@ if TYPE_CHECKING:  # a command that only prints help does without torch
 
 Rounds = Annotated[int | None, opt("Instead of the task's own number of rounds.")]
 Out = Annotated[Path | None, opt("Directory for results.", "under runs/")]
-Track = Annotated[str | None, opt("Log to trackers, by commas: tensorboard, mlflow, wandb.")]
+Track = Annotated[
+    str | None, opt("Also log rounds to trackers, comma-separated: tensorboard, mlflow, wandb.")
+]
 TaskName = Annotated[str, Argument(help="A task of 'fedzmg list', or FILE.py:NAME of your own.")]
 AlgorithmSettings = Annotated[Texts, setting("e.g. client.lr=0.03, fedavg.client.lr=0.03.")]
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
-Settings = Annotated[Texts, setting("e.g. rounds=20, seeds=[0,1], fedavg.client.lr=0.1.")]
+Settings = Annotated[
+    Texts, setting("e.g. rounds=20, seeds=[0,1], protocol.cohort=5, fedavg.client.lr=0.1.")
+]
 FileOut = Annotated[Path | None, opt("Directory for results.", "runs/ and the file's name")]
 Minutes = Annotated[float | None, opt("End after so many minutes, with exit code 75.")]
 On = Annotated[
@@ -52,7 +56,8 @@ def remote_of(
 
     needs_server = "mlflow" in trackers.named(track) and not os.environ.get("MLFLOW_TRACKING_URI")
     if on not in (None, "processes:1") and needs_server:
-        raise InputError(f"--track mlflow with --on {on}: set MLFLOW_TRACKING_URI to a server")
+        remedy = "set MLFLOW_TRACKING_URI to a server, which all workers can write to"
+        raise InputError(f"--track mlflow with --on {on}: {remedy}")
     if on is None and spec is not None and task is not None and not needs_server:
         from fedzmg.cluster.estimate import by_default
 
@@ -95,8 +100,9 @@ def after_results(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        missing = "a figure is missing, all results are stored"
         again = f"'fedzmg report {directory}' draws it again ({type(error).__name__}: {error})"
-        raise InputError(f"a figure is missing, all results are stored; {again}") from None
+        raise InputError(f"{missing}; {again}") from None
 
 
 def _train_study(
@@ -150,7 +156,8 @@ def compare(
         missing = [name for name in kept.algorithms if name not in spec.algorithms]
         missing += [f"seed {seed}" for seed in kept.seeds if seed not in spec.seeds]
         if missing:
-            raise InputError(f"{directory} also has {', '.join(missing)}: name them, or set --out")
+            held = f"{directory} holds a comparison that also has {', '.join(missing)}"
+            raise InputError(f"{held}; name these too, or choose another directory with --out")
     common.say(*chosen.notes, *tuning_notes(chosen.name, untuned(spec), (), chosen.options))
     _train_study(spec, chosen, directory, track, as_json, on, grow=True)
 
@@ -174,7 +181,8 @@ def run(
     from fedzmg.plugins import load_reference
 
     if (Path(task) / "spec.toml").is_file():
-        raise InputError(f"{task} is a run: continue by 'fedzmg run {task}/spec.toml --out {task}'")
+        remedy = f"'fedzmg run {task}/spec.toml --out {task}' continues it"
+        raise InputError(f"{task} is a run directory: {remedy}")
     from_file = task.endswith(".toml")
     spec = files.read(Path(task), "run") if from_file else RunSpec(task=load_reference(task))
     assert isinstance(spec, RunSpec)

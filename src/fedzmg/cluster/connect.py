@@ -48,7 +48,8 @@ class RayCluster:
             found = Needs(self.threads, 10_000 // each / 10_000)
         if not self.workers(found):
             wanted = f"{found.gpus:g} GPU and " * bool(found.gpus) + f"{found.cpus:g} CPU cores"
-            raise InputError(f"--on {self.on}: no node has {wanted}: add one, set OMP_NUM_THREADS")
+            remedy = "add nodes, change the device or set OMP_NUM_THREADS"
+            raise InputError(f"--on {self.on}: no node has {wanted} for a worker: {remedy}")
         return found
 
     def workers(self, needs: Needs) -> int:

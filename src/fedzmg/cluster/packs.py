@@ -146,7 +146,8 @@ class Packs:
                             losses[job.label] += 1
                             if losses[job.label] > MOST_LOSSES:
                                 lost = f"{job.label} lost every worker ({error})"
-                                raise InputError(f"{lost}: train fewer runs at once") from None
+                                remedy = "train fewer runs at once, or give workers more memory"
+                                raise InputError(f"{lost}: {remedy}") from None
                             again = "trained again from its checkpoint"
                             progress.say(f"{job.label}: worker lost ({error}), {again}")
                             submit(job)
@@ -242,5 +243,6 @@ def _await_visible(job: Job) -> None:
     end = time.monotonic() + SHOW_SECONDS
     while hidden := [path for path in job.paths if not _is_finished(path, job.fact)]:
         if time.monotonic() > end:
-            raise InputError(f"{hidden[0]} is trained but not visible here: share a file system")
+            remedy = "use a file system that all nodes share"
+            raise InputError(f"{hidden[0]} was trained but is not visible here: {remedy}")
         time.sleep(WAIT_SECONDS)

@@ -123,7 +123,8 @@ def train_run(
     if not isinstance(cluster, RayCluster):
         raise InputError(f"--on {cluster.on} trains several runs: use --on ray for a single one")
     if not spec.shards:
-        raise InputError(f"--on {cluster.on} trains a run in shards: make some by --set shards=8")
+        remedy = "--set shards=8 cuts the population into 8 parts by client number"
+        raise InputError(f"--on {cluster.on} trains a run in shards: {remedy}")
     setup = worker.Setup(task.fingerprint(), cluster.threads, worker.versions(), loaded_files())
     while True:
         shards = RemoteShards(cluster, setup, spec, task)
@@ -131,9 +132,10 @@ def train_run(
             [history] = run_pack(task, [run], [directory], progress=progress, shards=shards)
             return history
         except LostWorker as error:
-            losses, lost = losses + 1, f"lost ({str(error)[:200]})"
+            losses += 1
             if losses > MOST_LOSSES:
-                raise InputError(f"every worker was {lost}: use more shards or memory") from None
-            progress.say(f"worker {lost}, trained again from the checkpoint")
+                remedy = "use more shards, or workers with more memory"
+                raise InputError(f"every worker was lost ({str(error)[:200]}): {remedy}") from None
+            progress.say(f"worker lost ({str(error)[:200]}), trained again from the checkpoint")
         finally:
             shards.close()

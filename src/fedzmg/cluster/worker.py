@@ -100,7 +100,8 @@ def reporting(work: Callable[..., None]) -> Callable[..., RemoteError | None]:
             torch.set_num_threads(setup.threads)
             host, progress = platform.node(), Posts(setup.board, label)
             if versions() != setup.versions:
-                raise InputError(f"{host} has {versions()}, not {setup.versions}: install these")
+                remedy = "install the same on every node"
+                raise InputError(f"{host} has {versions()}, the driver {setup.versions}: {remedy}")
             if setup.plan_sha256 and file_sha256(setup.plan) != setup.plan_sha256:
                 remedy = "choose an --out on a file system that all nodes share"
                 raise InputError(f"{host} does not see {setup.plan} as the driver does: {remedy}")
@@ -178,7 +179,8 @@ def build_task(setup: Setup, spec: RunSpec | GridSpec) -> Task:
     if key not in _TASKS:
         task = spec.build_task()
         if task.fingerprint() != setup.task_sha256:
-            raise InputError(f"{platform.node()} has another {spec.task!r}: install the same")
+            other = f"{platform.node()} has another {spec.task!r} than the driver"
+            raise InputError(f"{other}: use the same versions and data on every node")
         _TASKS.clear()
         _TASKS[key] = task
     return _TASKS[key]

@@ -188,7 +188,8 @@ def _attempt(source: str, part: Path, size: int | None, report: Progress) -> Non
                         file.flush()
                     report.advance(done)
                 if time.monotonic() > end + (done - first) / LOWEST_RATE:
-                    raise InputError(f"{source}: slower than {LOWEST_RATE} bytes/s: {_REMEDY}")
+                    slow = f"the server is slower than {LOWEST_RATE} bytes per second"
+                    raise InputError(f"{source}: {slow}: try again later, {_REMEDY}")
     if max(done, total or 0) > most:
         part.unlink()
         raise InputError(f"{source}: sends more than {most} bytes: {_REMEDY}")

@@ -147,7 +147,8 @@ class FederatedData:
         if names is not None:
             wanted = [str(name) for name in names] if isinstance(names, Iterable) else []
             if sorted(wanted) != sorted(labels):
-                raise InputError(f"client_names = {names!r:.80}: name all {len(labels)} clients")
+                known = f"the {len(labels)} clients with examples"
+                raise InputError(f"client_names = {names!r:.80}: list each of {known} once")
             position = {name: i for i, name in enumerate(wanted)}
             owner = np.array([position[name] for name in labels])[owner]
             labels = wanted

@@ -35,7 +35,8 @@ def label_counts(
     label, owner = np.asarray(labels), np.asarray(owners)
     whole = all(array.dtype.kind in "iu" for array in (label, owner)) or label.size == 0
     if label.ndim != 1 or label.shape != owner.shape or not whole:
-        given = f"{label.dtype} labels {label.shape}, {owner.dtype} owners {owner.shape}"
+        given = f"labels are {label.dtype} of shape {label.shape}"
+        given += f", owners {owner.dtype} of shape {owner.shape}"
         raise InputError(f"{given}: give a whole number each for every example")
     owned = owner >= 0
     outside = owned & ((label < 0) | (label >= classes))
@@ -211,7 +212,8 @@ def population(columns: Columns, *, classes: int | None, partition: Options | No
         order, owners = group(made.owners[used], [*map(str, range(int(made.owners.max()) + 1))])
         columns = columns.take(used[order], owners)
     if columns.owners is None:
-        raise InputError("no clients: use --partition dirichlet --clients 100 --set alpha=0.1")
+        remedy = "use --partition dirichlet --clients 100 --set alpha=0.1"
+        raise InputError(f"it names no clients: {remedy}")
     unit: Unit = "characters" if "text" in columns.columns else "examples"
     labels: tuple[str, ...] = (*CHARACTERS, "*")  # any character outside the vocabulary
     if unit == "characters":

@@ -113,7 +113,8 @@ def dirichlet_by_label(
             break
     else:
         wanted = f"alpha = {alpha}, clients = {clients}, minimum = {minimum}"
-        raise InputError(f"{wanted}: not reached in {_MOST_DRAWS} draws: use a larger alpha")
+        remedy = "use a larger alpha, fewer clients or a smaller minimum"
+        raise InputError(f"{wanted}: not reached in {_MOST_DRAWS} draws: {remedy}")
     mixed = rng.permutation(len(labels))
     owners = np.empty(len(labels), dtype=np.int64)
     given = np.repeat(np.tile(np.arange(clients), len(sizes)), counts.ravel())

@@ -140,8 +140,9 @@ class LocalWork:
             assert amount is not None
             return amount
         found: Any = amount(client, round_, count, key(seed, "work", round_, client))
-        unit, kind = ("steps", "a whole number") if self._in_steps else ("epochs", "a number")
+        unit = "steps" if self._in_steps else "epochs"
         if not is_number(found, whole=self._in_steps) or not 0 <= found <= LARGEST_WORK[unit]:
+            kind = "a whole number" if self._in_steps else "a number"
             expected = f"{kind} of {unit} up to {LARGEST_WORK[unit]}"
             source = f"{function_name(amount)}, client {client}, round {round_}"
             raise InputError(f"{source}: {brief(found)}: expected {expected}")

@@ -58,10 +58,12 @@ class Sampler:
         self._examples.flags.writeable = False  # a user's function gets it
         self._schedule = self._numbered(participation.schedule or (), data.names)
         if self._how == "poisson" and replacement:
-            raise InputError('sampler = "poisson" draws no client twice: use replacement = false')
+            problem = 'sampler = "poisson" draws every client at most once'
+            raise InputError(f"{problem}: use replacement = false")
         held = int((self._examples > 0).sum())
         if self._how == "examples" and (held if not replacement else held and cohort) < cohort:
-            raise InputError(f"cohort = {cohort} but {held} clients have examples: choose fewer")
+            remedy = 'choose a smaller cohort, or another sampler than "examples"'
+            raise InputError(f"cohort = {cohort} but {held} clients have examples: {remedy}")
 
     def draw(self, seed: int, round_: int) -> list[int]:
         """Return the clients of a round, the same for every algorithm under this seed."""
@@ -88,7 +90,8 @@ class Sampler:
         known = {name: number for number, name in enumerate(names)} if schedule else {}
         for client in (c for one in schedule for c in one if isinstance(c, str)):
             if client not in known:
-                raise InputError(f"schedule: no client {client!r}: use names such as {names[0]!r}")
+                expected = f"a name of one of the {len(names)} clients, such as {names[0]!r}"
+                raise InputError(f"schedule: no client {client!r}: expected {expected}")
         lists = [[known[c] if isinstance(c, str) else c for c in one] for one in schedule]
         return [self._own(one, f"schedule, list {i}") for i, one in enumerate(lists, 1)]
 
@@ -96,11 +99,13 @@ class Sampler:
         try:
             cohort = [operator.index(client) for client in given]
         except TypeError:
-            raise InputError(f"{source}: {brief(given)}: expected client numbers") from None
+            expected = "a list of client numbers"
+            raise InputError(f"{source}: {brief(given)}: expected {expected}") from None
         population = len(self._examples)
         for client in cohort:
             if not 0 <= client < population:
                 raise InputError(f"{source}: no client {client}: expected 0 to {population - 1}")
         if len(set(cohort)) < len(cohort) and not self._replacement:
-            raise InputError(f"{source}: {brief(cohort)} names a client twice: name each once")
+            remedy = "name each once, or set replacement = true"
+            raise InputError(f"{source}: {brief(cohort)} names a client twice: {remedy}")
         return cohort

@@ -79,7 +79,8 @@ class Device:
             options = {name: value for name, value in spec.preset.items() if name in known}
             task = self._preset.with_options(options).build()
             if len(task.train) > 1 and self.client >= len(task.train):
-                raise InputError(f"client {self.client}: there are {len(task.train)} partitions")
+                held = f"{task.name} has {len(task.train)} partitions"
+                raise InputError(f"client {self.client}: {held}")
             task = partition(task, self.client, int(facts["population"]))
             self._built = path, Blueprint.of(task, spec, self._device)
         return self._built[1]

@@ -140,8 +140,9 @@ def _open_job(
     if directory.exists:
         settings = [flat(spec.model_dump()) for spec in (directory.spec(), run.spec)]
         if settings[0] != settings[1]:
-            first = training.first_difference(*settings)
-            raise InputError(f"{directory.path} holds another run ({first}): {training.ANOTHER}")
+            difference = training.first_difference(*settings)
+            another = f"holds another run ({difference}): {training.ANOTHER}"
+            raise InputError(f"{directory.path} {another}")
         facts = directory.manifest()
         run_directory.refuse_other_task(directory.path, facts, task)
         records = {record.round: record for record in directory.records()}

@@ -74,7 +74,8 @@ class RunDirectory:
         check_folder(self.path)
         if not (self.path / "spec.toml").is_file():
             inside = [f", such as {p.parent}" for p in self.path.glob("*/seed-*/spec.toml")]
-            raise InputError(f"{self.path} holds no spec.toml: pass a run{min(inside, default='')}")
+            run = f"a run directory{min(inside, default='')}"
+            raise InputError(f"{self.path} holds no spec.toml: pass {run}")
         return RunSpec.read(self.path / "spec.toml")
 
     def manifest(self) -> dict[str, Any]:
@@ -133,7 +134,8 @@ class RunDirectory:
                 return Position(checkpoint, found.previous, "; ".join(reasons))
         if until is not None or all(reason.endswith(" is missing") for reason in reasons):
             return None
-        raise InputError(f"{'; '.join(reasons)}: restore one, or remove both to start from round 1")
+        remedy = "restore one of them, or remove both to start again from round 1"
+        raise InputError(f"{'; '.join(reasons)}: {remedy}")
 
     def checkpoint(self) -> Checkpoint | None:
         """Read the newest checkpoint; None before the first one."""
@@ -142,7 +144,8 @@ class RunDirectory:
             return None
         # A crash between the two renames leaves only the previous one, which is then the newest.
         if found.rejected and (self.path / NEWEST).exists():
-            raise InputError(f"{found.rejected}: train on from round {found.checkpoint.round}")
+            remedy = f"train again, which continues from round {found.checkpoint.round}"
+            raise InputError(f"{found.rejected}: {remedy}")
         return found.checkpoint
 
     def repair(self, position: Position | None) -> None:
@@ -245,7 +248,8 @@ def refuse_other_task(directory: Path, facts: Mapping[str, Any], task: Task) -> 
         ("task_sha256", task.fingerprint(), "another model, test set or metric"),
     ):
         if facts.get(name, now_) != now_:
-            raise InputError(f"{directory} has {what} than {task.name!r}: choose another --out")
+            now_has = f"{what} than {task.name!r} has now"
+            raise InputError(f"{directory} was trained with {now_has}: choose another --out")
 
 
 def export_model(run: Path, to: Path | None = None) -> Path:
@@ -263,7 +267,8 @@ def export_model(run: Path, to: Path | None = None) -> Path:
     if "finished" in formats.read_manifest(run, FORMAT):
         last = directory.records()[-1].round
         if checkpoint.round < last:
-            raise InputError(f"{run} lacks the checkpoint of its last round, {last}: train again")
+            problem = f"{run} lacks the checkpoint of its last round, {last}"
+            raise InputError(f"{problem}: train again to restore it")
     path = to or run / "model.safetensors"
     facts = {"format": "pt", "task": spec.task, "algorithm": spec.algorithm}
     facts |= {"seed": str(spec.seed), "round": str(checkpoint.round)}

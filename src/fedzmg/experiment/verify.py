@@ -252,7 +252,8 @@ def _environment(name: str, facts: Mapping[str, Any]) -> Iterator[torch.device]:
     try:
         device = resolve_device(str(facts["device"]))
     except InputError:
-        raise InputError(f"{name} needs a GPU ({facts.get('device_name')})") from None
+        gpu = f"GPU ({facts.get('device_name')})"
+        raise InputError(f"{name} was trained on a {gpu}: verify it where there is one") from None
     if facts["engine"].startswith("compiled") and not can_compile(device):
         raise InputError(f"{name} needs a compiler: install one (g++; on a GPU triton)")
     with threads(int(facts.get("threads", 0))):

@@ -105,4 +105,5 @@ def _remove(out: Path, name: str) -> bool:
 
 def _foreign(path: Path, writer: str) -> InputError:
     who = "report" if writer == REPORT else f"'fedzmg {writer}'"
-    return InputError(f"no {who} wrote {path}, and one would replace it: move it, or {ELSEWHERE}")
+    remedy = f"move it away, or {ELSEWHERE}"
+    return InputError(f"no {who} wrote {path}, and one would replace it: {remedy}")

@@ -176,7 +176,8 @@ def read(top: Path) -> Iterator[Unit]:
     scored = [path.parent for path in files_below(top, "scores.json")]
     searches = [path for path in scored if (path.parent / "grid.toml").is_file()]
     if not runs and not searches:
-        raise InputError(f"{top} holds no run (spec.toml) or scored grid (scores.json): pass one")
+        what = "no run (spec.toml) and no scored grid (scores.json)"
+        raise InputError(f"{top} holds {what}: give a directory of results")
     for directory in (*runs, *searches):
         inner = directory.relative_to(top).as_posix()
         path, name = directory / "manifest.json", top.resolve().name if inner == "." else inner

@@ -116,7 +116,8 @@ def read(tops: Sequence[Path]) -> Material:
                 contents[file].append({**read_json(directory / file), "directory": shown})
             any_here |= not {"spec.toml", *_CONTENTS}.isdisjoint(held)
         if not any_here:
-            raise InputError(f"{top} holds no run directory, grid or heterogeneity.json: pass one")
+            what = "no run directory (spec.toml), grid.json or heterogeneity.json"
+            raise InputError(f"{top} holds {what}: give a directory of results")
     grids, described = contents.values()
     return Material(
         names, tuple(studies(runs, plans, notes)),

@@ -120,7 +120,8 @@ class Watch:
     def look(self) -> list[Work]:
         found, owner = self._works(), read_owner(self.directory)
         if not found and owner is None:
-            raise InputError(f"{self.directory} holds no run, study or grid: pass one")
+            what = "no run (spec.toml), study (study.toml) or grid (grid.toml)"
+            raise InputError(f"{self.directory} holds {what}: give a directory of results")
         return found or [Work(str(self.directory), "starting", "", "metric", True, (), owner)]
 
     def follow(self, every: float, *, once: bool, wait: bool) -> Iterator[list[Work]]:

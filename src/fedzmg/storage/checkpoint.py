@@ -79,7 +79,8 @@ def read_checkpoint(path: Path, binding: str) -> StoredCheckpoint:
     except OSError as error:
         raise UnusableCheckpoint(error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
-        raise UnusableCheckpoint(f"its {path.stat().st_size} bytes are incomplete") from None
+        size = path.stat().st_size
+        raise UnusableCheckpoint(f"its {size} bytes are not a complete checkpoint") from None
 
 
 def checkpointed(path: Path) -> tuple[int, list[int]]:

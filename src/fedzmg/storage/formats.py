@@ -173,6 +173,7 @@ def _parsed(path: Path, parse: Callable[[str], T], kind: str, remedy: str, *, ty
         # Editors may add a BOM.
         return parse(read_file(path, typed=typed).decode("utf-8-sig"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check the path") from None
+        reason = f"{error.strerror}; check that it exists and is readable"
+        raise InputError(f"cannot read {path}: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid {kind} ({error}): {remedy}") from None

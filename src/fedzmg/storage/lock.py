@@ -101,7 +101,8 @@ class Hold:
         for path in self._files:
             if (around is None or path in around) and not self._is_ours(path):
                 stops = f"the lock of {path} was removed or taken over: this process stops"
-                raise InputError(f"{stops}; run the same command again when no other uses it")
+                remedy = "run the same command again when no other process uses the directory"
+                raise InputError(f"{stops}; {remedy}")
 
     def take(self, path: Path, silent: Mapping[Path, Owner], say: Callable[[str], None]) -> None:
         """Lock one more directory and create it if it is missing."""
@@ -173,7 +174,8 @@ def hold(paths: Sequence[Path], say: Callable[[str], None]) -> Iterator[Hold]:
         for path in paths:
             if any((parent / KEPT).is_file() for parent in (path, *path.parents)):
                 copy = f"{path} belongs to a kept copy, which has no checkpoints to continue from"
-                raise InputError(f"{copy}: read it with 'fedzmg report', or use another --out")
+                remedy = "read it with 'fedzmg report', or choose another directory with --out"
+                raise InputError(f"{copy}: {remedy}")
         silent = _watch(paths, say)
         fences.append(held.check)
         for path in paths:
@@ -211,7 +213,8 @@ def _watch(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, Owne
 
 
 def _in_use(path: Path, owner: Owner) -> InputError:
-    return InputError(f"{path} is in use by {owner}: wait for it or use another --out; {IF_GONE}")
+    remedy = "wait for it, stop it or choose another directory with --out"
+    return InputError(f"{path} is in use by {owner}: {remedy}; {IF_GONE}")
 
 
 def read_owner(path: Path) -> Owner | None:

@@ -26,7 +26,8 @@ def walk(top: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
     def fail(error: OSError) -> None:
         if not top.is_dir():
-            raise InputError(f"{top} is not a directory; give a directory of results") from None
+            remedy = "give a run, a study, a grid or a directory of some"
+            raise InputError(f"{top} is not a directory; {remedy}") from None
         if not isinstance(error, FileNotFoundError):  # removed meanwhile
             raise InputError(f"cannot read {error.filename}: {error.strerror}; check it") from None
 

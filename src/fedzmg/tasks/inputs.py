@@ -205,9 +205,11 @@ def read_datasets(parts: Mapping[str, Any], what: str, collate: Collate | None) 
     label = _label_of(keys)
     others = [key for key in keys if key != label]
     if label is None or not others:
-        given = f"a {type(made).__name__} of {', '.join(map(str, keys)) or 'no names'}"
-        wanted = "(input, target) pairs or dicts with a 'label'; convert others by collate="
-        raise InputError(f"{what} gives {given}: expected {wanted}")
+        raise InputError(
+            f"{what} gives a {type(made).__name__} of {', '.join(map(str, keys)) or 'no names'}: "
+            "expected (input, target) pairs or dicts with a 'label'; convert others by "
+            "collate=, a function of a list of examples that returns (inputs, targets)"
+        )
     x = made[others[0]] if len(others) == 1 else {key: made[key] for key in others}
     return x, made[label], names
 
@@ -243,7 +245,8 @@ def find_owners(clients: Any, train: Sequence[str]) -> npt.NDArray[np.int64] | N
         raise InputError(f"test_clients: {error}") from None
     matched = match_clients(train, Owners((*map(str, present),), np.arange(len(present) + 1)))
     if (matched < 0).all():
-        raise InputError(f"test_clients: {str(present[0])!r} is not a client such as {train[0]!r}")
+        problem = f"test_clients: {str(present[0])!r} and all others are not training clients"
+        raise InputError(f"{problem}, such as {train[0]!r}: give ids of the same kind")
     return matched[owner]
 
 
@@ -269,5 +272,6 @@ def column_arrays(columns: Columns, what: str) -> tuple[Array, Array]:
     held = columns.columns if isinstance(columns, Columns) else {}
     if not all(isinstance(held.get(name), np.ndarray) for name in "xy"):
         given = f"the {what} is a {type(columns).__name__} of {', '.join(held) or 'no columns'}"
-        raise InputError(f"{given}: expected columns x and y of numbers; use from_arrays")
+        remedy = "read them with fedzmg.data.formats, or turn text into numbers for from_arrays"
+        raise InputError(f"{given}: expected columns x and y of numbers; {remedy}")
     return columns.array("x"), columns.array("y")

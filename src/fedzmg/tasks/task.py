@@ -223,9 +223,12 @@ class Task:
         for name in protocol.keys() - Protocol.__dataclass_fields__.keys():
             known = [*inspect.signature(cls.from_arrays).parameters][:-1]
             if name.removeprefix("client_") in RULE_WORDS:
-                raise InputError(f"{name} belongs to an algorithm: Trial.of(..., client_lr=0.1)")
+                problem = f"{name} belongs to an algorithm, not to a task"
+                raise InputError(f"{problem}: Trial.of('fedavg', client_lr=0.1)")
             raise unknown("argument", name, [*known, *Protocol.__dataclass_fields__])
-        held = None if tune is None else examples(*inputs.as_pair(tune, "tune"), what="tuning data")
+        tuning = (
+            None if tune is None else examples(*inputs.as_pair(tune, "tune"), what="tuning data")
+        )
         train = FederatedData.from_arrays(x, y, clients, client_names)
         owners = inputs.find_owners(test_clients, train.names)
         x = train.examples.x
@@ -242,7 +245,7 @@ class Task:
             name, made, replace(train, examples=inputs.whole_labels(train.examples, loss)),
             inputs.whole_labels(examples(*inputs.as_pair(test, "test"), what="test data"), loss),
             loss, metric, prepare, init,
-            Protocol().with_options(protocol), held and inputs.whole_labels(held, loss),
+            Protocol().with_options(protocol), tuning and inputs.whole_labels(tuning, loss),
             test_owners=owners, notes=notes, parts=parts or Parts(),
         )  # fmt: skip
         made_task._try_extremes()
@@ -282,7 +285,8 @@ class Task:
             **options: other arguments of :meth:`from_arrays`.
         """
         if (clients := inputs.by_client(datasets, tuple)) is None:
-            raise InputError(f"datasets is a {type(datasets).__name__}: give a dataset per client")
+            given = type(datasets).__name__
+            raise InputError(f"datasets is a {given}: give a list or dict, a dataset per client")
         x, y, ids = inputs.read_datasets(clients, "dataset of client", collate)
         own = inputs.by_client(test)
         _refuse(options, "client_names", *(["test_clients"] if own else []))
@@ -312,8 +316,9 @@ class Task:
             given["tuning data"] = tune
         held = {what: inputs.column_arrays(columns, what) for what, columns in given.items()}
         if train.owners is None:
-            problem = "the training data names no clients: name their column when you read it"
-            raise InputError(f"{problem}, or use fedzmg.data.partition and Task.from_arrays")
+            remedy = "make ids with fedzmg.data.partition and use Task.from_arrays"
+            own = "the training data names no clients: name their column when you read it"
+            raise InputError(f"{own}, or {remedy}")
         for what, columns in given.items():
             if columns.classes != train.classes:
                 there, here = (", ".join(c.classes[:8]) or "none" for c in (columns, train))

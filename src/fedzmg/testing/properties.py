@@ -34,9 +34,11 @@ def _rules_are_pure(case: Case) -> str:
     ):
         for new, old in zip(leaves(found), leaves(wanted), strict=True):
             if new.dtype != old.dtype:
-                problem = f"returned a {new.dtype} where it was {old.dtype}"
-                remedy = "make states with new_zeros of a parameter"
-                raise Violation(f"{where(calls[method].rule, method)} {problem}: {remedy}")
+                raise Violation(
+                    f"{where(calls[method].rule, method)} returned a {new.dtype} of shape "
+                    f"{tuple(new.shape[1:])} where it was {old.dtype}: make states with the type "
+                    "of the model, such as next(iter(params.values())).new_zeros(())"
+                )
     return ""
 
 
@@ -58,7 +60,8 @@ def _numbers_can_be_packed(case: Case) -> str:
     values = {key: getattr(rule, f.name) for key, (rule, f) in fields.items()}
     floats = [key for key, value in values.items() if isinstance(value, float)]
     if plain := [key for key in floats if "number" not in fields[key][1].metadata]:
-        raise Violation(f"{', '.join(plain)} is a plain float: declare number(DEFAULT, doc=...)")
+        problem = "trials with other values of a plain float cannot train together"
+        raise Violation(f"{', '.join(plain)}: declare with number(DEFAULT, doc=...); {problem}")
     first, second = (trial.algorithm.options() for trial in case.trials())
     varied = [key for key in first if first[key] != second[key]]
     case.packed_rules()  # an error if trials do not fit together

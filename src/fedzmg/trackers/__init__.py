@@ -294,5 +294,6 @@ def named(names: str | Sequence[str] | None) -> dict[str, Make]:
         found[name], modules = TRACKERS.look_up(name)
         for module in modules:
             if importlib.util.find_spec(module) is None:
-                raise InputError(f"tracker {name!r} needs {module!r}: pip install 'fedzmg[{name}]'")
+                remedy = f"pip install 'fedzmg[{name}]'"
+                raise InputError(f"tracker {name!r} needs the package {module!r}: {remedy}")
     return found

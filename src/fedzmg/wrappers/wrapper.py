@@ -32,7 +32,8 @@ def rate_of(rule: Rule) -> Number | None:
 def known(rule: Rule, value: T | None) -> T:
     """Return a value that ``for_layout`` fills in."""
     if value is None:
-        raise InputError(f"{type(rule).__name__} does not know the model yet: call for_layout")
+        name = type(rule).__name__
+        raise InputError(f"{name} does not know the model yet: call for_layout(layout) first")
     return value
 
 

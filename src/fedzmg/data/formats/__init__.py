@@ -51,6 +51,7 @@ def read_path(name: str, client: str | None = "client", label: str = "label") ->
         return reader("image_folder.read_image_folder")(path)
     found = SUFFIXES.get(path.suffix.lower())
     if found is None:
-        raise InputError(f"{path}: unknown format: give an image folder or {', '.join(SUFFIXES)}")
+        wanted = f"give a folder of images, or a file named {', '.join(SUFFIXES)}"
+        raise InputError(f"{path}: unknown format: {wanted}")
     options: dict[str, Any] = {"client": client, "label": label, "features": []}
     return reader(found)(path, **(options if is_table(name) else {}))

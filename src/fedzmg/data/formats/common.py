@@ -64,7 +64,8 @@ def reading(where: str, remedy: str = "check the path, or get the file again") -
 def refuse_bomb(where: str, size: int, stored: int) -> None:
     """Refuse, before allocating it, a size that ``stored`` bytes cannot plausibly unpack to."""
     if size > max(_SMALL, _BEST_RATIO * stored):
-        raise InputError(f"{where}: claims {size:,} bytes in {stored:,}, like an archive bomb")
+        problem = f"claims {size:,} bytes in {stored:,}, as an archive bomb does"
+        raise InputError(f"{where}: {problem}: get it again")
 
 
 def by_client(clients: Any, rows: int, where: str) -> Grouping:
@@ -134,7 +135,8 @@ def as_strings(values: Sequence[Any], what: str) -> list[str]:
             text = value.decode() if isinstance(value, bytes) else value
             text.encode()
         except (UnicodeError, AttributeError):
-            raise InputError(f"{what}: {value!r:.40} in row {row} is not UTF-8 text") from None
+            problem = f"{what}: {value!r:.40} in row {row} is not UTF-8 text: give strings"
+            raise InputError(problem) from None
         texts.append(text)
     return texts
 

@@ -177,7 +177,8 @@ def _numbers(rows: list[Any], where: str) -> Array:
     """Convert rows of numbers: whole numbers stay whole, fractions become bytes if they can."""
     array = np.array(rows)
     if array.ndim > 2 or array.size == 0 or array.dtype.kind not in "if":
-        raise InputError(f"{where}: has shape {array.shape} of {array.dtype}: give rows of numbers")
+        given = f"has shape {array.shape} of {array.dtype}"
+        raise InputError(f"{where}: {given}: give rows of numbers or text")
     if array.ndim == 2 and array.shape[1] == 784:
         array = array.reshape(-1, 28, 28)
     if array.dtype.kind == "i":

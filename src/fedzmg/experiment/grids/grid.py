@@ -91,7 +91,7 @@ def choosing(task: Task, spec: GridSpec) -> Task:
     test = task.test
     if spec.selection == "tune":
         if task.tune is None:
-            remedy = 'pass tune=..., or selection = "test"'
+            remedy = 'pass some as tune=..., or set selection = "test"'
             raise InputError(f"task {task.name!r} has no tuning examples: {remedy}")
         test = task.tune
     elif task.tune is not None and task.tune.x is not task.test.x:
@@ -116,7 +116,9 @@ def _summary(spec: GridSpec, task: Task, found: Mapping[str, Any]) -> dict[str, 
     }  # fmt: skip
 
 
-def chosen_options(name: str, entry: Mapping[str, Any], best: Any) -> dict[str, Any]:
+def chosen_options(
+    name: str, entry: Mapping[str, Any], best: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Return the fixed options of an entry of ``grid.json`` and those of the chosen point."""
     if best is None:
         raise InputError(f"every point of {name} diverged: search smaller learning rates")

@@ -161,7 +161,8 @@ class GridSpec(Plan):
         if (trials := sum(map(self._points, self.algorithms)) * len(self.seeds)) > MOST_TRIALS:
             raise InputError(f"the grid has {trials:,} trials: shorten it to {MOST_TRIALS:,}")
         if (lines := len(self.logged()) * max(map(self.trials, self.algorithms))) > MOST_PLANNED:
-            raise InputError(f"{lines:,} log lines, over {MOST_PLANNED:,}: cut last = {self.last}")
+            remedy = f"shorten the axes or seeds, or last = {self.last}"
+            raise InputError(f"the log would have over {MOST_PLANNED:,} lines, {lines:,}: {remedy}")
         super().check(task)
 
     def check_algorithm(self, name: str, task: Task | None) -> None:
@@ -212,7 +213,8 @@ class StudySpec(Plan):
         if not all(map(math.isfinite, self.thresholds)):
             raise InputError(f"thresholds = {brief(self.thresholds)}: expected finite numbers")
         if self.rates_by == "test" and self.rates in NO_GRID:
-            raise InputError(f'rates_by = "test": rates = {self.rates!r} names none: leave it out')
+            remedy = "leave it out, or name a grid's directory as rates"
+            raise InputError(f'rates_by = "test": rates = {self.rates!r} names none: {remedy}')
         if any(variant.axes is not None for variant in self.algorithms.values()):
             raise InputError("axes belong to a grid: a study has none")
         return self

@@ -127,13 +127,15 @@ class Plan(Experiment):
         for name, variant in self.algorithms.items():
             check_text("algorithms", name)
             if not _NAME.fullmatch(name) or _RESERVED.fullmatch(self.folder(name)):
-                raise InputError(f"algorithms: {name!r} cannot be a directory here: rename it")
+                remedy = "use another name of letters and digits"
+                raise InputError(f"algorithms: {name!r} cannot be a directory here: {remedy}")
             if variant.label is not None:
                 check_text(f"algorithms.{name}.label", variant.label)
             # Some systems do not distinguish upper and lower case.
             folder, label = self.folder(name).casefold(), self.shown(name)
             if folder in folders:
-                raise InputError(f"{folders[folder]!r} and {name!r} share the directory {folder!r}")
+                both = f"{folders[folder]!r} and {name!r} would share the directory {folder!r}"
+                raise InputError(f"algorithms: {both}: rename one")
             if label in labels:
                 raise InputError(f"algorithms: two of them are called {label!r}: change a label")
             folders[folder] = name
@@ -213,8 +215,9 @@ class Plan(Experiment):
             preset = tasks.info(self.task).with_options(self.preset)
             protocol, clients = preset.protocol.with_options(self.protocol), preset.clients
             if protocol.cohort > clients and not protocol.replacement:
-                problem = f"cohort = {protocol.cohort} but there are {clients} clients"
-                raise InputError(f"{problem}: choose fewer, or protocol.replacement = true")
+                remedy = "choose a smaller one, or protocol.replacement = true"
+                there = f"cohort = {protocol.cohort} but there are {clients} clients"
+                raise InputError(f"{there}: {remedy}")
         else:
             replace(task, protocol=task.protocol.with_options(self.protocol))  # checks itself
         for name in self.algorithms:

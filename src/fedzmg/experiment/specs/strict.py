@@ -114,6 +114,9 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
             with contextlib.suppress(ValueError):  # also for a number of thousands of digits
                 value = tomllib.loads(f"value = {form}")["value"]
         if not key or not equals:
-            raise InputError(f"--set {brief(text)}: expected KEY=VALUE, such as client.lr=0.03")
+            raise InputError(
+                f"--set {brief(text)}: expected KEY=VALUE, such as client.lr=0.03; a value is a "
+                "number, true, false, a word or a list of them"
+            )
         found[key] = value
     return found

@@ -136,7 +136,8 @@ def find_rates(spec: StudySpec) -> dict[str, dict[str, Value]]:
         raise InputError(f"{where} is a grid for {data['task']!r}, not for {spec.task!r}")
     halves = spec.task in tasks.TASKS and "selection" in tasks.info(spec.task).options()
     if data["selection"] == "test" and halves and spec.preset.get("selection") != "test":
-        raise InputError(f'{where} used the whole test set: also set preset.selection = "test"')
+        remedy = 'set preset.selection = "test", or let the half choose'
+        raise InputError(f"{where} were chosen by the whole test set: {remedy}")
     by_test = spec.rates_by == "test" and data["selection"] != "test"
     if by_test and not data.get("also_by_test"):
         raise InputError(f'rates_by = "test": run the grid {grid} with also_by_test = true')
