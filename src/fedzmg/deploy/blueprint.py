@@ -13,9 +13,9 @@ from fedzmg.data.plan import ClientBatch, LocalWork, local_stream
 from fedzmg.engine.local import Broadcast, Outcome, Program
 from fedzmg.engine.sequential import Sequential
 from fedzmg.experiment.specs.run import DTYPES, ResolvedRun, RunSpec
+from fedzmg.kernels import onednn, rounding
 from fedzmg.messages import Upload
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import onednn, rounding
 from fedzmg.simulation.program import build_program
 from fedzmg.simulation.trial import packed_rules
 from fedzmg.tasks.task import Task

@@ -22,8 +22,8 @@ from fedzmg.engine.sequential import Sequential
 from fedzmg.engine.vectorized import Vectorized
 from fedzmg.errors import InputError, check_names
 from fedzmg.evaluation import Metric
+from fedzmg.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.models.initial import initial_params
-from fedzmg.models.kernels import ONEDNN_BY_DEFAULT, onednn, rounding
 from fedzmg.seeds import stream
 from fedzmg.simulation import Device, RoundReport, Simulation, Trial, resolve_device, simulate
 from fedzmg.simulation.program import build_program

@@ -24,7 +24,7 @@ from fedzmg.experiment.run_directory import RunDirectory, describe_training, rea
 from fedzmg.experiment.specs.files import GridSpec
 from fedzmg.experiment.specs.run import RunSpec
 from fedzmg.experiment.training import build_simulation
-from fedzmg.models.kernels import threads
+from fedzmg.kernels import threads
 from fedzmg.results.diff import Rows, compare_logs
 from fedzmg.simulation import Record, Trial, resolve_device
 from fedzmg.storage.formats import flat_facts, json_words

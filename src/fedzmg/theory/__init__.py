@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from threading import Lock
 
 from fedzmg.errors import check_names
-from fedzmg.models.kernels import threads
+from fedzmg.kernels import threads
 from fedzmg.theory import convergence, extensions, lemmas, networks  # noqa: F401
 from fedzmg.theory.finding import FULL, QUICK, REGISTERED, Check, Finding, Size, Value
 

@@ -14,7 +14,7 @@ from fedzmg.data.sampling import Sampler
 from fedzmg.errors import InputError, brief, unknown
 from fedzmg.experiment.specs.strict import Setting, Strict, toml
 from fedzmg.federation import Federation
-from fedzmg.models.kernels.precision import DEFAULT_PRECISION, Precision
+from fedzmg.kernels.precision import DEFAULT_PRECISION, Precision
 from fedzmg.participation import Participation
 from fedzmg.simulation import Device, EngineName, Trial
 from fedzmg.storage.fields import Seed, Value
