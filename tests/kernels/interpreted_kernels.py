@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-import lstm_reference
+import recurrence_reference
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,10 +17,10 @@ from torch import Tensor
 from fedzmg.kernels import (
     patches,
     triton_convolution,
-    triton_layers,
-    triton_lstm,
+    triton_draws,
     triton_norm,
     triton_patches,
+    triton_recurrence,
 )
 from fedzmg.kernels.layers import RANGE, random_bits
 
@@ -114,12 +114,13 @@ def recurrence(clients: int, batch: int, steps: int, units: int, precision: str 
     signal = torch.randn_like(expected) * scale
     slopes = torch.autograd.grad(expected, [from_input, w, b], signal)
     with torch.no_grad():
-        got, gates = triton_layers.forward(from_input, w, b, precision)
-        to_input, to_hidden = triton_layers.backward(signal, got, gates, w, precision)
-        for_w = torch.einsum("ktbj,ktbu->kju", to_hidden, got[:, :-1])
+        got, cells, gates = triton_recurrence.forward(from_input, w, b, precision)
+        back = signal.transpose(1, 2).contiguous(), cells[:, -1], got, cells, gates, w, precision
+        to_input, to_hidden = triton_recurrence.backward(*back)
+        for_w = torch.einsum("ktbj,ktbu->kju", to_hidden[:, 1:], got[:, :-1])
         return difference(
-            (got[:, 1:].transpose(1, 2), expected),
-            (to_input / scale, slopes[0] / scale),
+            (got.transpose(1, 2), expected),
+            (to_input.transpose(1, 2) / scale, slopes[0] / scale),
             (for_w / scale, slopes[1] / scale),
             (to_hidden.sum((1, 2)) / scale, slopes[2] / scale),
         )
@@ -131,12 +132,14 @@ def long_memory(clients: int, batch: int, steps: int, units: int, precision: str
         torch.randn(clients, 4 * units, units) / 5,
     ]
     given.append(torch.randn(clients, 4 * units))
-    expected, got = lstm_reference.forward(*given), triton_lstm.forward(*given, precision)
+    expected = recurrence_reference.forward(*given)
+    got = triton_recurrence.forward(*given, precision)
     scale = SMALL if precision == "tf32" else 1.0
     signal, of_cell = torch.randn_like(expected[0]), torch.randn(clients, batch, units)
-    back = signal * scale, of_cell * scale, *expected[1:], given[1]
-    found = triton_lstm.backward(*back, precision) / scale, lstm_reference.backward(*back) / scale
-    return difference(*zip(got, expected, strict=True), found)
+    back = signal * scale, of_cell * scale, *expected, given[1]
+    found = triton_recurrence.backward(*back, precision)[1] / scale
+    wanted = recurrence_reference.backward(*back)[1] / scale
+    return difference(*zip(got, expected, strict=True), (found, wanted))
 
 
 def normalisation(shape: tuple[int, ...], order: tuple[int, ...]) -> float:
@@ -201,10 +204,10 @@ def draws(layer: int, call: int, places: int, share: float | None) -> float:
     """Count the places that differ."""
     keys = torch.randint(-(2**63), 2**63 - 1, (3,))
     below = None if share is None else int(share * RANGE)
-    got = triton_layers.draws(keys, layer, call, places, below)
+    got = triton_draws.draws(keys, layer, call, places, below)
     bits = random_bits(keys[:, None], layer, torch.Size((places,)), keys.device, call)
     if below is not None:
-        kept = triton_layers.draws(keys, layer, call, places, below, torch.float32, 1.5)
+        kept = triton_draws.draws(keys, layer, call, places, below, torch.float32, 1.5)
         assert torch.equal(kept, (bits >= below) * 1.5)
     return float((got != (bits if below is None else bits < below)).sum())
 

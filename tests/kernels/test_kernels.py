@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
+import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import lstm_reference
 import pytest
+import recurrence_reference
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +33,7 @@ from fedzmg.kernels import (
 from fedzmg.kernels.precision import milliseconds
 from fedzmg.models import recurrent
 from fedzmg.models.layers import swap_layers
-from fedzmg.models.recurrent import LSTM, scan
+from fedzmg.models.recurrent import GRU, LSTM, scan
 
 
 @pytest.mark.skipif(
@@ -211,30 +214,75 @@ def test_recurrences_in_one_launch(
     kind: str, clients: int, batch: int, steps: int, units: int, dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from fedzmg.kernels import recurrence, triton_layers, triton_lstm
+    from fedzmg.kernels import cuda_recurrence, triton_recurrence
 
     torch.manual_seed(0)
-    monkeypatch.setattr(recurrence, "STEP", 0.0)  # whatever is faster
+    monkeypatch.setattr(cuda_recurrence, "STEP", 0.0)  # whatever is faster
     gates = 3 if kind == "GRU" else 4
     from_input = torch.randn(clients, batch, steps, gates * units, device="cuda")
     weights = (torch.randn(clients, gates * units, units, device="cuda") / units**0.5).to(dtype)
     bias = torch.randn(clients, gates * units, device="cuda") / 9
-    assert recurrence.recurrence_for(weights, batch) is not None
+    assert cuda_recurrence.recurrence_for(weights, batch) is not None
 
     def run(weights: Tensor, precision: str) -> list[Tensor]:
-        if kind == "GRU":
-            found = triton_layers.forward(from_input, weights, bias, precision)
-            signal = 1e-6 * from_input[..., :units].contiguous()  # float16 alone would lose it
-            return [*found, *triton_layers.backward(signal, *found, weights, precision)]
-        found = triton_lstm.forward(from_input, weights, bias, precision)
-        signal = 1e-6 * from_input[..., :units].transpose(1, 2).contiguous()
-        of_cell = signal[:, 0].contiguous()
-        back = triton_lstm.backward(signal, of_cell, *found[1:], weights, precision)
-        return [*found, back]
+        found = triton_recurrence.forward(from_input, weights, bias, precision)
+        signal = 1e-6 * found[0]  # float16 alone would lose it
+        of_cell = signal[:, 0, :, : found[1].shape[-1]].contiguous()
+        return [*found, *triton_recurrence.backward(signal, of_cell, *found, weights, precision)]
 
     for got, want in zip(run(weights, "tf32"), run(weights.float(), "ieee"), strict=True):
         limit = 2e-3 if dtype == torch.float16 else 2e-2
-        assert float((got - want).abs().max() / want.abs().max()) < limit
+        assert want.numel() == 0 or float((got - want).abs().max() / want.abs().max()) < limit
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize(
+    ("gates", "clients", "batch", "steps", "units", "slots", "float16"),
+    [(3, 2, 5, 3, 64, 1, True), (3, 3, 13, 2, 32, 2, False), (4, 3, 8, 3, 64, 2, True)],
+)
+def test_the_kernels_of_one_launch_on_a_cpu(
+    gates: int, clients: int, batch: int, steps: int, units: int, slots: int, float16: bool,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    tiles, parts = -(-batch // 8), units // 32
+    kind = torch.float16 if float16 else torch.bfloat16
+    defined = {"UNITS": units, "GATES": gates, "TILES": tiles, "BLOCKS": 1, "FLOAT16": int(float16)}
+    own = Path(__file__).with_name("recurrence_on_cpu.cpp"), tmp_path / "kernels.so"
+    options = (
+        "-std=c++20",
+        "-O1",
+        "-pthread",
+        "-shared",
+        "-fPIC",
+        f"-I{Path(kernels.__file__).parent}",
+    )
+    names = [f"-D{name}={value}" for name, value in defined.items()]
+    subprocess.run(["g++", *options, *names, str(own[0]), "-o", str(own[1])], check=True)
+    library, sizes = ctypes.CDLL(str(own[1])), (clients, steps, batch, slots * parts)
+
+    def run(name: str, given: list[Tensor], made: list[Tensor], *words: int) -> list[Tensor]:
+        """Call a kernel, all of whose memory is shared between the processes of its blocks."""
+        found = [torch.full_like(t, math.nan).share_memory_() for t in made]
+        sent = [torch.full((size,), -1, dtype=torch.int32).share_memory_() for size in words]
+        shared = [*(t.contiguous().share_memory_() for t in given), *found, *sent]
+        places = [ctypes.c_void_p(t.data_ptr()) for t in shared]
+        assert library[name](*places, *sizes) == 0
+        return found
+
+    torch.manual_seed(0)
+    from_input = torch.randn(clients, batch, steps, gates * units)
+    weights = (torch.randn(clients, gates * units, units) / units**0.5).to(kind)
+    bias, each = torch.randn(clients, gates * units), clients * steps * 8 * tiles * units
+    want = [*recurrence_reference.forward(from_input, weights.float(), bias)]
+    got = run("forward", [from_input, weights, bias], want, each // 2)
+    signal = 1e-6 * torch.randn(clients, steps, batch, units)  # float16 alone would lose it
+    of_cell = signal[:, 0, :, : want[1].shape[-1]]
+    back = [signal, of_cell, *want, weights]
+    slopes = [*recurrence_reference.backward(*back[:-1], weights.float())]
+    found = run("backward", back, slopes, each * gates // 2, each // 32)
+    limit = 1e-3 if float16 else 1e-2
+    for a, e in zip([*got, *found], [*want, *slopes], strict=True):
+        assert e.numel() == 0 or float((a - e).abs().max() / e.abs().max()) < limit
 
 
 @pytest.mark.parametrize(
@@ -242,19 +290,22 @@ def test_recurrences_in_one_launch(
     [("cpu", torch.float32), pytest.param("cuda", torch.float32, marks=pytest.mark.gpu)],
 )
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"num_layers": 2, "bidirectional": True}])
-def test_the_lstm_of_many_clients_is_torchs(
-    device: str, dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("theirs", "ours"), [(nn.GRU, GRU), (nn.LSTM, LSTM)])
+def test_recurrent_layers_of_many_clients_are_torchs(
+    theirs: Any, ours: Any, device: str, dtype: torch.dtype, options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     if device == "cpu":  # the same operators, whose kernels are for a GPU
         monkeypatch.setattr(recurrent, "suits_kernels", lambda _: True)
-        monkeypatch.setattr(kernels, "triton_lstm", lstm_reference, raising=False)
+        monkeypatch.setattr(kernels, "triton_recurrence", recurrence_reference, raising=False)
     torch.manual_seed(0)
-    clients = [nn.LSTM(3, 5, batch_first=True, **options).to(device, dtype) for _ in range(3)]
-    own = LSTM(3, 5, batch_first=True, **options).to(device, dtype)
+    clients = [theirs(3, 5, batch_first=True, **options).to(device, dtype) for _ in range(3)]
+    own = ours(3, 5, batch_first=True, **options).to(device, dtype)
     x = torch.randn(3, 4, 6, 3, device=device, dtype=dtype)
 
-    def loss(out: Tensor, ends: tuple[Tensor, Tensor]) -> Tensor:
-        return out.square().sum() + ends[0].sum() + ends[1].sin().sum()
+    def loss(out: Tensor, ends: Any) -> Tensor:
+        last, *cell = ends if theirs is nn.LSTM else (ends,)
+        return out.square().sum() + last.sum() + sum(part.sin().sum() for part in cell)
 
     weights = {
         name: torch.stack([dict(one.named_parameters())[name].detach() for one in clients])

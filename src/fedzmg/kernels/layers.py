@@ -31,7 +31,6 @@ from fedzmg.kernels import convolution, patches
 from fedzmg.kernels.precision import HAS_TRITON, clients_first, precision, suits_kernels
 
 WIDE = 1 << 16  # weights of a convolution above which patches are faster for one client
-MAX_BATCH = 64  # larger ones do not fit in one tile of our GRU kernels
 # Each constant is below 2^31, so that a product with a 32-bit value stays inside a signed 64-bit
 # lane: no overflow, hence the same bits eager, compiled, on CPU and on GPU.
 MULTIPLIERS = (0x7FEB352D, 0x45D9F3B3 & 0x7FFFFFFF, 0x31848BAB)
@@ -169,77 +168,6 @@ def _pair(value: Any) -> tuple[int, int]:
 _SWAPS: dict[Any, Callable[..., Any]] = {F.linear: linear, F.conv2d: conv2d}
 
 
-def gru_states(from_input: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor]:
-    """Compute all hidden states of one client's sequences, or of mapped clients."""
-    alone, _ = clients_gru(from_input.float()[None], weights[None], bias[None], precision())
-    return (alone[0, 1:].transpose(0, 1),)
-
-
-@custom_op("fedzmg::clients_gru", mutates_args=())
-def clients_gru(
-    from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
-) -> tuple[Tensor, Tensor]:
-    """Compute states ``[clients, steps + 1, batch, units]`` and the gates that backward needs."""
-    from fedzmg.kernels import triton_layers
-
-    from_input, weights, bias = (t.contiguous() for t in (from_input, weights, bias))
-    return triton_layers.forward(from_input, weights, bias, rounding)
-
-
-@clients_gru.register_fake
-def _(from_input: Tensor, weights: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
-    clients, batch, steps, _ = from_input.shape
-    units = weights.shape[-1]
-    states = from_input.new_empty(clients, steps + 1, batch, units)
-    return states, from_input.new_empty(clients, steps, batch, 4, units)
-
-
-@clients_gru.register_vmap
-def _(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    size, pairs = info.batch_size, zip(inputs[:3], in_dims, strict=False)
-    every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
-    found = clients_gru(*(t.flatten(0, 1) for t in every), inputs[3])
-    states, gates = (t.unflatten(0, (size, -1)) for t in found)
-    return (states, gates), (0, 0)
-
-
-@custom_op("fedzmg::clients_gru_back", mutates_args=())
-def clients_gru_back(
-    signal: Tensor, states: Tensor, gates: Tensor, weights: Tensor, rounding: str
-) -> tuple[Tensor, Tensor]:
-    """Compute gradients of ``from_input`` and of the products with the weights."""
-    from fedzmg.kernels import triton_layers
-
-    signal, weights = signal.contiguous(), weights.contiguous()
-    return triton_layers.backward(signal, states, gates, weights, rounding)
-
-
-@clients_gru_back.register_fake
-def _(signal: Tensor, *_rest: object) -> tuple[Tensor, Tensor]:
-    clients, batch, steps, units = signal.shape
-    to_input = signal.new_empty(clients, batch, steps, 3 * units)
-    return to_input, signal.new_empty(clients, steps, batch, 3 * units)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, weights, _, ctx.rounding = inputs
-    ctx.save_for_backward(weights, *output)
-
-
-def _backward(ctx: Any, of_states: Tensor, _of_gates: Tensor) -> tuple[Tensor | None, ...]:
-    weights, states, gates = ctx.saved_tensors
-    signal = of_states[:, 1:].transpose(1, 2)
-    to_input, to_hidden = clients_gru_back(signal, states, gates, weights, ctx.rounding)
-    flat = to_hidden.flatten(1, 2)
-    before = states[:, :-1].flatten(1, 2)
-    kind = weights.dtype
-    for_weights = torch.bmm(flat.mT.to(kind), before.to(kind))
-    return to_input, for_weights, flat.sum(1), None
-
-
-clients_gru.register_autograd(_backward, setup_context=_setup_context)
-
-
 def hash32(value: Whole) -> Whole:
     """Scramble 32-bit integers (in int64 lanes): three rounds of xor-shift and multiply."""
     for multiplier in MULTIPLIERS:
@@ -288,16 +216,16 @@ def dropout_factors(
     key: Tensor, layer: int, call: int, places: int, below: int, kind: torch.dtype, kept: float
 ) -> Tensor:
     """Draw factors of a batch's places on a GPU: zero for bits below a number, or ``kept``."""
-    from fedzmg.kernels import triton_layers
+    from fedzmg.kernels import triton_draws
 
-    return triton_layers.draws(key.reshape(1), layer, call, places, below, kind, kept)[0]
+    return triton_draws.draws(key.reshape(1), layer, call, places, below, kind, kept)[0]
 
 
 def _draw(keys: Tensor, layer: int, call: int, places: int, below: int | None = None) -> Tensor:
     if keys.is_cuda and HAS_TRITON:
-        from fedzmg.kernels import triton_layers
+        from fedzmg.kernels import triton_draws
 
-        found = triton_layers.draws(keys.reshape(-1), layer, call, places, below)
+        found = triton_draws.draws(keys.reshape(-1), layer, call, places, below)
     elif keys.device.type == "cpu":
         found = torch.from_numpy(_on_cpu(keys.reshape(-1).tolist(), layer, call, places, below))
     else:

@@ -1,141 +1,93 @@
-"""Recurrent layers in one launch, on GPUs whose shared memory holds the weights of a layer.
+"""A layer of a GRU or LSTM whose weights differ between clients, as one operator for a GPU.
 
-:mod:`triton_layers` and :mod:`triton_lstm` read all weights from memory at every time step. Here
-blocks keep them, and exchange states through the cache (``recurrence.cu``).
+Step by step through torch's own operations, a layer is some forty launches per time step, forward
+and back.
 """
 
-import ctypes
-import functools
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
-OWN, WARPS, PADDING = 32, 8, 4  # as in recurrence.cu
-STEP, READ = 3.0, 2.5e6  # on an H200: us of a time step here; bytes per us of the other kernels
-
-
-@dataclass(frozen=True)
-class Recurrence:
-    """Kernels of one size of layer, and how they are launched."""
-
-    units: int
-    gates: int  # 3: GRU, 4: LSTM
-    tiles: int  # of eight examples
-    float16: bool
-    device: int
-
-    def forward(
-        self, from_input: Tensor, weights: Tensor, bias: Tensor, states: Tensor, gates: Tensor,
-        cells: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """Write states, cells of an LSTM, and gates, in the layouts of the Triton kernels."""
-        clients, batch, steps, _ = from_input.shape
-        given = from_input, weights, bias, states, cells, gates, self._words(clients, steps, 0.5)
-        self._launch(0, given, (clients, steps, batch))
-
-    def backward(
-        self, signal: Tensor, gates: Tensor, weights: Tensor, to_hidden: Tensor, *,
-        states: Tensor | None = None, to_input: Tensor | None = None,
-        cells: Tensor | None = None, of_cell: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """Write the gradients of the gates' sums; a GRU has two of the tensors, an LSTM two."""
-        clients, steps, batch, *_ = to_hidden.shape
-        sent = self._words(clients, steps, self.gates / 2), self._words(clients, steps, 1 / OWN)
-        given = signal, of_cell, states, cells, gates, weights, to_input, to_hidden, *sent
-        self._launch(1, given, (clients, steps, batch))
-
-    def _words(self, clients: int, steps: int, each: float) -> Tensor:
-        """Make empty words that blocks exchange, some for each unit and example."""
-        size = clients * steps * 8 * self.tiles * int(self.units * each)
-        return torch.full((size,), -1, dtype=torch.int32, device=self.device)
-
-    def _launch(self, kernel: int, given: Sequence[Tensor | None], sizes: Sequence[int]) -> None:
-        from cuda.bindings import driver
-
-        blocks = min(sizes[0], self.slots) * self.units // OWN
-        values = *(0 if t is None else t.data_ptr() for t in given), *sizes
-        types = *[ctypes.c_void_p] * len(given), *[ctypes.c_int] * len(sizes)
-        grid, stream = (blocks, 1, 1, 32 * WARPS, 1, 1), torch.cuda.current_stream().cuda_stream
-        function, parameters = self.functions[kernel], (values, types)
-        _checked(driver.cuLaunchCooperativeKernel(function, *grid, self.shared, stream, parameters))
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory of a block: weights, and totals of its warps."""
-        rows = self.gates * OWN
-        return 2 * rows * self.units + 4 * WARPS * 8 * self.tiles * (rows + PADDING)
-
-    @functools.cached_property
-    def blocks(self) -> int:
-        """Blocks that run on one multiprocessor at a time."""
-        properties: Any = torch.cuda.get_device_properties(self.device)
-        if self.shared > properties.shared_memory_per_block_optin:
-            return 0
-        two = 2 * (self.shared + 1024) <= properties.shared_memory_per_multiprocessor
-        return 2 if two and self.tiles == 1 else 1
-
-    @functools.cached_property
-    def slots(self) -> int:
-        """Clients that train at a time."""
-        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return self.blocks * processors // (self.units // OWN)
-
-    @functools.cached_property
-    def functions(self) -> list[Any]:
-        """Compiled kernels, forward and backward."""
-        from cuda.bindings import driver, nvrtc
-
-        properties = torch.cuda.get_device_properties(self.device)
-        defined = {"UNITS": self.units, "GATES": self.gates, "TILES": self.tiles}
-        defined |= {"BLOCKS": self.blocks, "FLOAT16": int(self.float16)}
-        options = [f"-D{name}={value}".encode() for name, value in defined.items()]
-        options.append(f"--gpu-architecture=sm_{properties.major}{properties.minor}".encode())
-        source = Path(__file__).with_suffix(".cu").read_bytes()
-        program = _checked(nvrtc.nvrtcCreateProgram(source, b"recurrence.cu", 0, [], []))
-        _checked(nvrtc.nvrtcCompileProgram(program, len(options), options))
-        binary = bytes(_checked(nvrtc.nvrtcGetCUBINSize(program)))
-        _checked(nvrtc.nvrtcGetCUBIN(program, binary))
-        module = _checked(driver.cuModuleLoadData(binary))
-        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        found = []
-        for name in (b"recurrence_forward", b"recurrence_backward"):
-            found.append(_checked(driver.cuModuleGetFunction(module, name)))
-            _checked(driver.cuFuncSetAttribute(found[-1], most, self.shared))
-        return found
+from fedzmg.kernels.precision import clients_first, precision
 
 
-def _checked(answer: tuple[Any, ...]) -> Any:
-    """Return the value of a call of CUDA, or raise its error."""
-    error, *values = answer
-    if int(error):
-        raise RuntimeError(error.name)
-    return values[0] if values else None
+def states(from_input: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """Compute hidden states ``(batch, time, units)`` from zero, and the last cell of an LSTM."""
+    given = from_input.to(bias.dtype)[None]
+    found, last, *_ = clients_recurrence(given, weights[None], bias[None], precision())
+    cell = (last[0],) if len(weights) == 4 * weights.shape[-1] else ()
+    return found[0].transpose(0, 1), *cell
 
 
-def recurrence_for(weights: Tensor, batch: int) -> Recurrence | None:
-    """Return kernels for weights ``[clients, gates * units, units]`` if they are faster."""
-    clients, width, units = weights.shape
-    if not weights.is_cuda or weights.element_size() != 2 or units % OWN:
-        return None
-    float16, place = weights.dtype == torch.float16, weights.get_device()
-    found = _built(units, width // units, math.ceil(batch / 8), float16, place)
-    if found is None:
-        return None
-    here, there = math.ceil(clients / found.slots) * STEP, STEP + 2 * weights.numel() / READ
-    return found if here <= there else None
+@custom_op("fedzmg::clients_recurrence", mutates_args=())
+def clients_recurrence(
+    from_input: Tensor, weights: Tensor, bias: Tensor, rounding: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute states ``[clients, time, batch, units]``, an LSTM's last and all cells, and gates."""
+    from fedzmg.kernels import triton_recurrence
+
+    from_input, weights, bias = (t.contiguous() for t in (from_input, weights, bias))
+    states, cells, gates = triton_recurrence.forward(from_input, weights, bias, rounding)
+    return states, cells[:, -1].clone(), cells, gates
 
 
-@functools.cache
-def _built(units: int, gates: int, tiles: int, float16: bool, device: int) -> Recurrence | None:
-    made = Recurrence(units, gates, tiles, float16, device)
-    if tiles > 4 or not made.slots or torch.cuda.get_device_capability(device) < (8, 0):
-        return None
-    try:
-        return made if made.functions else None
-    except (ImportError, RuntimeError):  # torch for another GPU, or without CUDA's compiler
-        return None
+@clients_recurrence.register_fake
+def _(from_input: Tensor, weights: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    clients, batch, steps, width = from_input.shape
+    units = weights.shape[-1]
+    cell = units if width == 4 * units else 0
+    shapes = (steps, batch, units), (batch, cell), (steps, batch, cell), (steps, batch, 4 * units)
+    one, two, three, four = (from_input.new_empty(clients, *shape) for shape in shapes)
+    return one, two, three, four
+
+
+@clients_recurrence.register_vmap
+def _(info: Any, in_dims: Any, *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    size, pairs = info.batch_size, zip(inputs[:3], in_dims, strict=False)
+    every = [t.expand(size, *t.shape) if d is None else clients_first(t, d) for t, d in pairs]
+    found = clients_recurrence(*(t.flatten(0, 1) for t in every), inputs[3])
+    return tuple(t.unflatten(0, (size, -1)) for t in found), (0, 0, 0, 0)
+
+
+@custom_op("fedzmg::clients_recurrence_back", mutates_args=())
+def clients_recurrence_back(
+    signal: Tensor, of_cell: Tensor, states: Tensor, cells: Tensor, gates: Tensor, weights: Tensor,
+    rounding: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute the gradients of a GRU's input, and of the products with the weights."""
+    from fedzmg.kernels import triton_recurrence
+
+    signal, of_cell, weights = (t.contiguous() for t in (signal, of_cell, weights))
+    return triton_recurrence.backward(signal, of_cell, states, cells, gates, weights, rounding)
+
+
+@clients_recurrence_back.register_fake
+def _(
+    signal: Tensor, _of_cell: Tensor, _states: Tensor, cells: Tensor, _gates: Tensor,
+    weights: Tensor, _rounding: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    width = weights.shape[1]
+    own = 0 if cells.shape[-1] else width
+    return tuple(signal.new_empty(*signal.shape[:3], size) for size in (own, width))  # type: ignore[return-value]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.rounding = inputs[3]
+    ctx.save_for_backward(inputs[1], output[0], *output[2:])
+
+
+def _backward(
+    ctx: Any, of_states: Tensor, of_cell: Tensor, *_: Tensor
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    weights, states, *kept = ctx.saved_tensors
+    given = of_states, of_cell, states, *kept, weights, ctx.rounding
+    to_input, sums = clients_recurrence_back(*given)
+    kind, before = weights.dtype, states[:, :-1].flatten(1, 2)
+    for_weights = torch.bmm(sums[:, 1:].flatten(1, 2).mT.to(kind), before.to(kind))
+    first = to_input if to_input.shape[-1] else sums
+    return first.transpose(1, 2), for_weights, sums.flatten(1, 2).sum(1), None
+
+
+clients_recurrence.register_autograd(_backward, setup_context=_setup_context)

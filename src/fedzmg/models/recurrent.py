@@ -13,7 +13,7 @@ from torch.backends import cudnn
 from torch.backends.cudnn.rnn import get_cudnn_mode
 from torch.nn.utils.rnn import PackedSequence
 
-from fedzmg.kernels import layers, lstm
+from fedzmg.kernels import recurrence
 from fedzmg.kernels.layers import mapped
 from fedzmg.kernels.precision import suits_kernels
 
@@ -43,8 +43,7 @@ _NEXT: dict[str, Callable[..., States]] = {  # (both products, *states) -> next 
     "RNN_TANH": lambda x, h, _: (torch.tanh(x + h),),
     "RNN_RELU": lambda x, h, _: (torch.relu(x + h),),
 }
-_FUSED: dict[str, Callable[..., States]] = {"GRU": layers.gru_states, "LSTM": lstm.states}
-"""(products with inputs, weights, bias) -> all hidden states, and the last cell."""
+_FUSED = ("GRU", "LSTM")  # kinds with kernels of their own
 
 
 def scan(
@@ -56,12 +55,12 @@ def scan(
     own, bias, *projection = weights[1], *weights[3:]
     assert own is not None
     if states is None:
-        fits = len(x) <= layers.MAX_BATCH if kind == "GRU" else not projection
-        if kind in _FUSED and fits and suits_kernels(from_input) and own.dtype == torch.float32:
+        fits = kind in _FUSED and not projection
+        if fits and suits_kernels(from_input) and own.dtype == torch.float32:
             bias = own.new_zeros(len(own)) if bias is None else bias
             if torch.is_autocast_enabled("cuda"):
                 own = own.to(torch.get_autocast_dtype("cuda"))
-            out, *cell = _FUSED[kind](from_input, own, bias)
+            out, *cell = recurrence.states(from_input, own, bias)
             return out, (out[:, -1], *cell)
         widths = (own.shape[-1], len(own) // 4) if kind == "LSTM" else (own.shape[-1],)
         states = tuple(x.new_zeros(x.shape[0], width) for width in widths)

@@ -14,6 +14,8 @@ using u32 = unsigned;
 using u16 = unsigned short;
 using i64 = long long;
 
+#ifdef __CUDACC__  // a test defines the same functions for a CPU
+
 __device__ u32 narrow(float low, float high) {
     u32 both;
 #if FLOAT16
@@ -36,13 +38,29 @@ __device__ void add_product(float (&total)[4], uint4 a, u32 b0, u32 b1) {
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// Blocks exchange 32-bit words. A word is EMPTY until it is written, once, so readers need no flag.
-// A narrowed NaN is positive: no pair of values looks like EMPTY.
-constexpr u32 EMPTY = 0xffffffff;
-
 __device__ void send(u32* to, u32 word) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(to), "r"(word) : "memory");
 }
+
+__device__ uint4 load_words(const u32* from) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+    return v;
+}
+
+__device__ uint2 load_pair(const u32* from) {
+    uint2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];"
+        : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
+    return v;
+}
+
+#endif
+
+// Blocks exchange 32-bit words. A word is EMPTY until it is written, once, so readers need no flag.
+// A narrowed NaN is positive: no pair of values looks like EMPTY.
+constexpr u32 EMPTY = 0xffffffff;
 
 // Send one value of each lane of a warp.
 __device__ void send_row(u32* to, float value, int lane) {
@@ -52,19 +70,15 @@ __device__ void send_row(u32* to, float value, int lane) {
 
 // Receive four words; note if one of them is missing.
 __device__ uint4 receive(const u32* from, bool& missing) {
-    uint4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+    uint4 v = load_words(from);
     missing |= v.x == EMPTY || v.y == EMPTY || v.z == EMPTY || v.w == EMPTY;
     return v;
 }
 
 __device__ float2 receive_pair(const u32* from, bool& missing) {
-    u32 x, y;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];"
-        : "=r"(x), "=r"(y) : "l"(from) : "memory");
-    missing |= x == EMPTY || y == EMPTY;
-    return make_float2(__uint_as_float(x), __uint_as_float(y));
+    uint2 v = load_pair(from);
+    missing |= v.x == EMPTY || v.y == EMPTY;
+    return make_float2(__uint_as_float(v.x), __uint_as_float(v.y));
 }
 
 __device__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
@@ -95,11 +109,10 @@ __device__ float sum_totals(const float* totals, int example, int row) {
     return sum;
 }
 
-// Compute states and gates of all time steps.
-// GRU:  states [client, steps + 1, batch, UNITS], the first zero; gates reset, update, new, product for new.
-// LSTM: states, cells [client, steps, batch, UNITS]; gates write, keep, new, show.
+// Compute states, cells of an LSTM and gates: [client, steps, batch, (4,) UNITS].
+// Gates are reset, update, new and the product for new; of an LSTM write, keep, new and show.
 // from_input: [client, batch, steps, GATES, UNITS]; bias: [client, GATES, UNITS];
-// gates: [client, steps, batch, 4, UNITS]; exchange: [client, steps, PARTS, BATCH, OWN], 16 bits.
+// exchange: [client, steps, PARTS, BATCH, OWN], 16 bits.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) recurrence_forward(
     const float* from_input, const u16* weights, const float* bias, float* states, float* cells,
     float* gates, u32* exchange, int clients, int steps, int batch
@@ -195,8 +208,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) recurrence_forw
                 int e = 8 * n + warp;
                 if (e >= batch) continue;
                 i64 here = (client * steps + time) * batch + e;
-                i64 after = (client * (steps + 1) + time + 1) * batch + e;
-                states[(GATES == 3 ? after : here) * UNITS + unit] = state[n];
+                states[here * UNITS + unit] = state[n];
                 if (GATES == 4) cells[here * UNITS + unit] = cell[n];
                 for (int k = 0; k < 4; k++) gates[(here * 4 + k) * UNITS + unit] = gate[n][k];
             }
@@ -204,11 +216,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) recurrence_forw
     }
 }
 
-// Compute the gradients of the gates' sums of all time steps.
-// GRU:  signal [client, batch, steps, UNITS]; to_input [client, batch, steps, 3, UNITS].
-// LSTM: signal [client, steps, batch, UNITS]; of_cell [client, batch, UNITS].
-// to_hidden: [client, steps, batch, GATES, UNITS]; exchange: [client, steps, PARTS, BATCH, GATES,
-// OWN], 16 bits, relative to scales [client, steps, PARTS, BATCH], since gradients may be small.
+// Compute gradients of the gates' sums, to_hidden: [client, steps, batch, GATES, UNITS]; of a GRU
+// also those of from_input, to_input, in the same layout. signal: [client, steps, batch, UNITS];
+// of_cell (LSTM): [client, batch, UNITS]. exchange: [client, steps, PARTS, BATCH, GATES, OWN],
+// 16 bits, relative to scales [client, steps, PARTS, BATCH], since gradients may be small.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) recurrence_backward(
     const float* signal, const float* of_cell, const float* states, const float* cells,
     const float* gates, const u16* weights, float* to_input, float* to_hidden, u32* exchange,
@@ -253,11 +264,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) recurrence_back
                 int e = 8 * n + warp;
                 bool real = e < batch;
                 i64 here = (client * steps + time) * batch + e;
-                i64 from = GATES == 3 ? (client * batch + e) * steps + time : here;
-                i64 before = GATES == 3 ? (client * (steps + 1) + time) * batch + e : here - batch;
                 const float* past = GATES == 3 ? states : cells;
-                down[n] = real ? signal[from * UNITS + unit] : 0.0f;
-                old[n] = real && (GATES == 3 || time > 0) ? past[before * UNITS + unit] : 0.0f;
+                down[n] = real ? signal[here * UNITS + unit] : 0.0f;
+                old[n] = real && time > 0 ? past[(here - batch) * UNITS + unit] : 0.0f;
                 cell[n] = real && GATES == 4 ? cells[here * UNITS + unit] : 0.0f;
                 for (int k = 0; k < 4; k++)
                     gate[n][k] = real ? gates[(here * 4 + k) * UNITS + unit] : 0.0f;
@@ -345,11 +354,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) recurrence_back
                 int e = 8 * n + warp;
                 if (e >= batch) continue;
                 i64 here = (client * steps + time) * batch + e;
-                i64 input = (client * batch + e) * steps + time;
                 for (int k = 0; k < GATES; k++) {
                     to_hidden[(here * GATES + k) * UNITS + unit] = found[n][k];
                     if (GATES == 3)
-                        to_input[(input * 3 + k) * UNITS + unit] = k < 2 ? found[n][k] : direct[n];
+                        to_input[(here * 3 + k) * UNITS + unit] = k < 2 ? found[n][k] : direct[n];
                 }
             }
         }
