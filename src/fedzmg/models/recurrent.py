@@ -43,7 +43,7 @@ _NEXT: dict[str, Callable[..., States]] = {  # (both products, *states) -> next 
     "RNN_TANH": lambda x, h, _: (torch.tanh(x + h),),
     "RNN_RELU": lambda x, h, _: (torch.relu(x + h),),
 }
-_FUSED = ("GRU", "LSTM")  # kinds with kernels of their own
+MAX_BATCH = 64  # of a GRU's kernels, which keep all gates: too much memory in an evaluation
 
 
 def scan(
@@ -55,7 +55,7 @@ def scan(
     own, bias, *projection = weights[1], *weights[3:]
     assert own is not None
     if states is None:
-        fits = kind in _FUSED and not projection
+        fits = len(x) <= MAX_BATCH if kind == "GRU" else kind == "LSTM" and not projection
         if fits and suits_kernels(from_input) and own.dtype == torch.float32:
             bias = own.new_zeros(len(own)) if bias is None else bias
             if torch.is_autocast_enabled("cuda"):
