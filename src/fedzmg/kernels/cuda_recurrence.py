@@ -72,8 +72,9 @@ class Recurrence:
     @functools.cached_property
     def blocks(self) -> int:
         """Blocks that run on one multiprocessor at a time."""
-        properties: Any = torch.cuda.get_device_properties(self.device)
-        if self.shared > properties.shared_memory_per_block_optin:
+        properties = torch.cuda.get_device_properties(self.device)
+        most = getattr(properties, "shared_memory_per_block_optin", 0)  # told of NVIDIA's GPUs only
+        if self.shared > most:
             return 0
         two = 2 * (self.shared + 1024) <= properties.shared_memory_per_multiprocessor
         return 2 if two and self.tiles == 1 else 1
