@@ -42,7 +42,7 @@ class Device:
     def answer(self, frame: Frame) -> Frame:
         """Answer a message; an error is an answer, too."""
         try:
-            federation = str(frame.facts.get("federation"))
+            federation = str(frame.facts.get("federation", ""))
             if not federation.isalnum():  # it is the name of a folder here
                 raise codec.BadMessage(f"federation = {federation[:40]!r}")
             path, kind = self._state / federation / str(self.client), frame.facts.get("kind")
