@@ -23,7 +23,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from fedzmg.errors import InputError
 from fedzmg.kernels import layers
 from fedzmg.kernels.layers import RANGE, mapped
-from fedzmg.models.keyed import Draws, drop_path, dropout
+from fedzmg.models.keyed import Draws, Values, drop_path, dropout
 from fedzmg.models.recurrent import RECURRENT, Recurrent
 
 DROP_PATHS = {  # and the name of their probability
@@ -49,22 +49,14 @@ class KeyedLayer(Draws, nn.Module):
 
 
 class KeyedDropout(KeyedLayer):
-    """Replacement of ``nn.Dropout``."""
+    """Replacement of ``nn.Dropout``, torchvision's ``StochasticDepth`` and timm's ``DropPath``."""
 
-    drop = staticmethod(dropout)
-
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float, drop: Values = dropout) -> None:
         super().__init__()
-        self.p = p
+        self.p, self.drop = p, drop
 
     def forward(self, x: Tensor) -> Tensor:
         return self.drop(self, x, self.p, self.training)
-
-
-class KeyedDropPath(KeyedDropout):
-    """Replacement of torchvision's ``StochasticDepth`` and timm's ``DropPath``."""
-
-    drop = staticmethod(drop_path)
 
 
 class RandomFlip(KeyedLayer):
@@ -256,4 +248,4 @@ def _keyed(child: Any) -> KeyedLayer | None:
     kind = f"{type(child).__module__}.{type(child).__name__}"
     usual = kind in DROP_PATHS and getattr(child, "mode", "row") == "row"
     usual = usual and getattr(child, "scale_by_keep", True)
-    return KeyedDropPath(getattr(child, DROP_PATHS[kind]) or 0.0) if usual else None
+    return KeyedDropout(getattr(child, DROP_PATHS[kind]) or 0.0, drop_path) if usual else None
