@@ -14,7 +14,7 @@ from fedzmg.models import behaviour
 from fedzmg.models.batch_norm import BatchNormPolicy, NormLayers, norms_of, with_statistics
 from fedzmg.models.call import FUNCTIONS_KEY, Call, keyed_layers
 from fedzmg.models.copies import PARAMETER_HOOKS, copy_module, module_to
-from fedzmg.models.gradients import gradients_differ
+from fedzmg.models.gradients import gradients_differ, real_view
 from fedzmg.models.keyed import KeyedFunctions
 from fedzmg.models.layers import swap_layers
 from fedzmg.models.layout import Known, layout_of
@@ -351,8 +351,3 @@ class FunctionalModel:
         moved.module = module_to(self.module, device, dtype)
         moved._prepare_calls()
         return moved
-
-
-def real_view(tensor: Tensor) -> Tensor:
-    """Return complex numbers as pairs of real ones, which rules train; others as they are."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -44,12 +44,15 @@ def own_gradient(
             losses, moved = result if isinstance(result, tuple) else (result, Tree({}))
             losses.backward()  # type: ignore[no-untyped-call]
             found = _gradients(own, [p.grad for p in own.values()], moved)
-            return losses.detach(), found.map(
-                lambda g: torch.view_as_real(g) if g.is_complex() else g
-            )
+            return losses.detach(), found.map(real_view)
         finally:
             for p in own.values():
                 p.grad = None
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """Return complex numbers as pairs of real ones, which rules train; others as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _gradients(params: Tree, grads: Any, moved: Tree) -> Tree:

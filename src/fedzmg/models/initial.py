@@ -12,7 +12,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedzmg.contract import Layout
 from fedzmg.errors import check_names
-from fedzmg.models.functional import FunctionalModel, real_view
+from fedzmg.models.functional import FunctionalModel
+from fedzmg.models.gradients import real_view
 from fedzmg.models.layout import listed, warn_once
 from fedzmg.models.lora import fill_adapter
 from fedzmg.parts import BATCH_NORM
