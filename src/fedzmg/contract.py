@@ -290,12 +290,9 @@ class Algorithm:
             try:
                 if not side:
                     changed = dataclasses.replace(changed, weights=value)
-                elif side == "parts":
-                    parts = dataclasses.replace(changed.parts, **{field: value})
-                    changed = dataclasses.replace(changed, parts=parts)
                 else:
-                    rule = replace_in_chain(getattr(changed, side), field, value)
-                    changed = dataclasses.replace(changed, **{side: rule})
+                    own = replace_in_chain(getattr(changed, side), field, value)
+                    changed = dataclasses.replace(changed, **{side: own})
             except InputError as error:
                 raise InputError(f"{self.name}, {name}: {error}") from None
         return changed
