@@ -212,11 +212,7 @@ def mapped_losses(program: Program) -> Callable[..., tuple[Tensor, Tree]]:
     def one(rule: ClientRule, *own: Any) -> tuple[Tensor, Tree]:
         return client_loss(rule, objective, *own)
 
-    def mapped(params: Tree, batch: Batch, numbers: Any, context: Any) -> tuple[Tensor, Tree]:
-        found: tuple[Tensor, Tree] = map_rule(rule, one, numbers, context, params, batch)
-        return found
-
-    return mapped
+    return lambda params, batch, *known: map_rule(rule, one, *known, params, batch)
 
 
 class Broadcast(NamedTuple):
