@@ -19,9 +19,7 @@ from fedzmg.tree import Inputs, Tree, row, stack, tree_map, vmap
 
 CHUNK = 500  # examples evaluated at once, if their outputs are not large
 LOOP_SIZE = 3000  # parameters from which a CPU maps all but dense layers more slowly than it loops
-CUDNN_SIZE = (
-    1_000_000  # parameters from which a GPU maps recurrent layers more slowly than it loops
-)
+CUDNN_SIZE = 1_000_000  # parameters from which a GPU maps recurrent layers more slowly than loops
 LARGEST_OUTPUTS = 2**28  # bytes of a model's outputs computed at once, for several examples
 
 
@@ -30,12 +28,10 @@ class Metric:
     """A reported number: one value per example, averaged over examples.
 
     With ``finish``, the function gives a row of statistics per example, and ``finish`` computes the
-    number from their sum, statistics on the last axis; if ``pooled``, from the rows of all
-    examples.
+    number from their sum, statistics on the last axis; if ``pooled``, from all examples' rows.
 
-    A number to maximise must not be negative: a run that diverged counts as 0, and would win. Give
-    such a metric with the opposite sign and ``higher_is_better=False``. The first evaluation is
-    checked.
+    A number to maximise must not be negative: a diverged run counts as 0, and would win. Negate it
+    then, with ``higher_is_better=False``. The first evaluation is checked.
     """
 
     name: str

@@ -15,7 +15,6 @@ SAMPLERS = ("uniform", "examples", "poisson", "schedule")
 LARGEST_WORK = {"epochs": 10**5, "steps": 10**6}  # largest local work; a larger one is a mistake
 
 SamplerFunction: TypeAlias = Callable[[int, int, int, npt.NDArray[np.int64]], Iterable[int]]
-"""``(round, key, population, examples) -> numbers of clients``."""
 WorkFunction: TypeAlias = Callable[[int, int, int, int], float]  # client, round, examples, key
 Work: TypeAlias = float | tuple[float, float] | WorkFunction  # amount, range or function
 
@@ -32,9 +31,8 @@ class Participation:
     schedule: Sequence[Sequence[int | str]] | None = None
     """Clients of every round by number or name; after the last list comes the first again."""
     epochs: Work | None = None
-    """Local epochs in place of the protocol's: a number, a range (low, high), or a function
-    ``(client, round, examples, key) -> epochs``. A range of whole numbers is drawn in whole
-    numbers."""
+    """Local epochs in place of the protocol's: a number, a range (low, high) or a function
+    ``(client, round, examples, key) -> epochs``. Between whole numbers, whole ones are drawn."""
     steps: Work | None = None  # local steps in place of epochs: the same three forms
 
     def __post_init__(self) -> None:

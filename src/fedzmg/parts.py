@@ -1,8 +1,7 @@
 """Parts of a model: parameters that clients train together, alone, or not at all.
 
-Buffers that change in training, such as running statistics of normalisation layers, are not
-trained. Personal ones stay with the client; all others travel and are averaged, whole numbers
-rounded to the nearest.
+Buffers that change in training, such as running statistics, are not trained. Personal ones stay
+with the client; all others travel and are averaged, whole numbers rounded to the nearest.
 """
 
 import re

@@ -210,8 +210,7 @@ def tree_map(function: Callable[..., Any], value: T, *others: Any) -> T:
 def vmap(function: Callable[..., Any]) -> Callable[..., Any]:
     """Map a function over the first axis of all tensors, as :func:`torch.vmap` does.
 
-    The same, without its checks and its slow walk through arguments: these cost small models as
-    much as their training does.
+    It leaves out checks and a slow walk through arguments, which cost as much as a small model.
     """
     plain = torch.vmap(function)
 

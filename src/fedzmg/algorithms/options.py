@@ -32,9 +32,8 @@ WRAPPERS: dict[str, tuple[Any, tuple[str, ...], Any]] = {
 }
 """Wrappers by key, innermost first: class, fields, and a value that is valid if the wrapper fits.
 
-Clipping comes outermost, since the loss gradient is clipped before anything else; single entries
-are bounded before the norm. A server's schedule comes around its decay, which is relative to the
-learning rate.
+Clipping is outermost: it bounds the loss gradient before anything else, single entries before the
+norm. A server's schedule is around its decay, which is relative to the learning rate.
 """
 
 

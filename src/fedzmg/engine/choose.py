@@ -2,8 +2,7 @@
 
 The path is measured on one trial's round. On a CPU several trials take the map in a tie, and on a
 GPU their number decides whether compiling pays. The choice is recorded with a run and kept when it
-resumes. A training that is too short takes the loop: on a CPU to measure paths, on a GPU to make a
-graph.
+resumes. A training too short to measure paths on a CPU or make a graph on a GPU takes the loop.
 """
 
 import math

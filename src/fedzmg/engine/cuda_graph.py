@@ -2,8 +2,7 @@
 
 A step reads and writes fixed buffers only: the plan of the round, the clients' work, and the number
 of the step itself. Gathering the batch, gradient, update and tallies are one graph, captured once
-per width. A narrower width is a graph over the first rows of the same buffers, so finished clients
-stay where they are.
+per width. A narrower one is over the first rows of the same buffers: finished clients stay there.
 """
 
 import contextlib
@@ -148,8 +147,7 @@ class StepGraphs:
         """Count the rows to compute for a number of clients.
 
         Buffers that are less than twice too wide are used again: capturing and compiling take
-        longer than some extra rows. Wider ones are halved, so a shrinking pack has few
-        widths.
+        longer than some extra rows. Wider ones are halved, so a shrinking pack has few widths.
         """
         rows = min((rows for rows in self._buffers if rows >= clients), default=clients)
         while rows >= 2 * clients:

@@ -3,8 +3,7 @@
 Running statistics are parameters that are not trained. A training pass receives copies of them,
 which layers change in place as torch's do, and the engine takes the copies over after the step. An
 engine that pads batches passes flags of the real examples; padding never enters a statistic. A
-batch with a single value per channel, which torch refuses, is normalised to zero and leaves the
-running statistics as they are.
+batch with one value per channel, which torch refuses, becomes zero and changes no statistic.
 """
 
 from typing import Literal, get_args

@@ -113,8 +113,7 @@ def add_lora(
 
 def _targets(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """Return the layers that get adapters, and reject a pattern without one."""
-    # By exact type: a user's subclass keeps its forward pass, and nn.MultiheadAttention never
-    # calls the layer inside.
+    # By exact type: a user's subclass keeps its forward pass; nn.MultiheadAttention calls no layer.
     kinds, layers = (nn.Linear, nn.Conv2d), model.named_modules()
     usable = [n for n, m in layers if type(m) in kinds and getattr(m, "groups", 1) == 1]
     found: dict[str, None] = {}

@@ -104,8 +104,7 @@ class Centred(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step of the optimizer inside and centre it.
 
-        An optimizer that evaluates its closure several times (LBFGS) has all its steps centred
-        together.
+        Steps of an optimizer that evaluates its closure several times (LBFGS) are centred together.
         """
         centred = [
             (p, axes)

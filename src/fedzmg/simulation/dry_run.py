@@ -1,8 +1,7 @@
 """Run one round of the rules alone before training, to report mistakes by file, rule and method.
 
 Inside an engine, which maps, compiles and replays rules, a forgotten state would give an unrelated
-error. Methods are mapped here, too, so that numbers are tensors without a value for a Python
-branch.
+error. Methods are mapped here, too, so a Python branch on a number fails.
 """
 
 import contextlib

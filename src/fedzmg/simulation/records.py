@@ -2,8 +2,7 @@
 
 Message sizes follow from the shapes and types of what would travel. Arrays and scalars (steps,
 rounds, losses, learning rates) are counted apart. Whole numbers travel in the narrowest integer
-type that holds the round's longest stream of local steps. The number of bits that would suffice is
-given beside it as a lower bound.
+type that holds the round's longest stream of local steps; the bits they need are a lower bound.
 """
 
 import math

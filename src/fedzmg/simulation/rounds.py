@@ -64,9 +64,8 @@ class Simulation:
     """A pack of trials in progress; :meth:`run_round` moves all of them by one round.
 
     The arguments are those of :func:`fedzmg.simulation.simulate`, and four more: ``restored``
-    has a checkpoint per trial to continue from, ``memory_places`` a directory per trial for client
-    memory that outlives the process, ``planner`` plans cohorts and batches, and ``shards`` trains
-    parts of every cohort apart.
+    has a checkpoint per trial to continue from, ``memory_places`` a directory per trial for lasting
+    client memory, ``planner`` plans cohorts and batches, and ``shards`` trains parts of cohorts.
     """
 
     def __init__(
@@ -287,15 +286,12 @@ class Simulation:
         if self.device.type == "cuda" and self.shards is None:
             # The device is at work on this round: plan the next one meanwhile.
             self.planner.plan_ahead(round_ + 1)
-        # Server.
         after, numbers, sizes = self._closing.close(round_, sent, broadcast, before, merger, whole)
-        # Evaluate.
         scores: list[Tensor] = []
         if (round_ - 1) % self.task.protocol.eval_every == 0 or round_ == self.rounds:
             scores = list(self._evaluate(after.params, self._test, round_).T)
             # A loss that is not finite ends the trial.
             after = after._replace(alive=after.alive & scores[0].isfinite())
-        # Record.
         facts = RoundFacts(numbers, sizes, [after.alive, *scores], merger.clients, began)
         # Client memory is written only when all of the round has been computed.
         for (owners, kept), accepted in zip(memories, merger.accepted, strict=False):
