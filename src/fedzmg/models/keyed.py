@@ -239,22 +239,14 @@ def _integers(
     return (mode.draw(out.shape, out.device) % (high - low) + low).to(dtype)
 
 
-def _made(values: Values, make: Callable[..., Tensor]) -> Values:
-    """Replace a function that makes a random tensor."""
+def _drawn(values: Values, make: Callable[..., Tensor] | None = None) -> Values:
+    """Replace a function that makes a random tensor, or a method that fills its own in place."""
 
     def replaced(mode: KeyedFunctions, *args: Any, **kwargs: Any) -> Tensor:
         kwargs.pop("generator", None)
-        return values(mode, make(*args, **kwargs))
-
-    return replaced
-
-
-def _filled(values: Values) -> Values:
-    """Replace a method that fills a tensor in place."""
-
-    def replaced(mode: KeyedFunctions, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        kwargs.pop("generator", None)
-        return x.copy_(values(mode, x, *args, **kwargs))
+        if make is not None:
+            return values(mode, make(*args, **kwargs))
+        return args[0].copy_(values(mode, *args, **kwargs))  # type: ignore[no-any-return]
 
     return replaced
 
@@ -314,17 +306,17 @@ _REPLACED: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys(
         (F.feature_alpha_dropout, torch.feature_alpha_dropout), _dropout(_drop_alpha, axes=2)
     ),
-    torch.rand: _made(_uniform, torch.empty),
-    torch.rand_like: _made(_uniform, torch.empty_like),
-    torch.randn: _made(_normal, torch.empty),
-    torch.randn_like: _made(_normal, torch.empty_like),
+    torch.rand: _drawn(_uniform, torch.empty),
+    torch.rand_like: _drawn(_uniform, torch.empty_like),
+    torch.randn: _drawn(_normal, torch.empty),
+    torch.randn_like: _drawn(_normal, torch.empty_like),
     torch.randint: _integers,
     torch.bernoulli: _chance,
     Tensor.bernoulli: _chance,
-    Tensor.bernoulli_: _filled(_bernoulli),
-    Tensor.uniform_: _filled(_uniform),
-    Tensor.normal_: _filled(_normal),
-    Tensor.exponential_: _filled(_exponential),
+    Tensor.bernoulli_: _drawn(_bernoulli),
+    Tensor.uniform_: _drawn(_uniform),
+    Tensor.normal_: _drawn(_normal),
+    Tensor.exponential_: _drawn(_exponential),
     torch.empty: _empty(torch.empty),
     torch.empty_like: _empty(torch.empty_like),
     Tensor.new_empty: _empty(Tensor.new_empty),
