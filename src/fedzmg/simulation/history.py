@@ -13,7 +13,7 @@ from fedzmg.engine.choose import EngineChoice
 from fedzmg.evaluation import evaluate_by_owner
 from fedzmg.models.batch_norm import forget_statistics
 from fedzmg.models.copies import module_to
-from fedzmg.models.functional import real_view
+from fedzmg.models.gradients import real_view
 from fedzmg.models.layers import settle_spectral_norms
 from fedzmg.models.objective import Objective
 from fedzmg.seeds import stream
@@ -48,7 +48,6 @@ class Watched(NamedTuple):
             known = np.flatnonzero(owners >= 0)
             order = known[np.argsort(owners[known], kind="stable")]
             part, counts = "test", np.bincount(owners[known], minlength=len(task.train))
-        starts = np.cumsum(counts) - counts
         chosen = holders = np.flatnonzero(counts)
         if not everyone:  # a sample, whose evaluation costs little beside the training
             steps = task.protocol.rounds * task.protocol.cohort * task.protocol.epochs
@@ -57,13 +56,11 @@ class Watched(NamedTuple):
             most = max(FEW_EXAMPLES, affordable)
             fit = int(np.searchsorted(np.cumsum(counts[drawn]), most, side="right"))
             chosen = np.sort(drawn[: min(max(fit, 1), MOST_CLIENTS)])
-        held = counts[chosen]
-        # Positions within each client, moved to where the client begins.
-        within = np.arange(held.sum()) - np.repeat(np.cumsum(held) - held, held)
-        positions = np.repeat(starts[chosen], held) + within
+        among = np.isin(np.arange(len(counts)), chosen)
+        positions = np.flatnonzero(np.repeat(among, counts))
         if order is not None:
             positions = order[positions]
-        return cls(part, len(holders), chosen, held, positions)
+        return cls(part, len(holders), chosen, counts[chosen], positions)
 
 
 def measure(
