@@ -66,8 +66,7 @@ def binary_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the share of right labels per example; an output is a logit of one label."""
     labels = targets.reshape(outputs.shape)
     right = ((outputs > 0) == (labels > 0)) & (labels >= 0)
-    shares = right.reshape(len(right), -1).sum(1, dtype=outputs.dtype)
-    return shares / (labels >= 0).reshape(len(right), -1).sum(1).clamp(min=1)
+    return objective.mean_of_each(right.to(outputs.dtype), labels >= 0)
 
 
 def masked_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -69,8 +69,7 @@ class Objective:
         """Compute outputs, and nothing in place of features; in training if ``moved`` is given."""
         if moved is None:
             return self.outputs(params, batch.x, batch.real), ()
-        given = params, batch.x, batch.key, batch.real, moved
-        return self._outputs(self.model.train, *given), ()
+        return self._outputs(self.model.train, params, batch.x, batch.key, batch.real, moved), ()
 
     def with_features(self, params: Tree, batch: Batch, moved: Moved = None) -> Outputs:
         """Compute outputs and inputs of the last layer; in training if ``moved`` is given."""
@@ -126,20 +125,20 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute cross-entropy of logits per example; targets are from 0 to 1, or ignored below 0."""
     targets = targets.reshape(outputs.shape).to(outputs.dtype)
     losses = outputs.clamp(min=0) - outputs * targets + (-outputs.abs()).exp().log1p()
-    return _mean(torch.where(targets >= 0, losses, 0.0), targets >= 0)
+    return mean_of_each(torch.where(targets >= 0, losses, 0.0), targets >= 0)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute squared error, averaged over an example's values."""
-    return _mean((outputs.reshape(targets.shape) - targets) ** 2)
+    return mean_of_each((outputs.reshape(targets.shape) - targets) ** 2)
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute absolute error, averaged over an example's values."""
-    return _mean((outputs.reshape(targets.shape) - targets).abs())
+    return mean_of_each((outputs.reshape(targets.shape) - targets).abs())
 
 
-def _mean(values: Tensor, valid: Tensor | None = None) -> Tensor:
+def mean_of_each(values: Tensor, valid: Tensor | None = None) -> Tensor:
     """Average the values of each example, or the valid ones."""
     values = values.reshape(len(values), -1)
     if valid is None:
@@ -177,7 +176,7 @@ class TorchLoss(nn.Module):
             targets = targets.reshape(outputs.shape).to(outputs.dtype)
         values = self.each(outputs, targets)
         values = values.flatten(1).sum(1) if self.options["reduction"] == "batchmean" else values
-        return _mean(values, None if self.axis is None else targets != self.ignored)
+        return mean_of_each(values, None if self.axis is None else targets != self.ignored)
 
 
 _CLASSES = ("crossentropy", "nll", "multimargin")
