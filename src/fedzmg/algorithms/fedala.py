@@ -92,8 +92,7 @@ class FedALA(OwnModelClient):
         return (scratch[0] + 1, scratch[1]), True
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
-        memory = params, scratch[1], context.memory[2] + 1
-        return Upload(context.params - params), memory
+        return Upload(context.params - params), (params, scratch[1], context.memory[2] + 1)
 
     def personal_model(self, params: Tree, memory: State) -> Tree:
         return self._mixture(params, self._own(params, memory), memory[1])

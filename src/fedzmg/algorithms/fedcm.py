@@ -34,8 +34,7 @@ class FedCM(ClientRule):
     alpha: Number = number(0.1, above=0, high=1, doc="share of the client's own gradient")
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        mixed = self.alpha * grad + (1 - self.alpha) * context.shared
-        return params - self.lr * mixed, scratch
+        return params - self.lr * (self.alpha * grad + (1 - self.alpha) * context.shared), scratch
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         delta = context.params - params

@@ -65,8 +65,7 @@ class FrozenSteps(ClientRule):
     lr: Number = number(0.1, above=0, doc="client learning rate")
 
     def step(self, context: ClientContext, params: Tree, scratch: State, grad: Tree) -> Stepped:
-        frozen: Frozen = context.shared
-        return params - self.lr * frozen.direction(grad), scratch
+        return params - self.lr * context.shared.direction(grad), scratch
 
     def finish(self, context: ClientContext, params: Tree, scratch: State, steps: Tensor) -> Result:
         length = self.lr * steps.to(next(iter(params.values())).dtype)

@@ -91,8 +91,7 @@ class MergeAdapters(StatefulWrapper):
         own = self.adapters
         products = {one.weight: -one.scale * product(params[one.a], params[one.b]) for one in own}
         known = {**upload.delta, **pick(params, _factors(self.adapters)).zeros(), **products}
-        delta = Tree({name: known[name] for name in context.params})
-        return upload._replace(delta=delta), memory
+        return upload._replace(delta=Tree({name: known[name] for name in context.params})), memory
 
     def wire(self, upload: Upload) -> State | int:
         # The zeros in place of the factors have their size.
