@@ -355,9 +355,8 @@ class Merger:
         valid = self._lined_up(self.accepted, table)
         each = ()
         if self._each:
-            rows = tree_map(lambda *parts: torch.cat(parts), *self._each)
             index = self._index(table)
-            each = tree_map(lambda leaf: _blanked(leaf[index], valid), rows)
+            each = tree_map(lambda *own: _blanked(torch.cat(own)[index], valid), *self._each)
         clients = self._numbers(table) if self._by_client else ()
         return cohort._replace(each=each, valid=valid, clients=clients)
 
