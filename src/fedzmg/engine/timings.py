@@ -51,8 +51,7 @@ class Timings:
         """Time a pass after a warm-up; return the least seconds so far."""
         if way not in self._warm:
             self.warm_up(way)
-        each = self._run(way, self.parts[way.path])
-        self.best[way] = min(each, self.best.get(way, math.inf))
+        self.best[way] = min(self._run(way, self.parts[way.path]), self.best.get(way, math.inf))
         return self.best[way]
 
     def _run(self, way: Way, part: Probe) -> float:
