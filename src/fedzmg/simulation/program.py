@@ -41,5 +41,6 @@ def label_counts(task: Task, rule: ClientRule, device: torch.device) -> Tensor |
         raise InputError(f"{problem}: choose a classification task or another algorithm")
     owners = torch.from_numpy(np.repeat(np.arange(len(task.train)), task.train.counts))
     found = torch.zeros(len(task.train), outputs.shape[1], dtype=torch.int64)
-    found.index_put_((owners, y.cpu()), torch.tensor(1), accumulate=True)
+    here, y = y.cpu() >= 0, y.cpu()  # the loss ignores negative labels
+    found.index_put_((owners[here], y[here]), torch.tensor(1), accumulate=True)
     return found.to(device)
