@@ -142,7 +142,7 @@ def of_grids(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section
             Block("pictures", [drawn[own] for own in stems if own in drawn]),
             Block("table", best_points(data), "Best points"),
         ]
-    yield Section("grids", "Grids", "Stronger is better; the frame marks the chosen point.", blocks)
+    yield Section("grids", "Grids", "Stronger colours are better. Framed: the choice.", blocks)
 
 
 def of_heterogeneity(material: Material, drawn: Mapping[str, Chart]) -> Iterator[Section]:
