@@ -227,8 +227,9 @@ def _check_methods(rule: type, kind: type[Rule]) -> None:
     known = {n: v for n, v in vars(kind).items() if isinstance(v, FunctionType) and n[0] != "_"}
     classes = rule.__mro__[: rule.__mro__.index(kind)]
     for name, method in [pair for one in classes for pair in vars(one).items()]:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-        if not close or name.startswith("_") or not isinstance(method, FunctionType):
+        if name.startswith("_") or not isinstance(method, FunctionType):
+            continue
+        if not (close := difflib.get_close_matches(name, known, n=1, cutoff=0.85)):
             continue
         if name not in known:
             problem = f"{rule.__name__}.{name}: {kind.__name__} has no such method"
