@@ -123,8 +123,7 @@ def recurrence_for(weights: Tensor, batch: int) -> Recurrence | None:
     if not weights.is_cuda or weights.element_size() != 2 or units % OWN:
         return None
     float16, place = weights.dtype == torch.float16, weights.get_device()
-    found = _built(units, width // units, math.ceil(batch / 8), float16, place)
-    if found is None:
+    if (found := _built(units, width // units, math.ceil(batch / 8), float16, place)) is None:
         return None
     here, there = math.ceil(clients / found.slots) * STEP, STEP + 2 * weights.numel() / READ
     return found if here <= there else None
