@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fedzmg.cli import data, deploying, extending, inspection, searching, training
+from fedzmg.cli import data, deploying, extending, inspection, measuring, searching, training
 from fedzmg.cli.common import INTERRUPTED, with_plugins
 from fedzmg.errors import InputError, Interrupted, UserCodeError
 from fedzmg.plain_text import plain
@@ -54,9 +54,10 @@ for command in (  # in the order of the help
     training.compare, training.run, searching.tune, inspection.list_, searching.grid,
     training.study, training.validate, training.schema, inspection.watch, inspection.report,
     inspection.diff, inspection.verify, inspection.keep, inspection.restore, inspection.export,
-    inspection.diagnose, inspection.theory, extending.check,
+    measuring.diagnose, measuring.theory, extending.check,
 ):  # fmt: skip
-    if command.__name__ not in ("watch", "report", "keep", "restore", "theory"):
+    results = inspection.watch, inspection.report, inspection.keep, inspection.restore
+    if command not in (*results, measuring.theory):
         command = with_plugins(command)
     app.command(name=command.__name__.rstrip("_"))(command)
 app.add_typer(data.app, name="data")

@@ -41,7 +41,9 @@ Texts = list[str] | None
 Json = Annotated[bool, flag("--json", "Print JSON for a program to read.")]
 Device = Annotated[str, opt(DEVICES)]
 Cache = Annotated[Path | None, opt("Data folder.", "$FEDZMG_DATA or user's cache", metavar="DIR")]
-Plugins = Annotated[Texts, setting("A file with own algorithms or tasks.", "FILE.py", "--plugin")]
+Plugins = Annotated[
+    Texts, setting("A file with algorithms, tasks, aggregators of your own.", "FILE.py", "--plugin")
+]
 
 
 def with_plugins(command: Callable[..., Any]) -> Callable[..., Any]:

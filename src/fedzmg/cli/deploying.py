@@ -10,7 +10,6 @@ from typer import Argument, Typer
 
 from fedzmg.cli import common
 from fedzmg.cli.common import Texts, opt, setting, with_plugins
-from fedzmg.cli.training import Track
 from fedzmg.errors import InputError
 
 app = Typer(help="Run federations on devices, over Flower (extra: flower).", no_args_is_help=True)
@@ -45,8 +44,12 @@ def _serve(
     deadline: Annotated[float, opt("Seconds that a round waits for answers.", min=1)] = 300.0,
     min_replies: Annotated[int, opt("Answers that a round needs.", min=1)] = 1,
     max_examples: Annotated[int, opt("Examples that a client may claim.", min=1)] = 1_000_000,
-    max_update: Annotated[float, opt("Largest norm of an upload over 1 + model's.", min=0)] = 100.0,
-    track: Track = None,
+    max_update: Annotated[
+        float, opt("Largest norm of an upload, in multiples of 1 + the model's.", min=0)
+    ] = 100.0,
+    track: Annotated[
+        str | None, opt("Trackers, comma-separated: tensorboard, mlflow, wandb.")
+    ] = None,
 ) -> None:
     """Run a server at a host and port with a folder of keys; without a place, also its devices."""
     from fedzmg import plugins, trackers
@@ -126,7 +129,9 @@ def client(
     partition: Annotated[int, opt("Number of this client in the federation, from 0.", min=0)],
     keys: Keys = Path("keys"),
     insecure: Insecure = False,
-    state: Annotated[Path | None, opt("This client's memory.", "fedzmg-client-PARTITION")] = None,
+    state: Annotated[
+        Path | None, opt("Directory of this client's memory.", "fedzmg-client-PARTITION")
+    ] = None,
     device: Annotated[str, opt("cpu, cuda or auto.")] = "cpu",
 ) -> None:
     """Run a device: it trains on its own data whenever the server asks."""

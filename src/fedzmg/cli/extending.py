@@ -19,7 +19,9 @@ new = Typer(help="Write a template for an algorithm of your own.", no_args_is_he
 
 
 def check(
-    target: Annotated[str, Argument(metavar="FILE", help="A file with ALGORITHMS, or a name.")],
+    target: Annotated[
+        str, Argument(metavar="FILE", help="A file with ALGORITHMS, or an algorithm's name.")
+    ],
     algorithm: Annotated[str | None, opt("Only this algorithm of the file.", "all")] = None,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +70,9 @@ def load_algorithms(target: str, name: str | None = None) -> list[Any]:
 @new.command(name="algorithm")
 def new_algorithm(
     name: Annotated[str, Argument(help="Lower-case letters, digits and _, such as my_rule.")],
-    out: Annotated[Path | None, opt("File to write, with its test beside it.", "NAME.py")] = None,
+    out: Annotated[
+        Path | None, opt("File to write; its test is written beside it.", "NAME.py")
+    ] = None,
 ) -> None:
     """Write a file with a working algorithm, and its test; then change the equations."""
     from fedzmg import testing

@@ -43,8 +43,13 @@ def grid(
 def tune(
     task: training.TaskName,
     algorithms: Annotated[str, opt("Comma-separated, or all.")],
-    axis: Annotated[list[str], opt("Values, or LOW..HIGH: ten a decade.", metavar="KEY=VALUE,...")],
-    search: Annotated[str, opt("grid: every combination; optuna: those it proposes.")] = "grid",
+    axis: Annotated[
+        list[str], opt("Values to try, or LOW..HIGH for ten a decade; several axes are combined.",
+                       metavar="KEY=VALUE,VALUE,..."),
+    ],
+    search: Annotated[
+        str, opt("grid trains every combination; optuna those that Optuna proposes.")
+    ] = "grid",
     budget: Annotated[int, opt("Points that Optuna proposes.", min=1)] = 40,
     batch: Annotated[int, opt("Points that Optuna proposes at once.", min=1)] = 8,
     seeds: Annotated[int, opt("Seeds for each point: 1000, 1001, ...", min=1)] = 1,

@@ -30,18 +30,24 @@ Track = Annotated[
     str | None, opt("Also log rounds to trackers, comma-separated: tensorboard, mlflow, wandb.")
 ]
 TaskName = Annotated[str, Argument(help="A task of 'fedzmg list', or FILE.py:NAME of your own.")]
-AlgorithmSettings = Annotated[Texts, setting("e.g. client.lr=0.03, fedavg.client.lr=0.03.")]
+AlgorithmSettings = Annotated[
+    Texts, setting("e.g. fedavg.client.lr=0.03; client.lr=0.03 changes all.", "ALGORITHM.KEY=VALUE")
+]
 File = Annotated[Path, Argument(help="A TOML file; experiments/ has examples.")]
 Settings = Annotated[
     Texts, setting("e.g. rounds=20, seeds=[0,1], protocol.cohort=5, fedavg.client.lr=0.1.")
 ]
 FileOut = Annotated[Path | None, opt("Directory for results.", "runs/ and the file's name")]
-Minutes = Annotated[float | None, opt("End after so many minutes, with exit code 75.")]
+Minutes = Annotated[
+    float | None,
+    opt("End cleanly after so many minutes (exit code 75); the same command continues."),
+]
 On = Annotated[
     str | None,
     opt(
-        "Workers: processes, processes:N, ray (this machine), ray:N, auto, or ray://HOST:PORT.",
-        "processes for long trainings of many runs on a CPU, on Linux",
+        "Train in worker processes: processes (one per CPU core), processes:N (both for several "
+        "runs), ray (this machine), ray:N, auto (the Ray cluster here) or ray://HOST:PORT.",
+        "processes for long trainings of several algorithms or many trials on a CPU, on Linux",
     ),
 ]
 
@@ -135,7 +141,9 @@ def compare(
     algorithms: Annotated[
         str, opt("Comma-separated, or all; the first is the reference of the tests.")
     ] = "fedzmg,fedavg,fedavg:momentum,fedadam",
-    seeds: Annotated[int | None, opt("Paired seeds.", "3; 2 for many algorithms", min=1)] = None,
+    seeds: Annotated[
+        int | None, opt("Paired seeds for each.", "3, or 2 for more than ten algorithms", min=1)
+    ] = None,
     rounds: Rounds = None, set_: AlgorithmSettings = None,
     engine: Annotated[str, opt(ENGINES)] = "auto", device: Device = "auto",
     out: Out = None, on: On = None, track: Track = None, as_json: Json = False,
@@ -163,7 +171,10 @@ def compare(
 
 
 def run(
-    task: Annotated[str, Argument(help="A task of 'fedzmg list', FILE.py:NAME, or NAME.toml.")],
+    task: Annotated[
+        str,
+        Argument(help="A task of 'fedzmg list', FILE.py:NAME of your own, or a file NAME.toml."),
+    ],
     algorithm: Annotated[str | None, opt("An algorithm of 'fedzmg list'.", "fedzmg")] = None,
     seed: Annotated[int | None, opt("Fixes every random choice.", "0")] = None,
     rounds: Rounds = None,
