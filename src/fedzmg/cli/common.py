@@ -40,7 +40,9 @@ def setting(help: str, metavar: str = "KEY=VALUE", name: str = "--set") -> Any:
 Texts = list[str] | None
 Json = Annotated[bool, flag("--json", "Print JSON for a program to read.")]
 Device = Annotated[str, opt(DEVICES)]
-Cache = Annotated[Path | None, opt("Data folder.", "$FEDZMG_DATA or user's cache", metavar="DIR")]
+Cache = Annotated[
+    Path | None, opt("Data folder.", "$FEDZMG_DATA or the user's cache", metavar="DIR")
+]
 Plugins = Annotated[
     Texts, setting("A file with algorithms, tasks, aggregators of your own.", "FILE.py", "--plugin")
 ]

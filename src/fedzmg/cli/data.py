@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 app = Typer(help="Show, get and import data sets.", no_args_is_help=True)
 
 Name = Annotated[str, Argument(help="A data set of 'fedzmg data list'.")]
-Mirror = Annotated[str | None, opt("Address or folder of files.", "$FEDZMG_MIRROR", metavar="URL")]
-Files = Annotated[list[Path], Argument(metavar="FILE...", help="Files, an archive or a folder.")]
-Shown = Annotated[str, Argument(help="A data set of 'fedzmg data list', digits, plays, or a path.")]
-Stored = Annotated[str | None, Argument(help="A data set that is here.")]
+Mirror = Annotated[
+    str | None, opt("Address or folder to download from.", "$FEDZMG_MIRROR", metavar="URL")
+]
+Files = Annotated[
+    list[Path], Argument(metavar="FILE...", help="The files, an archive or a folder of them.")
+]
+Shown = Annotated[
+    str, Argument(help="A data set of 'fedzmg data list', digits, plays, or a path of yours.")
+]
 Split = Annotated[str, opt("train or test.")]
 Out = Annotated[Path | None, opt("Folder for files.", "runs/data-NAME", metavar="DIR")]
 PartitionName = Annotated[str | None, opt("Partition, e.g. iid, dirichlet_by_label or shards.")]
@@ -70,7 +75,10 @@ def remove(name: Name, cache: Cache = None) -> None:
 
 
 @app.command()
-def path(name: Stored = None, cache: Cache = None) -> None:
+def path(
+    name: Annotated[str | None, Argument(help="A data set that is here.")] = None,
+    cache: Cache = None,
+) -> None:
     """Print the data folder, or the folder of one data set."""
     from fedzmg.data import catalog
     from fedzmg.data.cache import root

@@ -12,7 +12,9 @@ from fedzmg.cli import common
 from fedzmg.cli.common import Texts, opt, setting, with_plugins
 from fedzmg.errors import InputError
 
-app = Typer(help="Run federations on devices, over Flower (extra: flower).", no_args_is_help=True)
+app = Typer(
+    help="Run federations on real devices, over Flower (extra: flower).", no_args_is_help=True
+)
 PORT = 8443
 Keys = Annotated[Path, opt("Directory of 'fedzmg deploy keys'.")]
 Insecure = Annotated[bool, opt("Plain text, without keys: everyone can read and take part.")]

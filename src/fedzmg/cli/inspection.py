@@ -14,7 +14,9 @@ from fedzmg.cli.common import Json, flag, opt
 from fedzmg.errors import unknown
 from fedzmg.terminal.render import Terminal, print_line, print_text
 
-Directory = Annotated[Path, Argument(metavar="DIR", help="A run, study, grid, or folder of some.")]
+Directory = Annotated[
+    Path, Argument(metavar="DIR", help="A run, study or grid, or a directory of some.")
+]
 
 
 def watch(

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 import psutil
 import torch
 
-from fedzmg.cluster.workers import Function, LostWorker, Needs, RemoteError
+from fedzmg.cluster.workers import LostWorker, Needs, RemoteError
 from fedzmg.errors import InputError
 from fedzmg.experiment.training import on_interrupt
 from fedzmg.simulation import resolve_device
@@ -55,7 +55,8 @@ class Processes:
     def needs(self, device: str) -> Needs:
         """Return the resources of a worker for a device of a specification."""
         if resolve_device(device).type != "cpu":
-            raise InputError(f"--on {self.on} trains on a CPU: set device to cpu, or use --on ray")
+            remedy = "set the device to cpu, or use --on ray"
+            raise InputError(f"--on {self.on} trains on a CPU: {remedy}")
         return Needs(self.threads)
 
     def workers(self, needs: Needs) -> int:
@@ -89,7 +90,9 @@ class ProcessPool:
         self._ended: dict[Pipe, Any] = {}
         self._messages: list[tuple[str, Any]] = []
 
-    def submit(self, function: Function, arguments: Sequence[Any], _: Needs, memory: float) -> Pipe:
+    def submit(
+        self, function: Callable[..., Any], arguments: Sequence[Any], _: Needs, memory: float
+    ) -> Pipe:
         """Let a worker call a function; return a handle."""
         here, there = self._context.Pipe()
         self._waiting.append((here, there, (function, *arguments), memory))
@@ -183,7 +186,9 @@ class PipeBoard:
         return bool(self._stop.value)
 
 
-def _serve(pipe: Pipe, stop: Any, function: Function, setup: Any, *arguments: Any) -> None:
+def _serve(
+    pipe: Pipe, stop: Any, function: Callable[..., Any], setup: Any, *arguments: Any
+) -> None:
     # Ctrl-C is the driver's, which asks for a stop after the round.
     if hasattr(os, "setsid"):
         os.setsid()

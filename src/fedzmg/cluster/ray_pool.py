@@ -5,10 +5,10 @@ Nothing here imports torch: the actor starts at once.
 
 import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedzmg.cluster.workers import Function, LostWorker, Needs
+from fedzmg.cluster.workers import LostWorker, Needs
 from fedzmg.errors import InputError
 
 ANSWER_SECONDS = 5.0
@@ -63,7 +63,8 @@ def fetch(ray: Any, handles: Any) -> Any:
         return ray.get(handles)
     except (errors.RayTaskError, errors.TaskCancelledError) as error:
         if "No module named 'fedzmg'" in str(error):
-            raise InputError("a worker cannot import fedzmg: install it on every node") from None
+            remedy = "install the same version on every node"
+            raise InputError(f"a worker cannot import fedzmg: {remedy}") from None
         raise
     except errors.RayError as error:
         reason = " ".join(str(error).split())[:200]
@@ -78,7 +79,7 @@ class RayPool:
         self.board = RayBoard(self._ray.remote(num_cpus=0, max_restarts=-1)(Messages).remote())
 
     def submit(
-        self, function: Function, arguments: Sequence[Any], needs: Needs, memory: float
+        self, function: Callable[..., Any], arguments: Sequence[Any], needs: Needs, memory: float
     ) -> Any:
         return self._cluster.remote(function, needs, memory).remote(*arguments)
 

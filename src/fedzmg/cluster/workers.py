@@ -1,9 +1,6 @@
 """Values that drivers and worker processes exchange, on this machine or on a Ray cluster."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
-
-Function: TypeAlias = Callable[..., Any]
+from typing import NamedTuple
 
 
 class Needs(NamedTuple):

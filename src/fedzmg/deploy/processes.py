@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import psutil
 
@@ -24,7 +24,6 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }  # fmt: skip
 """Environment in which Flower contacts nobody but its own server."""
-Process: TypeAlias = "subprocess.Popen[bytes]"
 APP = Path(__file__).with_name("app.toml")
 
 
@@ -68,7 +67,7 @@ class Flower:
         own = {"PATH": path, "FLWR_HOME": str(self.home)}
         self.environment = {**os.environ, **QUIET, **own, **more}
 
-    def start(self, *command: str, log: str) -> Process:
+    def start(self, *command: str, log: str) -> "subprocess.Popen[bytes]":
         """Start a process in a group of its own, which ends with this one."""
         with (self.home / log).open("wb") as file:
             return subprocess.Popen(
@@ -104,7 +103,7 @@ def _end(text: str) -> str:
     return " ".join(text.split())[-300:]
 
 
-def stop(*processes: Process) -> None:
+def stop(*processes: "subprocess.Popen[bytes]") -> None:
     """End processes and everything that they started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
@@ -159,7 +158,9 @@ def unreachable(server: str) -> str:
     return ""
 
 
-def supernode(flower: Flower, server: str, worker: str, keys: tuple[Path, Path] | None) -> Process:
+def supernode(
+    flower: Flower, server: str, worker: str, keys: tuple[Path, Path] | None
+) -> "subprocess.Popen[bytes]":
     """Start a SuperNode, whose messages go to the worker at a Unix socket.
 
     ``keys`` are the CA's certificate and the private key of this device; None: plain text.

@@ -93,7 +93,7 @@ def estimate(spec: Spec) -> dict[str, Any]:
     task = choosing(task, spec) if isinstance(spec, GridSpec) else task
     task, trials = replace(task, protocol=protocol), [first] * min(TRIALS, counts[0][1])
     evaluated = round(found["trial_rounds"] / rounds * evaluations * task.test.size)
-    return {**found, "steps": round(steps), **_time(task, spec, trials, steps, evaluated)}
+    return {**found, "steps": round(steps), **_timed(task, spec, trials, steps, evaluated)}
 
 
 def _trials(spec: Spec, task: Task | None, rounds: int) -> tuple[Trial, list[tuple[str, int, int]]]:
@@ -112,7 +112,9 @@ def _trials(spec: Spec, task: Task | None, rounds: int) -> tuple[Trial, list[tup
     return Trial(spec.configured(name, options, task), spec.seeds[0]), counts
 
 
-def _time(task: Task, spec: Spec, trials: list[Trial], steps: float, tested: int) -> dict[str, Any]:
+def _timed(
+    task: Task, spec: Spec, trials: list[Trial], steps: float, evaluated: int
+) -> dict[str, Any]:
     """Measure training and evaluation; return the time of local steps and evaluated examples."""
     cohort, size, largest = task.protocol.cohort, task.protocol.batch_size, task.train.counts.max()
     few, measured = min(size, int(largest)), min(size, max(BATCH, int(largest)))
@@ -135,7 +137,7 @@ def _time(task: Task, spec: Spec, trials: list[Trial], steps: float, tested: int
         evaluate(simulation.snapshot.params, test, objective, task.metric, task.prepare)
         example = (_clock(device) - began) / len(simulation.trials) / test.size
     return {
-        "seconds": steps * step + tested * example, "device": device.type,
+        "seconds": steps * step + evaluated * example, "device": device.type,
         "engine": simulation.choice.path, "probe": probe, "extrapolated": extrapolated,
     }  # fmt: skip
 

@@ -219,7 +219,9 @@ class StudyResult:
         }
 
 
-def study_result(study: Study, histories: Mapping[str, Any] | None = None) -> StudyResult:
+def study_result(
+    study: Study, histories: "Mapping[str, Sequence[History]] | None" = None
+) -> StudyResult:
     """Compute the result of a study."""
     ends = {label: scores.finals(runs) for label, runs in study.members.items()}
     tests = family(ends, study.pairs)

@@ -96,13 +96,14 @@ def _variance(size: Size, found: Finding) -> None:
         left, measured = float(covariance.trace() - covariance.sum() / DIMS), measure(covariance)
         room = tolerance(covariance)
         found.add(f"{name}: E |Phi noise|^2", left, measured, room, basis="claim")
-        found.add(f"{name}: share removed", 1 - left / trace, 1 - measured / trace, room / trace)
+        found.add(f"{name}: share removed", 1.0 - left / trace, 1.0 - measured / trace,
+                  room / trace)  # fmt: skip
     shares = [i / 10 for i in range(11)]
     removed = [1.0 - measure(mixed(share)) / trace for share in shares]
     closed = [share + (1.0 - share) / DIMS for share in shares]
     errors = torch.tensor(removed, dtype=REAL) - torch.tensor(closed, dtype=REAL)
-    room = tolerance(mixed(0.0)) / trace
-    found.zero("rho + (1 - rho)/d, worst error of eleven rho", errors, room)
+    found.zero("rho + (1 - rho)/d, worst error of eleven rho", errors,
+               tolerance(mixed(0.0)) / trace)  # fmt: skip
     found.series = {"measured": (shares, removed), "rho + (1 - rho)/d": (shares, closed)}
 
 

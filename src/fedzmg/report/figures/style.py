@@ -47,7 +47,6 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
 FORMATS = tuple(_METADATA)
-Texts = Sequence[str]
 Size = tuple[float, float]  # width and height in inches
 COLUMNS = 4
 MOST_IN_ONE_PANEL = 10  # series up to which one panel has them all
@@ -62,7 +61,7 @@ class Series(NamedTuple):
     """A named part of a figure that the page can highlight."""
 
     label: str
-    points: Texts = ()  # text of every vertex, shown under the pointer
+    points: Sequence[str] = ()  # text of every vertex, shown under the pointer
     legend: bool = False
 
 
@@ -80,7 +79,9 @@ class Chart(Figure):
         self.heading = self.suptitle(lines, x=0.01, ha="left", fontsize=11.0, fontweight="bold")
         self.heading.set_gid("heading")
 
-    def tag(self, artist: Artist, label: str, points: Texts = (), *, legend: bool = False) -> None:
+    def tag(
+        self, artist: Artist, label: str, points: Sequence[str] = (), *, legend: bool = False
+    ) -> None:
         """Give an artist an identifier by which the page finds it."""
         key = f"series{len(self.series)}"
         artist.set_gid(key)
@@ -113,7 +114,7 @@ class Chart(Figure):
 
     def curve(
         self, axes: Axes, x: ArrayLike, y: ArrayLike, label: str, position: int,
-        texts: Texts = (), band: tuple[ArrayLike, ArrayLike] | None = None, **style: Any,
+        texts: Sequence[str] = (), band: tuple[ArrayLike, ArrayLike] | None = None, **style: Any,
     ) -> Line2D:  # fmt: skip
         """Draw a line and the band around it, in the style of a position among all series."""
         number = np.size(x)
@@ -127,7 +128,9 @@ class Chart(Figure):
             self.tag(filled, label)
         return line
 
-    def name_series(self, handles: Sequence[Artist], labels: Texts, *, below: bool = False) -> None:
+    def name_series(
+        self, handles: Sequence[Artist], labels: Sequence[str], *, below: bool = False
+    ) -> None:
         """Draw a legend right of the axes, or below them, as always if labels are long."""
         if not below and max(map(len, labels)) <= WIDE_LABEL:
             columns = -(-len(labels) // _LEGEND_ROWS)
@@ -142,7 +145,7 @@ class Chart(Figure):
             legend = self.body.legend(handles, lines, loc="outside lower left", ncols=columns)
         self.tag_legend(legend, labels)
 
-    def tag_legend(self, legend: Legend, labels: Texts) -> None:
+    def tag_legend(self, legend: Legend, labels: Sequence[str]) -> None:
         handles, texts = legend.legend_handles, legend.get_texts()
         for handle, text, label in zip(handles, texts, labels, strict=True):
             if handle is not None:
