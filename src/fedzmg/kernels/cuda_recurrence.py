@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 OWN, WARPS, PADDING = 32, 8, 4  # as in cuda_recurrence.cu
+FORWARD, BACKWARD = 0, 1
 STEP, READ = 3.0, 2.5e6  # on an H200: us of a time step here; bytes per us of the other kernels
 
 
@@ -29,39 +30,24 @@ class Recurrence:
     float16: bool
     device: int
 
-    def forward(
-        self, from_input: Tensor, weights: Tensor, bias: Tensor, states: Tensor, cells: Tensor,
-        gates: Tensor,
-    ) -> None:  # fmt: skip
-        """Write states, cells of an LSTM, and gates."""
-        clients, batch, steps, _ = from_input.shape
-        given = from_input, weights, bias, states, cells, gates, self._words(clients, steps, 0.5)
-        self._launch(0, given, (clients, steps, batch))
+    def launch(self, kernel: int, given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        """Launch a kernel of ``cuda_recurrence.cu`` for so many clients, time steps and examples.
 
-    def backward(
-        self, signal: Tensor, of_cell: Tensor, states: Tensor, cells: Tensor, gates: Tensor,
-        weights: Tensor, to_input: Tensor, sums: Tensor,
-    ) -> None:  # fmt: skip
-        """Write the gradients of a GRU's input, and of the products with the weights."""
-        clients, steps, batch, _ = sums.shape
-        sent = self._words(clients, steps, self.gates / 2), self._words(clients, steps, 1 / OWN)
-        given = signal, of_cell, states, cells, gates, weights, to_input, sums, *sent
-        self._launch(1, given, (clients, steps, batch))
-
-    def _words(self, clients: int, steps: int, each: float) -> Tensor:
-        """Make empty words that blocks exchange, some for each unit and example."""
-        size = clients * steps * 8 * self.tiles * int(self.units * each)
-        return torch.full((size,), -1, dtype=torch.int32, device=self.device)
-
-    def _launch(self, kernel: int, given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        ``given`` are its arrays, but for those in which blocks exchange what they have computed.
+        """
         from cuda.bindings import driver
 
-        blocks = min(sizes[0], self.slots) * self.units // OWN
-        values = *(t.data_ptr() for t in given), *sizes
-        types = *[ctypes.c_void_p] * len(given), *[ctypes.c_int] * len(sizes)
-        grid, stream = (blocks, 1, 1, 32 * WARPS, 1, 1), torch.cuda.current_stream().cuda_stream
-        function, parameters = self.functions[kernel], (values, types)
-        _checked(driver.cuLaunchCooperativeKernel(function, *grid, self.shared, stream, parameters))
+        clients, steps, _ = sizes
+        each = (0.5,) if kernel == FORWARD else (self.gates / 2, 1 / OWN)  # words of a unit
+        room = [clients * steps * 8 * self.tiles * int(self.units * words) for words in each]
+        sent = [torch.full((n,), -1, dtype=torch.int32, device=self.device) for n in room]
+        arrays = *given, *sent
+        values = *(t.data_ptr() for t in arrays), *sizes
+        types = *[ctypes.c_void_p] * len(arrays), *[ctypes.c_int] * len(sizes)
+        grid = min(clients, self.slots) * self.units // OWN, 1, 1, 32 * WARPS, 1, 1
+        stream, function = torch.cuda.current_stream().cuda_stream, self.functions[kernel]
+        parameters = self.shared, stream, (values, types)
+        _checked(driver.cuLaunchCooperativeKernel(function, *grid, *parameters))
 
     @property
     def shared(self) -> int:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedzmg.kernels.cuda_recurrence import recurrence_for
+from fedzmg.kernels.cuda_recurrence import BACKWARD, FORWARD, recurrence_for
 from fedzmg.kernels.precision import narrowed
 
 MOST_ROWS = 32  # of a batch, computed by one program
@@ -181,11 +181,11 @@ def forward(
     is_lstm, shape = width == 4 * units, (clients, steps, batch)
     states = from_input.new_empty(*shape, units)
     cells, gates = (from_input.new_empty(*shape, n * units) for n in (int(is_lstm), 4))
+    given = from_input, weights, bias, states, cells, gates
     if (kernels := recurrence_for(weights, batch)) is not None:
-        kernels.forward(from_input, weights, bias, states, cells, gates)
+        kernels.launch(FORWARD, given, (clients, steps, batch))
         return states, cells, gates
     for time in range(steps):
-        given = from_input, weights, bias, states, cells, gates
         _launch(_step_kernel, given, time, states, width, precision)
     return states, cells, gates
 
@@ -200,7 +200,8 @@ def backward(
     to_input = signal.new_empty(*shape, 0 if is_lstm else width)
     sums = signal.new_empty(*shape, width)
     if (kernels := recurrence_for(weights, shape[2])) is not None:
-        kernels.backward(signal, of_cell, states, cells, gates, weights, to_input, sums)
+        given = signal, of_cell, states, cells, gates, weights, to_input, sums
+        kernels.launch(BACKWARD, given, shape)
         return to_input, sums
     carried = of_cell.clone() if is_lstm else torch.zeros_like(signal[:, 0])
     given = signal, carried, states, cells, gates, weights, to_input, sums
