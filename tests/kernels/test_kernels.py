@@ -238,7 +238,7 @@ def test_recurrences_in_one_launch(
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize(
     ("gates", "clients", "batch", "steps", "units", "slots", "float16"),
-    [(3, 2, 5, 3, 64, 1, True), (3, 3, 13, 2, 32, 2, False), (4, 3, 8, 3, 64, 2, True)],
+    [(3, 2, 5, 3, 64, 1, True), (3, 3, 20, 2, 32, 2, False), (4, 3, 8, 3, 64, 2, True)],
 )
 def test_the_kernels_of_one_launch_on_a_cpu(
     gates: int, clients: int, batch: int, steps: int, units: int, slots: int, float16: bool,
