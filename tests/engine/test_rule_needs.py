@@ -28,6 +28,7 @@ from fedzmg.messages import (
     Upload,
 )
 from fedzmg.simulation import Simulation
+from fedzmg.simulation.program import label_counts
 from fedzmg.tree import State, Tree, leaves, tree_map
 from fedzmg.wrappers.parts import fit
 from golden_problems import random_task
@@ -196,6 +197,17 @@ def test_own_loss_by_hand() -> None:
         losses, outputs, y, features, (outputs, torch.zeros_like(outputs)), (features, features)
     )
     torch.testing.assert_close(rule.loss(context, batch), by_hand)
+
+
+def test_ignored_labels_are_not_counted() -> None:
+    x, y = np.ones((6, 2), np.float32), np.array([0, -1, 2, 2, -100, 1])
+    made = Task.from_arrays(
+        nn.Linear(2, 3), x, y, [0, 0, 0, 1, 1, 1], test=(x[:1], y[:1]), cohort=2,
+        loss=lambda out, t: nn.functional.cross_entropy(out, t.clamp(min=0), reduction="none"),
+    )  # fmt: skip
+    counts = label_counts(made, Everything(), torch.device("cpu"))
+    assert isinstance(counts, Tensor)
+    assert counts.tolist() == [[1, 0, 1], [0, 1, 1]]
 
 
 def test_features_and_labels_need_a_classifier() -> None:
