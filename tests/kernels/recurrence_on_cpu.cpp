@@ -33,15 +33,15 @@ static thread_local Place threadIdx, blockIdx, gridDim;
 alignas(16) uint4 shared[1 << 14];
 static std::barrier<> block(256);
 static std::vector<std::barrier<>*> warps;
-static unsigned said[8][32][6];  // what the lanes of a warp tell each other
+static unsigned exchanged[8][32][6];  // words of the lanes of each warp
 
 static void meet() { warps[threadIdx.x / 32]->arrive_and_wait(); }
 static void __syncthreads() { block.arrive_and_wait(); }
 
-// Let every lane say some words and read those of all lanes.
+// Write some words of every lane, and read those of all lanes.
 template <typename Read>
 static auto among_lanes(std::initializer_list<unsigned> words, Read read) {
-    auto& own = said[threadIdx.x / 32];
+    auto& own = exchanged[threadIdx.x / 32];
     std::copy(words.begin(), words.end(), own[threadIdx.x % 32]);
     meet();
     auto found = read(own);

@@ -235,6 +235,25 @@ def test_recurrences_in_one_launch(
         assert want.numel() == 0 or float((got - want).abs().max() / want.abs().max()) < limit
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not precision.HAS_TRITON, reason="needs Triton")
+@pytest.mark.parametrize("gates", [3, 4])
+@pytest.mark.parametrize("kind", ["*fp32", "*fp16", "*bf16"])
+def test_recurrent_kernels_compile_for_a_gpu_that_is_not_here(gates: int, kind: str) -> None:
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from fedzmg.kernels import triton_recurrence
+
+    sizes = {"GATES": gates, "U": 128, "ROWS": 16, "BLOCK": 32, "DEPTH": 64, "PRECISION": "tf32"}
+    for kernel in (triton_recurrence._step_kernel, triton_recurrence._back_kernel):
+        types = {name: "*fp32" for name in kernel.arg_names if name not in sizes}
+        types |= {"weights": kind, "time": "i32", "steps": "i32", "batch": "i32"}
+        source = ASTSource(kernel, types | dict.fromkeys(sizes, "constexpr"), sizes)
+        assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize(
     ("gates", "clients", "batch", "steps", "units", "slots", "float16"),

@@ -59,7 +59,7 @@ class Recurrence:
     def blocks(self) -> int:
         """Blocks that run on one multiprocessor at a time."""
         properties = torch.cuda.get_device_properties(self.device)
-        most = getattr(properties, "shared_memory_per_block_optin", 0)  # told of NVIDIA's GPUs only
+        most = getattr(properties, "shared_memory_per_block_optin", 0)  # known of NVIDIA alone
         if self.shared > most:
             return 0
         two = 2 * (self.shared + 1024) <= properties.shared_memory_per_multiprocessor
